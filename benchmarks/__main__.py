@@ -5,13 +5,14 @@ Without a name, these tables are measured:
     tiny pieces life cpu            preprocess
     crash million jobs              preprocess: a kill, a million inputs, real jobs
     loading                         the DataLoader; loading-jobs: three real pipelines
-    cached predicted                cache, predict
+    cached predicted lengths        cache, predict, rows and batches by tokens
 
 These are measured only when they are named:
 
     diagnose                        an idle machine, half an hour: why training waits
     disk                            root, 9 GB of disk, 10 minutes: the same on a real disk
     auto                            an idle machine, half an hour: num_workers="auto"
+    concurrency                     three minutes: small objects behind a network, several at once
     tracing                         an idle machine, two minutes: what the loader's record costs
     heap                            8 GiB of memory, three minutes: the freed memory workers keep
     large                           20 GiB of memory, half an hour: the DataLoader
@@ -42,6 +43,8 @@ from typing import TextIO
 from benchmarks.auto import auto
 from benchmarks.buffer import buffer_fills
 from benchmarks.cached import cached
+from benchmarks.columns import loading_columns
+from benchmarks.concurrency import concurrency
 from benchmarks.crash import crash
 from benchmarks.diagnosis.tables import diagnose
 from benchmarks.disk import disk
@@ -51,6 +54,7 @@ from benchmarks.kept_heap import kept_heap
 from benchmarks.kinds import loading_kinds, loading_sizes
 from benchmarks.large_objects import objects
 from benchmarks.large_order import order
+from benchmarks.lengths import lengths
 from benchmarks.life import life
 from benchmarks.loading import TABLES as LOADING
 from benchmarks.loading_jobs import loading_jobs
@@ -78,11 +82,12 @@ USUAL = (
     | LOADING
     | {
         "loading-buffer": buffer_fills,
+        "loading-columns": loading_columns,
         "loading-kinds": loading_kinds,
         "loading-sizes": loading_sizes,
         "loading-jobs": loading_jobs,
     }
-    | {"cached": cached, "predicted": predicted}
+    | {"cached": cached, "predicted": predicted, "lengths": lengths}
 )
 # The others are measured only when they are named.
 TABLES = (
@@ -92,6 +97,7 @@ TABLES = (
         "diagnose": diagnose,
         "disk": disk,
         "auto": auto,
+        "concurrency": concurrency,
         "tracing": tracing,
         "heap": kept_heap,
         "large-order": order,

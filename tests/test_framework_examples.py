@@ -26,6 +26,8 @@ NEEDS = {
     "Lightning": ("lightning",),
     "Accelerate": ("accelerate",),
     "transformers": ("transformers", "accelerate"),
+    "transformers, packed": ("transformers", "accelerate"),
+    "torchtitan": ("torchtitan", "torchdata", "tyro"),
     "Ray Train": ("ray", "tensorboardX"),
 }
 LOSS = re.compile(r"^loss (\S+)$", re.MULTILINE)
@@ -240,6 +242,25 @@ def test_transformers_makes_a_stock_loader_to_skip_batches(tmp_path):
     again = train(tmp_path, "transformers", ("    ignore_data_skip=True,\n", ""))
     assert "a plain torch DataLoader was made" in again
     assert loss(again) != loss(whole)
+
+
+@pytest.mark.slow
+def test_transformers_trains_on_packed_rows(tmp_path):
+    """On two ranks with half the batch each, the loss is that of one."""
+    alone = float(loss(train(tmp_path / "one", "transformers, packed")))
+    shared = float(loss(train(tmp_path / "two", "transformers, packed", ranks=2)))
+    assert abs(alone - shared) < 0.02 * alone
+
+
+# ---- torchtitan ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_torchtitans_loader_resumes_in_the_middle_of_an_epoch(tmp_path):
+    """From a checkpoint of step 7, the last step has the loss of the whole run."""
+    whole = train(tmp_path, "torchtitan")
+    assert (tmp_path / "checkpoint").exists()
+    assert loss(train(tmp_path, "torchtitan")) == loss(whole)
 
 
 # ---- Ray Train ----------------------------------------------------------------------------------

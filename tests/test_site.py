@@ -31,6 +31,16 @@ def test_every_public_name_is_on_one_page_of_the_reference() -> None:
     assert sorted(found) == sorted({*forebay.__all__, *collating, *testing} - {"collate"})
 
 
+def test_the_site_needs_no_server_and_nothing_from_elsewhere() -> None:
+    """The search has its index in a script, and what runs it in a frame is the site's own."""
+    config = text_of("mkdocs.yml")
+    (script,) = re.findall(r"^  polyfills: \[(\S+)\]$", config, re.M)
+    assert (ROOT / script).name == "iframe-worker.js", "the name that the plugin looks for"
+    assert (ROOT / script).is_file()
+    assert "\n  - search\n  - offline" in config
+    assert "use_directory_urls: false" in config
+
+
 def test_every_document_is_in_the_sites_navigation() -> None:
     """A page that nothing leads to is not read."""
     listed = re.findall(r"(?:: |- )(\S+\.md)$", text_of("mkdocs.yml").split("\nnav:")[1], re.M)

@@ -16,6 +16,8 @@ from forebay.failures import Failure as Failure
 from forebay.items import from_folder as from_folder
 from forebay.items import from_ids as from_ids
 from forebay.items import from_table as from_table
+from forebay.lengths import batch_by_length as batch_by_length
+from forebay.lengths import pack_sequences as pack_sequences
 from forebay.loader import DataLoader as DataLoader
 from forebay.loading.replay import SampleCheck as SampleCheck
 from forebay.mixing import MixedDataset as MixedDataset
@@ -26,6 +28,7 @@ from forebay.options import AutoWorkers as AutoWorkers
 from forebay.options import Buffer as Buffer
 from forebay.options import Ray as Ray
 from forebay.outputs.packed_reader import open_output as open_output
+from forebay.outputs.staging import get_output as get_output
 from forebay.packed import PackedSequence as PackedSequence
 from forebay.predicting.predict import predict as predict
 from forebay.runs.cache import cache as cache

@@ -23,8 +23,15 @@ from forebay.base.datasets import is_map_style
 from forebay.base.files import absolute, is_url
 from forebay.base.formatting import counted
 from forebay.base.output_names import SUFFIXES, TABLE_FORMATS
-from forebay.errors import BusyError, ForebayError, OptionError, one_line, printable
-from forebay.failures import Failure
+from forebay.errors import (
+    BusyError,
+    ForebayError,
+    OptionError,
+    one_line,
+    printable,
+    shown_location,
+)
+from forebay.failures import Failure, grouped
 from forebay.options import BACKENDS, Ray
 from forebay.outputs.places import open_place, snapshot_of
 from forebay.predicting.predict import predict
@@ -32,6 +39,7 @@ from forebay.runs.commits import perform_pending
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.preprocess import preprocess, retry
 from forebay.runs.ranges import read_run_state, verb_of
+from forebay.runs.report import lines_by_error
 from forebay.runs.report import verify as verify_outputs
 from forebay.runs.source_code import load_work, parse_reference
 from forebay.show.comparison import compare
@@ -86,6 +94,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "address": {"help": "Address of the Ray cluster; 'auto' finds it."},
     "num_cpus": {"type": float, "help": "CPUs of a worker on a cluster. Default: 1."},
     "num_gpus": {"type": float, "help": "GPUs of a worker on a cluster. Default: 0."},
+    "concurrency": {"type": _COUNT, "help": "Inputs that each worker processes at once."},
     "timeout": {"type": float, "help": "Seconds one input may take."},
     "retries": {"type": click.IntRange(0), "help": "Retries of a failed input.  Default: 1."},
     "on_error": {
@@ -100,6 +109,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "limit": {
         "type": _COUNT,
         "help": "Only the first N inputs, in this process, until one fails: to try a function.",
+    },
+    "redo": {
+        "metavar": "PATTERN",
+        "multiple": True,
+        "help": "Process these inputs again, such as 'rec/*.wav'.  May be given several times.",
     },
     "restart": {"is_flag": True, "help": "Forget the earlier run; remove its outputs."},
     "metadata": {"type": click.Choice(TABLE_FORMATS)},
@@ -140,7 +154,7 @@ def shown_options(names: Iterable[str]) -> str:
 
 def arguments_of(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call for the options that were given; loads what they name."""
-    given = {name: value for name, value in settings.items() if value is not None}
+    given = {name: value for name, value in settings.items() if value not in (None, ())}
     cluster = {name: given.pop(name) for name in _CLUSTER if name in given}
     if cluster:
         if given.get("backend") != "ray":
@@ -193,10 +207,17 @@ def status_command(output: str, watch: bool) -> int:
 @click.argument("output", type=PATH)
 @click.option("--traceback", is_flag=True, help="Show the traceback of each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-def failures_command(output: str, traceback: bool, as_json: bool) -> int:
+@click.option("--summary", is_flag=True, help="Count each error, with examples, instead.")
+def failures_command(output: str, traceback: bool, as_json: bool, summary: bool) -> int:
     """List the failed inputs or samples of OUTPUT, also while it runs."""
+    if summary and traceback:
+        raise click.UsageError("--traceback is for the list of failures, without --summary")
     with read_run_state(output) as (snapshot, failures):
-        for failure in failures:
+        groups = grouped(failures) if summary else []
+        shown = [json.dumps(each._asdict()) for each in groups] if as_json else None
+        for line in shown or lines_by_error(groups):
+            click.echo(line)
+        for failure in failures:  # none are left after a summary
             click.echo(_as_json(failure) if as_json else str(failure))
             if traceback and not as_json:
                 rest = [*failure.message.splitlines()[1:], *failure.traceback.splitlines()]
@@ -244,7 +265,7 @@ def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
     views = live_views()
     if target is None:
         return text_of(views, columns, signs)
-    path = absolute(target)
+    path = shown_location(absolute(target))
     if views := [view for view in views if target == str(view.pid) or view.title == path]:
         return text_of(views, columns, signs)
     if not is_url(target) and not os.path.exists(target):
@@ -283,8 +304,9 @@ def cli() -> None:
 @cli.command("preprocess", short_help="Run a function on every input.")
 @click.argument("work", metavar="FILE.py:FUNCTION", type=REFERENCE)
 @click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=PATH)
-@options("num_workers", "backend", *_CLUSTER, "timeout", "retries", "on_error", "max_failures")
-@options("limit", "restart", "metadata", "shard_bytes", "save", "version", "quiet")
+@options("num_workers", "concurrency", "backend", *_CLUSTER, "timeout", "retries", "on_error")
+@options("max_failures", "limit", "redo", "restart", "metadata", "shard_bytes", "save")
+@options("version", "quiet")
 def preprocess_command(work: str, paths: tuple[str, ...], **settings: Any) -> int:
     """Call FUNCTION(source, out) for each of INPUTS; publish its files in OUTPUT.
 
@@ -299,14 +321,15 @@ def preprocess_command(work: str, paths: tuple[str, ...], **settings: Any) -> in
         raise click.UsageError(
             f"{len(paths)} paths were given instead of two, INPUTS and OUTPUT. If you wrote a "
             "glob, the shell replaced it with its matches: quote it, as in '*.wav'. Got "
-            f"{paths[0]} … {paths[-1]}"
+            f"{shown_location(paths[0])} … {shown_location(paths[-1])}"
         )
     loaded = load_work(work)
     if is_map_style(loaded) != (len(paths) == 1):
         raise click.UsageError(
             f"{work} is a Dataset, which has its own inputs: give only OUTPUT"
             if is_map_style(loaded)
-            else f"{work} is a function, which needs INPUTS and OUTPUT; got only {paths[0]!r}"
+            else f"{work} is a function, which needs INPUTS and OUTPUT; got only "
+            + repr(shown_location(paths[0]))
         )
     return _shown(preprocess(loaded, *(None, *paths)[-2:], **arguments_of(settings)))
 
@@ -365,7 +388,8 @@ def retry_command(output: str, names: tuple[str, ...], **settings: Any) -> int:
     fit = {*inspect.signature(call).parameters, *_CLUSTER, "quiet"}
     if unfit := [name for name in settings if name not in fit and settings[name] is not None]:
         raise click.UsageError(
-            f"{shown_options(unfit)} does not apply to {verb}, the command that made {output}"
+            f"{shown_options(unfit)} does not apply to {verb}, the command that made "
+            + shown_location(output)
         )
     settings = {name: value for name, value in settings.items() if name in fit}
     if verb == "predict":
@@ -415,7 +439,8 @@ def main() -> NoReturn:
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
-        again = "the same command" + (" without --restart" if "--restart" in sys.argv else "")
+        given = [name for name in ("--restart", "--redo") if name in sys.argv]
+        again = f"the same command{' without ' * bool(given)}{' and '.join(given)}"
         continued = f"; completed work is kept, {again} continues"
         is_continued = sys.argv[1:2] and sys.argv[1] in _CONTINUED
         click.echo(f"forebay: interrupted{continued if is_continued else ''}", err=True)

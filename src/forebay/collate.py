@@ -20,12 +20,13 @@ from typing import Any
 from forebay.base.batches import PackedBytes
 from forebay.collating.padding import Pack, Pad, Padded
 from forebay.collating.rules import ByField, Rule, default, described
+from forebay.collating.sequences import Sequences
 from forebay.errors import OptionError
 
 # The most values that a sample is padded to at least: no memory holds more.
 MOST_VALUES = 1 << 40
 
-__all__ = ["PackedBytes", "Padded", "as_list", "by_field", "default", "packed", "pad"]
+__all__ = ["PackedBytes", "Padded", "as_list", "by_field", "default", "packed", "pad", "sequences"]
 
 
 def pad(value: float = 0, *, multiple_of: int | Sequence[int] = 1, lengths: bool = False) -> Pad:
@@ -131,6 +132,46 @@ def by_field(rules: Mapping[Any, Rule] | None = None, /, **named: Rule) -> ByFie
     return ByField(every)
 
 
+def sequences(*, size: int | None = None, pad: float = 0, ignore: int = -100) -> Sequences:
+    """Collate rows of `forebay.pack_sequences`: sequences one after another, padded at the end.
+
+    Every field of a sample that has as many items as the sample has tokens is packed in the same
+    way: `labels` and other fields named after labels or targets are padded with `ignore`, masks and
+    all others with 0. Fields of other sizes are collated as torch does it, over all sequences of
+    the batch in their order. The field of tokens is `tokens` or `input_ids`, or else the first
+    that has a length.
+
+    Args:
+        size: Tokens of a row, as in `pack_sequences`; None for those of the batch's longest row.
+        pad: What to pad tokens with.
+        ignore: What to pad labels with.
+
+    Returns:
+        A collate_fn. It returns a dict with the fields of a sample (`tokens` if the sample is only
+        a tensor), each [batch, size, ...], and
+
+        - `position_ids`: int64 [batch, size]: a token's place in its sequence (of a piece of a
+            split sample: in the piece), from 0; at padding, too.
+        - `sequence_ids`: int64 [batch, size]: 1 for the first sequence of a row, 2 for the second;
+            0 is padding.
+        - `cu_seqlens`: int32 [sequences + 1]: where each sequence begins in the batch's tokens, one
+            row after another, and the end, as attention over variable lengths takes it. The padding
+            of a row counts as a sequence.
+        - `max_seqlen`: int: the length of the longest of them.
+
+        It raises `InputError`, naming the sample, if samples have different dtypes, or a row is
+        longer than `size`.
+
+    Raises:
+        OptionError: `size` is not positive.
+    """
+    if size is not None and not _is_multiple(size):
+        raise OptionError(f"sequences(size={size!r}) takes an integer of at least 1, or None")
+    if _number(pad) is None or _number(ignore) is None:
+        raise OptionError(f"sequences(pad={pad!r}, ignore={ignore!r}) takes numbers")
+    return Sequences(size, pad, ignore)
+
+
 def as_list(samples: list[Any]) -> list[Any]:
     """Return the samples as a list, without stacking anything."""
     return list(samples)
@@ -152,4 +193,4 @@ def _is_multiple(value: object) -> bool:
 
 def _is_rule(rule: object) -> bool:
     """Return whether a rule can be called with a list; some functions only make rules."""
-    return callable(rule) and rule not in (pad, packed, by_field)
+    return callable(rule) and rule not in (pad, packed, by_field, sequences)

@@ -17,11 +17,18 @@ Its first line must make sense alone.
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import Any
 
 
 class ForebayError(Exception):
     """The base class of all exceptions that forebay defines."""
+
+    def __init__(self, *args: Any) -> None:
+        """Leave credentials out of the message; see `without_credentials`."""
+        shown = (without_credentials(each) if isinstance(each, str) else each for each in args)
+        super().__init__(*shown)
 
 
 class OptionError(ForebayError, ValueError):
@@ -49,7 +56,7 @@ class ChangedError(LedgerError):
 
 
 class FailuresError(ForebayError):
-    """A run stopped early: more inputs failed than allowed, or the first ones all failed alike.
+    """A run stopped early: more inputs failed than allowed, or many in a row alike.
 
     Or, with ranks, all samples of a rank's batch failed.
     """
@@ -66,14 +73,144 @@ class WorkerDiedError(ForebayError, RuntimeError):
     """A worker died; the message names its signal or exit code and what it was doing."""
 
 
+# ---- credentials ---------------------------------------------------------------------------------
+# PURE: what of a URL is written and shown. What opens it keeps the URL as the user gave it.
+#
+#     https://me:password@host/a.wav?v=2&X-Amz-Expires=60&X-Amz-Signature=…
+#  ─> https://host/a.wav?v=2
+#
+# Locations that are shown alike name one input. So everything goes that another signature for the
+# same object changes, and no parameter that may say which object is meant. The patterns are
+# strings, since few processes use them.
+
+# A character of a location, and of one that is quoted in a text: not what ends it there.
+_ANY = r"[\s\S]"
+_QUOTED = r"""(?:(?![).,:;!\]}]*(?:\s|$))[^\s"'<>`\\]|'(?![\s,;:.)\]}]|$))"""
+# User and password: up to the last "@" before the path; or to the first one at all, if characters
+# are not escaped that should be. "host:80/a@b", "[::1]:80/a@b" and "a.csv::file" have neither.
+_USER = (
+    r"://((?:(?![/?#]){0})*@"
+    r"|(?!\[)[^/?#@:\s]*:(?!:|\d{{0,5}}(?:[/?#]|$))(?:(?!::|://|@){0})*@)"
+)
+# "github://organization:repository@branch" has no user. Elsewhere a name alone is no credential,
+# as in "abfs://container@account" and "sftp://me@host", but it may be a token where HTTP is spoken.
+_NO_USERS = frozenset({"git", "github"})
+_TOKEN_USERS = frozenset({"dav", "davs", "http", "https", "webdav", "webdavs"})
+# Names of parameters, in lower case without "-", "_" and ".": of signatures (S3, GCS, OSS, COS,
+# CloudFront, Azure), and of passwords, keys and tokens.
+_CREDENTIAL = (
+    r"x(?:amz|goog|oss|cos|tos|obs)\w*|q(?:sign\w*|ak|keytime|headerlist|urlparamlist)|sig|sign|"
+    r"\w*(?:signature|token|secret|password|passwd|passphrase|apikey|accesskey|accesskeyid|"
+    r"secretkey|accountkey|privatekey|subscriptionkey|credentials?|authorization|accessid|"
+    r"keypairid|sessionid|jwt|hmac)|auth|pwd|sas"
+)
+# Those beside one of them, which change with it; and those beside Azure's "sig".
+_BESIDE = frozenset({"exp", "expires", "expiry", "policy"})
+_BESIDE_SIG = frozenset({"se", "si", "sp", "sr", "ss", "st", "sv", "sip", "spr", "srt", "sdd"}) | {
+    *("ske", "sks", "skt", "skv", "skoid", "sktid", "saoid", "suoid", "scid")
+}
+# Values that are keys and tokens, whatever the name of the parameter.
+_KEY = (
+    r"AIza[\w-]{30,}|A[KS]IA[A-Z0-9]{12,}|eyJ[\w-]+\.[\w-]+\.[\w-]*|"
+    r"(?:gh[a-z]|github_pat|glpat|hf|sk|xox[a-z])[-_][\w-]{16,}"
+)
+# Headers and settings in a text, as an exception or a dict shows them.
+_HEADER = (
+    r"(?i)(\b(?:(?:proxy-)?authorization|account_?key|(?:aws_)?secret_access_key|client_secret|"
+    r"shared_?access_?signature|password)\b['\"]?\s*[:=]\s*(?:['\"]|(?=(?:basic|bearer)\s))"
+    r"(?:(?:basic|bearer)\s+)?)[^\s'\",;)}]+"
+)
+
+
+def shown_location(location: str) -> str:
+    """Return a path or URL without the credentials in it; without any, it is the same string."""
+    return _stripped(location, _ANY) if "://" in location else location
+
+
+def without_credentials(text: str) -> str:
+    """Return a text without the credentials in the URLs and headers that it quotes."""
+    text = _stripped(text, _QUOTED) if "://" in text or "?" in text else text
+    return re.sub(_HEADER, r"\1***", text) if ":" in text or "=" in text else text
+
+
+@lru_cache(4096)
+def is_credential(name: str) -> bool:
+    """Return whether the value of a variable or parameter of this name may be a credential."""
+    return re.fullmatch(_CREDENTIAL, _plain(name)) is not None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "").replace(".", "")
+
+
+@lru_cache
+def _patterns(character: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    return re.compile(_USER.format(character)), re.compile(f"[?#]{character}+")
+
+
+def _stripped(text: str, character: str) -> str:
+    user, query = _patterns(character)
+    before = "" if "@" in text else text
+    while text != before:  # "a:b/c@d@host" takes two steps
+        before, text = text, user.sub(_without_user, text)
+    return query.sub(_without_secrets, text)
+
+
+def _without_user(match: re.Match[str]) -> str:
+    text, at = match.string, match.start()
+    scheme = re.findall(r"[a-z0-9.-]*$", text[max(at - 20, 0) : at].lower())[0]
+    is_name = ":" not in match[1] and scheme not in _TOKEN_USERS
+    return match[0] if is_name or scheme in _NO_USERS else "://"
+
+
+def _without_secrets(match: re.Match[str]) -> str:
+    """Return a query or fragment without the parameters that are credentials."""
+    marks, pieces = re.findall("[?#&;]", match[0]), re.split("[?#&;]", match[0])[1:]
+    given = [each.partition("=") for each in pieces]
+    names = [_plain(name) if equals else "" for name, equals, _ in given]
+    are_secret = [
+        is_credential(name)
+        or (len(value) > 16 and bool(re.fullmatch(_KEY, value.partition("::")[0])))
+        for name, (_, _, value) in zip(names, given, strict=True)
+    ]
+    if any(are_secret):
+        beside = (_BESIDE | _BESIDE_SIG) if "sig" in names else _BESIDE
+        pairs = zip(are_secret, names, strict=True)
+        are_secret = [is_secret or name in beside for is_secret, name in pairs]
+    found, opening = "", ""
+    for mark, piece, is_secret in zip(marks, pieces, are_secret, strict=True):
+        opening = mark if mark in "?#" else opening
+        if is_secret:
+            found += "".join(piece.partition("::")[1:])  # a chain goes on: a.zip?sig=1::https://…
+        else:
+            found, opening = f"{found}{opening or mark}{_without_nested(piece)}", ""
+    return found
+
+
+def _without_nested(piece: str) -> str:
+    """Return a parameter whose value may be a URL itself, with "://" escaped."""
+    name, equals, value = piece.partition("=")
+    if "%3a%2f%2f" not in value.lower():
+        return piece
+    from urllib.parse import quote, unquote
+
+    nested = unquote(value)
+    shown = shown_location(nested)
+    return piece if shown == nested else f"{name}{equals}{quote(shown, safe='')}"
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+
 def shortened(value: object) -> str:
     """Return the repr of a value, shortened to fit into a message."""
-    text = repr(value)
+    text = without_credentials(repr(value))
     return text if len(text) <= 200 else text[:200] + " ..."
 
 
 def printable(text: str) -> str:
-    """Return a string with all characters escaped that cannot be printed, line breaks included."""
+    """Return a string to print: control characters are escaped, credentials are left out."""
+    text = without_credentials(text)
     if text.isprintable():
         return text
     return "".join(
@@ -83,4 +220,4 @@ def printable(text: str) -> str:
 
 def one_line(text: str, most: int) -> str:
     """Return a string on one line of at most `most` characters, safe to print on a terminal."""
-    return printable(" ".join(text[:most].split()))[:most]
+    return printable(" ".join(without_credentials(text)[:most].split()))[:most]

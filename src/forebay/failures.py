@@ -14,11 +14,12 @@ import re
 import traceback as _traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import wraps
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
-from forebay.errors import ForebayError, printable
+from forebay.errors import FailuresError, ForebayError, printable, without_credentials
 
 # Limits of a log: a long run may have millions of failures, and each traceback takes kilobytes.
 MAX_KEPT = 1000
@@ -97,7 +98,8 @@ class Failure(NamedTuple):
     def __repr__(self) -> str:
         """Return all but the exception, whose message is there already."""
         known = zip(self._fields[:-1], self, strict=False)
-        return f"Failure({', '.join(f'{name}={value!r}' for name, value in known)})"
+        shown = ", ".join(f"{name}={value!r}" for name, value in known)
+        return without_credentials(f"Failure({shown})")
 
     def __str__(self) -> str:
         """Return the failure in one line, safe to print on a terminal."""
@@ -228,14 +230,15 @@ def _row(source: str) -> dict[str, Any]:
 def message_of(error: BaseException) -> str:
     """Return the message of an exception, even if its `__str__` raises."""
     try:
-        return without_middle(str(error))
+        return without_middle(without_credentials(str(error)))
     except Exception as second:  # noqa: BLE001 - the user's __str__
         return f"<its __str__ raised {type(second).__name__}>"
 
 
 def traceback_of(error: BaseException, trace: TracebackType | None) -> str:
     """Return the formatted traceback of an exception, with its causes."""
-    return without_middle("".join(_traceback.format_exception(type(error), error, trace)))
+    text = "".join(_traceback.format_exception(type(error), error, trace))
+    return without_middle(without_credentials(text))
 
 
 def without_middle(text: str) -> str:
@@ -269,6 +272,9 @@ def short_tracebacks(function: _F) -> _F:
             return function(*args, **kwargs)
         except BaseException as error:
             cut_below_entry(error)
+            _show_causes(error)
+            if (shown := shown_error(error)) is not error:
+                raise shown from error.__cause__
             raise
 
     return cast("_F", call)
@@ -285,7 +291,10 @@ def cut_below_entry(error: BaseException) -> None:
     if first is None or not (isinstance(error, ForebayError) or is_passed_on):
         return
     first.tb_next = _without_own(first.tb_next)
+    if notes:
+        error.__notes__ = [*map(_shown, notes)]
     _cut_causes(error)
+    _show_causes(error)
 
 
 def cut_own_frames(error: BaseException) -> None:
@@ -304,6 +313,52 @@ def _cut_causes(error: BaseException) -> None:
         seen.add(id(cause))
         cause.__traceback__ = _without_own(cause.__traceback__)
         cause = cause.__cause__
+
+
+def shown_error(error: BaseException) -> BaseException:
+    """Return an exception that shows no credentials: the same one, or one in its place."""
+    with suppress(Exception):  # whatever a class does with its attributes
+        if _shows_none(error):
+            return error
+        error.args = tuple(map(_shown, error.args))
+        for name in ("filename", "filename2"):  # of an OSError
+            if isinstance(getattr(error, name, None), str):
+                setattr(error, name, _shown(getattr(error, name)))
+        error.__notes__ = [*map(_shown, getattr(error, "__notes__", ()))]
+        if _shows_none(error):
+            return error
+    other = FailuresError(f"{type(error).__name__}: {message_of(error)}")
+    other.__cause__, other.__context__ = error.__cause__, error.__context__
+    other.__notes__ = [*map(_shown, getattr(error, "__notes__", ()))]
+    return other.with_traceback(error.__traceback__)
+
+
+def _shown(value: Any) -> Any:
+    return without_credentials(value) if isinstance(value, str) else value
+
+
+def _shows_none(error: BaseException) -> bool:
+    said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    return said == without_credentials(said)
+
+
+def _show_causes(error: BaseException) -> None:
+    """Remove credentials from the exceptions that Python prints above this one."""
+    shown: dict[int, tuple[BaseException, BaseException]] = {}  # holds them, so no ID is reused
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        is_suppressed = each.__suppress_context__
+        for name in ("__cause__", "__context__"):
+            other = getattr(each, name)
+            if other is None:
+                continue
+            if id(other) not in shown:
+                shown[id(other)] = other, shown_error(other)
+                waiting.append(shown[id(other)][1])
+            if shown[id(other)][1] is not other:
+                setattr(each, name, shown[id(other)][1])
+        each.__suppress_context__ = is_suppressed
 
 
 def _without_own(trace: TracebackType | None) -> TracebackType | None:

@@ -27,8 +27,7 @@ from forebay.loading.epochs import LoaderProgress, Pipeline, restore_states
 from forebay.loading.facts import LiveLoader, diagnosis_of, report_of, setup_of
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.position import Position
-from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
-from forebay.loading.set_epoch import SetEpochRecorders
+from forebay.loading.samplers import SetEpochRecorders, UnreadSampler, sampler_for_plan, torch_init
 from forebay.loading.settings import Settings, check, check_worker_method
 from forebay.mixing import MixedDataset, checked_weights
 from forebay.observe.figures import Statistics
@@ -53,6 +52,7 @@ _FIXED = {
     "tail": "repeat",
     "device": None,
     "device_transform": None,
+    "concurrency": None,
 }
 _READ_ONLY = ("epoch", "mask", "failures")
 _TAKEN = (
@@ -84,7 +84,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             the error is raised.
         worker_init_fn: See torch.
         multiprocessing_context: See torch.
-        generator: See torch.
+        generator: See torch. Not with `seed` or `world_size`, where it would have no effect.
         prefetch_factor: See torch; with `buffer` it has no effect on the size of the buffer.
         persistent_workers: See torch. With `buffer` workers always persist.
         pin_memory_device: See torch.
@@ -94,15 +94,17 @@ class DataLoader(TorchDataLoader[_T_co]):
             at a time: `iter(loader)` invalidates the previous one.
         backend: "process", "thread", or "ray" (or a `forebay.Ray`) to make batches on the nodes
             of a cluster; the buffer is still in this process's memory. Threads share the random
-            generators of the process: with `seed`, samples that draw from them are made by one
-            thread at a time. If the training loop draws from `random`, numpy or torch's CPU
-            generator meanwhile, its numbers and the samples depend on thread timing.
+            generators of the process: with `seed`, and without `concurrency`, samples that draw
+            from them are made by one thread at a time. If the training loop draws from `random`,
+            numpy or torch's CPU generator meanwhile, its numbers and the samples depend on thread
+            timing.
         seed: Makes every batch a function of (seed, epoch, number of the batch): equal, bit for
             bit, for any number of workers, with and without a buffer, after a worker died and
             after a resume. `random`, numpy and torch are seeded for each sample. For a dataset with
             `__getitems__`, as in Hugging Face datasets, they are seeded for each batch of a rank,
             so there random numbers depend on `batch_size` and `world_size`. For an iterable dataset
-            they are seeded once per worker and epoch, so there `num_workers` matters.
+            they are seeded once per worker and epoch, so there `num_workers` matters; without
+            workers they are those of one worker, and the trainer's own are left as they are.
         on_error: "raise", or "skip" to leave out samples that raise and list them in `failures`. A
             sample that runs past `timeout` is not left out: it ends the iteration. With
             `world_size`, a rank raises FailuresError for a batch of which no sample is left.
@@ -124,6 +126,10 @@ class DataLoader(TorchDataLoader[_T_co]):
             `seed`, random numbers in it depend on seed, epoch and batch: it is passed a generator
             of the device if it has a parameter `generator`, and otherwise the global generators
             are seeded for the call, that of the device included. It runs in the calling thread.
+        concurrency: How many samples each worker (without workers, this process) fetches at once,
+            in threads: for a map-style dataset whose `__getitem__` waits for a network or a disk,
+            and can be called by several threads. Batches are the same. None is 1. Not for a dataset
+            with `__getitems__`, an iterable dataset, or slices of what is in memory.
         worker_method: Accepted if torch's DataLoader has it: "thread" is `backend="thread"`.
         snapshot_every_n_steps: Accepted for code written for torchdata, and ignored: the state is
             exact at every step.
@@ -165,6 +171,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         tail: Literal["repeat", "uneven"] = "repeat",
         device: str | torch.device | None = None,
         device_transform: Callable[..., Any] | None = None,
+        concurrency: int | None = None,
         worker_method: str | None = None,
         snapshot_every_n_steps: int | None = None,
     ) -> None:
@@ -182,6 +189,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.world_size, self.rank = world_size, rank
         self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
         self.device, self.device_transform = device, device_transform
+        self.concurrency = concurrency
         for name, value in earlier.items():
             if getattr(self, name) is _FIXED[name] is not value:
                 kind = type(self).__name__
@@ -192,7 +200,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self._prefetch_is_set = prefetch_factor is not None
         is_named = self.seed is not None or self.buffer is not None or on_error == "skip"
         is_named = is_named or self.backend != "process" or isinstance(dataset, MixedDataset)
-        is_named = is_named or isinstance(num_workers, AutoWorkers)
+        is_named = is_named or isinstance(num_workers, AutoWorkers) or concurrency not in (None, 1)
         self._by_torchs_rules = isinstance(dataset, IterableDataset) or not is_named
         if not self._by_torchs_rules and sampler is None and batch_sampler is None:
             sampler, shuffle = sampler_for_plan(dataset, bool(shuffle), self.seed, generator), None
@@ -368,12 +376,16 @@ class DataLoader(TorchDataLoader[_T_co]):
 
         Args:
             state: What `state_dict` returned, in this or another process, on any rank.
-            strict: Refuse a state with another global batch size, length or `drop_last`. False
+            strict: Refuse a state with another global batch size, length or `drop_last`, also if
+                only its epoch has another length, because it began before the dataset grew. With
+                `batch_size=None` any number of ranks fits, as each takes one sample a step. False
                 counts in samples instead: the epoch continues after the samples that were returned,
                 in its original order, so that no sample is lost or repeated.
 
         Raises:
-            OptionError: The state does not fit; the message names both values. Nothing was changed.
+            OptionError: The state does not fit, and the message names both values; or it is
+                damaged: a value is missing, impossible, or contradicts another. Nothing was
+                changed.
         """
         settings = Settings(self)
         world_size = 1 if self._ranks is None else self._ranks.world_size
@@ -384,11 +396,11 @@ class DataLoader(TorchDataLoader[_T_co]):
             self._own_seed,
             strict=strict,
             may_resize=settings.may_resize,
+            has_batches=settings.batch_size is not None,
         )
-        restore_states(self.dataset, settings.index_sampler, position)
-        self.close()
-        if not settings.is_iterable:  # nothing depends on the old seed any more
-            self.__dict__["seed"] = self._own_seed if position.seed is None else position.seed
+        restore_states(settings, position)
+        self.close()  # nothing depends on the old seed any more
+        self.__dict__["seed"] = self._own_seed if position.seed is None else position.seed
         self._loader_progress.resume(position)
 
     def replay(self, *, epoch: int, batch: int) -> Any:
@@ -434,10 +446,15 @@ class DataLoader(TorchDataLoader[_T_co]):
             weights: A weight for each source, by name.
 
         Raises:
-            OptionError: The dataset is not a mixture, or a weight is impossible.
+            OptionError: The dataset is not a mixture, it has a schedule, or a weight is impossible.
         """
         if not isinstance(self.dataset, MixedDataset):
             raise OptionError("set_weights() is for a dataset made by forebay.mix()")
+        if self.dataset.schedule:
+            raise OptionError(
+                "set_weights() is not for a mixture with a schedule, which decides its weights\n"
+                "  Nothing was changed. Leave out schedule= of mix(), or the call."
+            )
         checked = checked_weights(weights, tuple(self.dataset.datasets))
         self._loader_progress.set_weights(Settings(self), checked)
 

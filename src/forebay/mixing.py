@@ -8,24 +8,34 @@ The source of the sample at a position depends only on the seed and the position
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from forebay.base.datasets import is_map_style
+from forebay.base.datasets import getitems_of, is_map_style, sequence_rows
 from forebay.base.formatting import summary
 from forebay.errors import OptionError
 from forebay.options import check_positive
-from forebay.plan import Mixture
+from forebay.plan import EPOCH, Integers, Mixture
+
+Schedule = tuple[tuple[int, tuple[float, ...]], ...]
 
 # Larger weights could overflow when they are added.
 MOST = 1e100
 
 
-def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None) -> MixedDataset:
+def mix(
+    sources: Mapping[str, tuple[Any, float]],
+    *,
+    samples: int | None = None,
+    schedule: Mapping[int, Mapping[str, float]] | None = None,
+) -> MixedDataset:
     """Mix datasets by weight, for a `forebay.DataLoader`.
 
     Among any consecutive samples, each source has its share, to within a few samples. A source
@@ -37,6 +47,9 @@ def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None)
         sources: By name, a map-style dataset and its weight. Weights are relative to each other; 0
             leaves a source out until `DataLoader.set_weights` changes that.
         samples: Samples of one epoch of the mixture; None for as many as the sources have together.
+        schedule: Weights from certain steps on, such as `{0: {...}, 50_000: {...}}`, where a step
+            is a batch over all ranks, counted over all epochs. It replaces the weights of
+            `sources` from its first step on, and `set_weights`.
 
     Returns:
         A map-style dataset: the concatenated sources. The weights take effect in a
@@ -71,7 +84,21 @@ def mix(sources: Mapping[str, tuple[Any, float]], *, samples: int | None = None)
         datasets[name] = dataset
     if samples is not None:
         check_positive("samples", samples, " or None")
-    return MixedDataset(datasets, checked_weights(weights, tuple(datasets)), samples)
+    names = tuple(datasets)
+    return MixedDataset(
+        datasets, checked_weights(weights, names), samples, _checked_schedule(schedule or {}, names)
+    )
+
+
+def _checked_schedule(schedule: Any, names: Sequence[Any]) -> Schedule:
+    """Return the weights of each stage, in the order of their steps and of the names."""
+    for step in schedule if isinstance(schedule, Mapping) else [schedule]:
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise OptionError(
+                f"schedule has the step {step!r}; it takes weights by steps, which are integers "
+                "from 0\n  Write schedule={0: {'name': 1.0}, 50_000: {'name': 0.5}}."
+            )
+    return tuple((step, checked_weights(schedule[step], names)) for step in sorted(schedule))
 
 
 def checked_weights(weights: Mapping[Any, float], names: Sequence[Any]) -> tuple[float, ...]:
@@ -101,20 +128,29 @@ class MixedDataset(Dataset[Any]):
         lengths: Their lengths, by name.
         samples: Samples of one epoch of the mixture.
         mixture: The lengths and weights.
+        schedule: Steps, and the weights from there on.
     """
 
     def __init__(
-        self, datasets: Mapping[str, Any], weights: tuple[float, ...], samples: int | None
+        self,
+        datasets: Mapping[str, Any],
+        weights: tuple[float, ...],
+        samples: int | None,
+        schedule: Schedule = (),
     ) -> None:
         """See `mix`."""
-        self.datasets = dict(datasets)
+        self.datasets, self.schedule = dict(datasets), schedule
         self.lengths = {name: len(dataset) for name, dataset in self.datasets.items()}
         lengths = tuple(self.lengths.values())
-        self.mixture = Mixture(lengths=lengths, weights=weights)
+        sources = enumerate(self.datasets.values())
+        rows = frozenset(at for at, each in sources if sequence_rows(each))
+        self.mixture = Mixture(lengths=lengths, weights=weights, by_epoch=rows)
+        # Only costs of one kind can be compared.
+        self.costs_of = self._costs_of if len(rows) == len(lengths) else None
         self.samples = sum(lengths) if samples is None else samples
         self._ends = list(accumulate(lengths))
         self._sources = list(self.datasets.values())
-        if any(hasattr(source, "__getitems__") for source in self._sources):
+        if any(getitems_of(source) is not None for source in self._sources):
             self.__getitems__ = self._get_together
 
     def __len__(self) -> int:
@@ -135,18 +171,29 @@ class MixedDataset(Dataset[Any]):
             wanted.setdefault(source, []).append((position, index_there))
         for source, pairs in wanted.items():
             dataset = self._sources[source]
-            together = getattr(dataset, "__getitems__", None)
+            together = getitems_of(dataset)
             own = [index_there for _, index_there in pairs]
             found = together(own) if together is not None else [dataset[each] for each in own]
             samples.update(zip((position for position, _ in pairs), found, strict=True))
         return [samples[position] for position in range(len(indices))]
 
     def _find(self, index: int) -> tuple[int, int]:
-        at = index if index >= 0 else index + len(self)
+        index = operator.index(index)  # a Subset may have a tensor of indices
+        epoch, at = divmod(index, EPOCH) if index >= 0 else (0, index + len(self))
         if not 0 <= at < len(self):
             raise IndexError(f"there is no sample {index}: there are {len(self):,}")
         source = bisect_right(self._ends, at)
-        return source, at - (self._ends[source - 1] if source else 0)
+        return source, at - (self._ends[source - 1] if source else 0) + epoch * EPOCH
+
+    def _costs_of(self, indices: Integers) -> npt.NDArray[np.float64]:
+        """Return what rows cost, by their indices."""
+        rows = indices % EPOCH
+        sources = np.searchsorted(self._ends, rows, side="right")
+        costs = np.empty(len(rows))
+        for source, dataset in enumerate(self._sources):
+            own = sources == source
+            costs[own] = dataset.costs_of(rows[own] - (self._ends[source - 1] if source else 0))
+        return costs
 
     def __repr__(self) -> str:
         """Return the sources with their lengths and weights."""

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -38,6 +38,17 @@ def _is_count(value: object) -> bool:
 
 def _is_positive(value: object) -> bool:
     return _is_count(value) and value != 0
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
+
+
+def _names_in(value: Any) -> Iterable[Any]:
+    """Return names that may be one or several; what is neither has none that is valid."""
+    if isinstance(value, str | os.PathLike):
+        return [value]
+    return value if isinstance(value, list | tuple | set | frozenset) else [None]
 
 
 def _check(fine: bool, name: str, value: object, allowed: str) -> None:
@@ -125,12 +136,17 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "limit": (lambda value: value is None or _is_positive(value), "1, 2, 3, … or None"),
     "resume": (lambda value: value in (True, False), "True or False"),
+    "redo": (
+        lambda value: value is None or (bool(value) and all(map(_is_name, _names_in(value)))),
+        "a name or a pattern such as 'rec/*.wav', a list of these, or None",
+    ),
     "metadata": (lambda value: value in TABLE_FORMATS, " or ".join(map(repr, TABLE_FORMATS))),
     "version": (
         lambda value: value is None or bool(str(value) == value and value),
         "a string such as '2', or None",
     ),
     "shard_bytes": (_is_positive, "1, 2, 3, …"),
+    "concurrency": (lambda value: value is None or _is_positive(value), "1, 2, 3, … or None"),
 }
 
 
@@ -149,9 +165,11 @@ class PreprocessOptions:
     max_failures: int | float | None = None
     limit: int | None = None
     resume: bool = True
+    redo: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None
     metadata: str = "parquet"
     version: str | None = None
     shard_bytes: int = SHARD_BYTES
+    concurrency: int | None = None
     progress: bool = True
 
     @classmethod
@@ -181,6 +199,18 @@ class PreprocessOptions:
                 "for, or set it to 1 or more."
             )
         check_killable(self.timeout, self.num_workers)
+        if (self.concurrency or 1) > 1 and (self.num_workers == 0 or self.backend == "thread"):
+            where = "num_workers=0" if self.num_workers == 0 else "backend='thread'"
+            raise OptionError(
+                f"concurrency={self.concurrency} is for worker processes, and {where} has none\n"
+                "  Nothing was started. Leave concurrency out; with backend='thread', num_workers "
+                "is the number of inputs that are processed at once."
+            )
+
+    @property
+    def at_once(self) -> int:
+        """How many inputs each worker processes at once; a trial in this process, one."""
+        return (self.concurrency or 1) if self.workers else 1
 
     @property
     def cluster(self) -> Ray | None:
@@ -200,6 +230,11 @@ class PreprocessOptions:
         if self.limit is not None:
             return 0 if self.timeout is None else 1
         return whole_cores()
+
+    @property
+    def redone(self) -> list[str]:
+        """The names and patterns of inputs to be done again."""
+        return [] if self.redo is None else [*map(os.fspath, _names_in(self.redo))]
 
     @property
     def further_tries(self) -> int:

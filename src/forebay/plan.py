@@ -12,9 +12,10 @@ is a slice of it. So the global batches are the same for any number of ranks tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import lru_cache, partial
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
 # The purpose of a seed: the first number of its path, so that different uses never coincide.
-ORDER, SAMPLE, COLLATE, SAMPLER, WORKER, SOURCES, DEVICE = range(7)
+ORDER, SAMPLE, COLLATE, SAMPLER, WORKER, SOURCES, DEVICE, ROWS = range(8)
 
 
 def seed_of(seed: int, *path: int) -> int:
@@ -64,6 +65,13 @@ def scrambled(value: int) -> int:
     return value ^ (value >> 31)
 
 
+# A dataset whose samples depend on the epoch gets the epoch, times EPOCH, added to each index, as
+# messages show it: 3000000000007 is sample 7 of epoch 3. Epochs repeat after EPOCHS, so that an
+# index has 62 bits.
+EPOCH, EPOCHS = 10**12, 1 << 22
+
+Integers = npt.NDArray[np.integer]
+
 # ---- permutation ---------------------------------------------------------------------------------
 # A random order of the numbers below any length, computed position by position. PURE.
 #
@@ -81,6 +89,8 @@ def scrambled(value: int) -> int:
 # Rounds mix the two digits: a few suffice for many places, but with a handful of places it takes
 # many rounds to reach all orders equally often.
 ROUNDS, SMALL_ROUNDS, SMALL = 8, 24, 4096
+# Up to so many rows or columns a round is looked up in a table: of 2 MB for all rounds.
+MOST_IN_TABLE = 1 << 15
 
 Positions = npt.NDArray[np.uint64]
 
@@ -90,18 +100,28 @@ class Permutation:
 
     Args:
         length: How many numbers, at least 1.
+        in_tables: Compute each round for all rows or columns first, if they are not too many: worth
+            it for more positions than a few batches, which then take a quarter of the time.
     """
 
-    __slots__ = ("_columns", "_keys", "_length", "_rows")
+    __slots__ = ("_columns", "_length", "_rounds", "_rows")
 
-    def __init__(self, length: int, key: int) -> None:
-        """Compute the keys of the rounds; nothing grows with the length."""
+    def __init__(self, length: int, key: int, in_tables: bool = False) -> None:
+        """Compute the keys of the rounds; without tables nothing grows with the length."""
         self._length = length
         # Even: with two odd sides every round, and so the whole, would be an even permutation.
         self._columns = max(2, 2 * math.ceil(math.sqrt(length) / 2))
         self._rows = -(-length // self._columns)
-        rounds = SMALL_ROUNDS if length <= SMALL else ROUNDS
-        self._keys = [scrambled((key + GOLDEN * (step + 1)) & MASK) for step in range(rounds)]
+        steps = range(1, 1 + (SMALL_ROUNDS if length <= SMALL else ROUNDS))
+        keys = [np.uint64(scrambled((key + GOLDEN * step) & MASK)) for step in steps]
+        self._rounds = _rounds(np.uint64(self._rows), np.uint64(self._columns), keys)
+        if in_tables and self._columns <= MOST_IN_TABLE:
+            sides = (
+                np.arange(self._rows, dtype=np.uint64),
+                np.arange(self._columns, dtype=np.uint64),
+            )
+            tables = [addend(sides[step % 2]) for step, addend in enumerate(self._rounds)]
+            self._rounds = [partial(_looked_up, table) for table in tables]
 
     def at(self, positions: npt.ArrayLike) -> Positions:
         """Return the numbers at these positions."""
@@ -114,15 +134,71 @@ class Permutation:
         return found
 
     def _permuted(self, places: Positions) -> Positions:
-        columns, rows = np.uint64(self._columns), np.uint64(self._rows)
-        row, column = np.divmod(places, columns)
-        with np.errstate(over="ignore"):
-            for step, key in enumerate(self._keys):
-                if step % 2:
-                    row = (row + _scrambled(column + np.uint64(key)) % rows) % rows
-                else:
-                    column = (column + _scrambled(row + np.uint64(key)) % columns) % columns
-        return row * columns + column
+        return _mixed(places, np.uint64(self._rows), np.uint64(self._columns), self._rounds)
+
+
+def permuted(positions: npt.ArrayLike, lengths: npt.ArrayLike, keys: Positions) -> Positions:
+    """Return the number at each position of an order of its own, with its own length and key.
+
+    What `Permutation` does for many positions of one order, for a few positions of each of many.
+    """
+    found = np.array(positions, np.uint64)
+    limits = np.asarray(lengths, np.uint64)
+    columns = np.maximum(2 * np.ceil(np.sqrt(limits.astype(np.float64)) / 2), 2).astype(np.uint64)
+    rows = (limits + columns - np.uint64(1)) // columns
+    steps = (np.arange(ROUNDS, dtype=np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+    every = _scrambled(keys + steps[:, None])
+    left = np.arange(len(found))
+    while len(left):
+        rounds = _rounds(rows[left], columns[left], every[:, left])
+        found[left] = _mixed(found[left], rows[left], columns[left], rounds)
+        left = left[found[left] >= limits[left]]
+    return found
+
+
+# What a round adds to one of two digits, as a function of the other.
+Round = Callable[[Positions], Positions]
+
+
+def _rounds(rows: Any, columns: Any, keys: Iterable[Any]) -> list[Round]:
+    """Return the rounds for a grid of rows and columns, columns first."""
+    return [
+        partial(_addend, key=key, base=rows if step % 2 else columns)
+        for step, key in enumerate(keys)
+    ]
+
+
+def _addend(digits: Positions, key: Any, base: Any) -> Positions:
+    with np.errstate(over="ignore"):
+        found: Positions = _scrambled(digits + key) % base
+    return found
+
+
+def _looked_up(table: Positions, digits: Positions) -> Positions:
+    return table.take(digits.view(np.int64))
+
+
+def _mixed(places: Positions, rows: Any, columns: Any, rounds: Sequence[Round]) -> Positions:
+    """Return where the places of a grid of rows and columns are moved to."""
+    row, column = np.divmod(places, columns)
+    for step, addend in enumerate(rounds):
+        if step % 2:
+            row = _sum(row, addend(column), rows)
+        else:
+            column = _sum(column, addend(row), columns)
+    moved: Positions = row * columns + column
+    return moved
+
+
+def _sum(digits: Positions, others: Positions, base: Any) -> Positions:
+    """Return sums modulo the base; half the time of a division."""
+    total = digits + others
+    found: Positions = np.minimum(total, total - base)  # below 0 it is beyond all digits
+    return found
+
+
+# The order of an epoch, of which each batch asks for a part.
+_order_of = lru_cache(maxsize=4)(partial(Permutation, in_tables=True))
 
 
 def _scrambled(values: Positions) -> Positions:
@@ -155,12 +231,21 @@ class Mixture:
 
     Attributes:
         lengths: Samples of each source, at least 1.
+        by_epoch: The sources whose samples depend on the epoch.
+        schedule: Positions, ascending, and the weights from there on; the first is 0.
     """
 
     lengths: tuple[int, ...]
     weights: tuple[float, ...]
     since: int = 0
     counts: tuple[int, ...] = ()
+    by_epoch: frozenset[int] = frozenset()
+    schedule: tuple[tuple[int, tuple[float, ...]], ...] = ()
+
+    def during(self, seed: int, position: int) -> Mixture:
+        """Return the mixture with the weights that the schedule has at a position."""
+        stages = sum(begin <= position for begin, _ in self.schedule)
+        return _stage(self, seed, stages) if stages else self
 
     def changed(self, weights: tuple[float, ...], seed: int, position: int) -> Mixture:
         """Return the mixture with other weights from a position on."""
@@ -172,6 +257,8 @@ class Mixture:
 
     def drawn(self, seed: int, position: int) -> tuple[int, ...]:
         """Return how many samples of each source come before a position at or after `since`."""
+        if self.schedule:
+            return self.during(seed, position).drawn(seed, position)
         start = seed_of(seed, SOURCES)
         bounds = [0, *self._bounds()]
         below = [
@@ -183,6 +270,11 @@ class Mixture:
 
     def indices(self, seed: int, shuffle: bool, first: int, count: int) -> npt.NDArray[np.int64]:
         """Return the samples at `count` consecutive positions."""
+        if self.schedule:
+            changes = [at for at, _ in self.schedule if first < at < first + count]
+            spans = pairwise([first, *changes, first + count])
+            stages = [(self.during(seed, begin), begin, end - begin) for begin, end in spans]
+            return np.concatenate([each.indices(seed, shuffle, *span) for each, *span in stages])
         positions = np.arange(first, first + count, dtype=np.uint64)
         with np.errstate(over="ignore"):
             points = positions * np.uint64(GOLDEN) + np.uint64(seed_of(seed, SOURCES))
@@ -196,6 +288,8 @@ class Mixture:
             own = sources == source
             numbers = np.arange(drawn, drawn + int(own.sum()))
             found[own] = offset + _source_indices(seed, source, length, numbers, shuffle)
+            if source in self.by_epoch:
+                found[own] += numbers // length % EPOCHS * EPOCH
             offset += length
         return found
 
@@ -205,6 +299,14 @@ class Mixture:
         bounds = [min(int(sum_ / total * _WHOLE), _WHOLE) for sum_ in accumulate(self.weights)]
         last = max(at for at, weight in enumerate(self.weights) if weight > 0)
         return bounds[:last] + [_WHOLE] * (len(bounds) - last)
+
+
+@lru_cache(maxsize=64)
+def _stage(mixture: Mixture, seed: int, stages: int) -> Mixture:
+    """Return a mixture in one stage of its schedule, as one without a schedule."""
+    begin, weights = mixture.schedule[stages - 1]
+    before = _stage(mixture, seed, stages - 1) if stages > 1 else replace(mixture, schedule=())
+    return before.changed(weights, seed, begin)
 
 
 def _source_indices(
@@ -238,10 +340,60 @@ def _floor_sum(count: int, modulus: int, factor: int, start: int) -> int:
     return total
 
 
+# ---- balance -------------------------------------------------------------------------------------
+
+
+# Ranks that share rows one by one. More ranks form groups, which get rows in turns beforehand: the
+# time would grow with the square of the ranks.
+MOST_RANKS = 32
+
+
+def balanced(costs: npt.NDArray[np.float64], room: Sequence[int], rank: int) -> Integers:
+    """Return a rank's rows of global batches, so that the ranks' costs are nearly equal.
+
+    Longest first: each row, from the most expensive on, goes to the rank that would have the least
+    cost if the rows it still takes cost the mean of those that are left (after Graham, "Bounds on
+    multiprocessing timing anomalies", 1969, where each takes any number of them).
+
+    Args:
+        costs: [batches, rows of a batch].
+        room: How many rows each rank takes; in total, as many as there are.
+
+    Returns:
+        [batches, rows of the rank]: which rows, ascending.
+    """
+    batches, count = costs.shape
+    order = np.argsort(-costs, axis=1, kind="stable")
+    ranks = len(room)
+    sizes = [n for n in range(1, MOST_RANKS + 1) if ranks % n == 0 and len(set(room)) == 1]
+    if ranks > MOST_RANKS and sizes:
+        groups, (group, within) = ranks // sizes[-1], divmod(rank, sizes[-1])
+        turns = np.arange(count // groups)
+        places = turns * groups + np.where(turns % 2, groups - 1 - group, group)
+        own = np.sort(order[:, places], axis=1)
+        dealt = balanced(np.take_along_axis(costs, own, 1), room[: sizes[-1]], within)
+        return np.take_along_axis(own, dealt, 1)
+    falling = np.take_along_axis(costs, order, 1)
+    means = falling[:, ::-1].cumsum(1)[:, ::-1] / np.arange(count, 0, -1)
+    left = np.tile(np.array(room, np.float64), (batches, 1))
+    loads = np.where(left, 0, np.inf)
+    owners = np.empty((count, batches), np.int64)  # in the order of costs
+    first = np.arange(batches) * ranks  # of each batch in flat views, which take half the time
+    for owner, cost, mean in zip(owners, falling.T, means.T, strict=True):
+        np.argmin(loads + left * mean[:, None], axis=1, out=owner)
+        at = first + owner
+        rest = left.ravel()[at] - 1
+        left.ravel()[at] = rest
+        loads.ravel()[at] += np.where(rest, cost, np.inf)
+    return np.sort(order[rank == owners.T].reshape(batches, -1), axis=1)
+
+
 # ---- batch plan ----------------------------------------------------------------------------------
 
 # Positions to compute at a time: enough to be fast with numpy, few enough for a fast start.
 BLOCK = 4096
+# Positions of all ranks, where the rows of a global batch are dealt by their costs.
+DEALT = 8 * BLOCK
 
 
 class Share(NamedTuple):
@@ -253,7 +405,13 @@ class Share(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some consecutive batches of one rank."""
+    """Some consecutive batches of one rank.
+
+    Attributes:
+        indices: [batches, samples of a batch].
+        positions: [batches]: the position of each batch's first sample, the others following it;
+            or [batches, samples of a batch], if they do not.
+    """
 
     indices: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
@@ -262,7 +420,13 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The batches of a map-style dataset, as a function of seed, epoch and number."""
+    """The batches of a map-style dataset, as a function of seed, epoch and number.
+
+    Attributes:
+        by_epoch: Whether samples depend on the epoch, which is then part of an index.
+        costs_of: What samples cost, by their indices: the ranks then share the samples of a global
+            batch so that they cost each of them nearly the same. None: a rank has consecutive ones.
+    """
 
     length: int
     batch_size: int
@@ -273,6 +437,8 @@ class Plan:
     drop_last: bool = False
     tail: str = "repeat"
     mixture: Mixture | None = None
+    by_epoch: bool = False
+    costs_of: Callable[[Integers], npt.NDArray[np.float64]] | None = None
 
     @property
     def global_batch_size(self) -> int:
@@ -283,6 +449,12 @@ class Plan:
         """Return the position, over all ranks, at which an epoch from `sample` on ends."""
         left = max(self.length - sample, 0)
         return sample + left - (left % self.global_batch_size if self.drop_last else 0)
+
+    def position_of(self, step: int) -> int:
+        """Return the samples of all epochs before a step, over all ranks."""
+        end = self.end()
+        epoch, step = divmod(step, max(-(-end // self.global_batch_size), 1))
+        return epoch * end + step * self.global_batch_size
 
     def steps(self, sample: int = 0) -> int:
         """Return how many batches this rank has from position `sample` of an epoch on."""
@@ -301,20 +473,38 @@ class Plan:
         """
         drawn = epoch if order is None else order
         before, end = epoch * self.end() if origin is None else origin, self.end(sample)
-        size, world = self.batch_size, self.global_batch_size
-        together = max(BLOCK // size, 1)
+        size, world, ranks = self.batch_size, self.global_batch_size, range(self.world_size)
+        together = max(min(BLOCK // size, DEALT // world if self.costs_of else BLOCK), 1)
         while (full := min((end - sample) // world, together)) > 0:
-            positions = sample + self.rank * size + world * np.arange(full)
-            yield Block(self._indices(before, drawn, positions, size), positions, 0)
+            starts = sample + world * np.arange(full)
+            yield Block(*self._dealt(before, drawn, starts, [size] * self.world_size), 0)
             sample += full * world
         share = share_of(end - sample, self)
         if share.samples + share.repeated:
-            position = np.array([sample + share.first])
-            indices = self._indices(before, drawn, position, share.samples)
+            room = [share_of(end - sample, replace(self, rank=rank)).samples for rank in ranks]
+            indices, positions = self._dealt(before, drawn, np.array([sample]), room)
             if share.repeated:
                 again = self._indices(before, drawn, np.array([self.rank % self.length]), 1)
                 indices = np.concatenate([indices, again], axis=1)
-            yield Block(indices, position, share.repeated)
+                if positions.ndim > 1:
+                    positions = np.concatenate([positions, [[end + self.rank]]], axis=1)
+            yield Block(indices, positions, share.repeated)
+
+    def _dealt(
+        self, before: int, drawn: int, starts: npt.NDArray[np.int64], room: Sequence[int]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return this rank's samples and positions of the global batches that start there.
+
+        Args:
+            room: How many samples each rank takes of each.
+        """
+        if self.costs_of is None:
+            first = starts + sum(room[: self.rank])
+            return self._indices(before, drawn, first, room[self.rank]), first
+        every = self._indices(before, drawn, starts, sum(room))
+        costs = self.costs_of(every.ravel()).reshape(every.shape)
+        dealt = balanced(costs, room, self.rank)
+        return np.take_along_axis(every, dealt, axis=1), starts[:, None] + dealt
 
     def _indices(
         self, before: int, drawn: int, starts: npt.NDArray[np.int64], count: int
@@ -322,7 +512,7 @@ class Plan:
         """Return the samples at `count` positions from each start on, a row for each start."""
         if self.mixture is not None:
             mixture = self.mixture
-            if self.world_size == 1:  # consecutive
+            if len(starts) == 1 or starts[1] - starts[0] == count:  # consecutive
                 whole = len(starts) * count
                 found = mixture.indices(self.seed, self.shuffle, before + int(starts[0]), whole)
                 return found.reshape(len(starts), count)
@@ -331,11 +521,11 @@ class Plan:
                 for start in starts.tolist()
             ]
             return np.stack(rows)
-        positions = starts[:, None] + np.arange(count)
-        if not self.shuffle:
-            return positions
-        order = Permutation(self.length, seed_of(self.seed, ORDER, drawn))
-        return order.at(positions).astype(np.int64)
+        numbers = starts[:, None] + np.arange(count)
+        if self.shuffle:
+            order = _order_of(self.length, seed_of(self.seed, ORDER, drawn))
+            numbers = order.at(numbers).astype(np.int64)
+        return numbers + drawn % EPOCHS * EPOCH if self.by_epoch else numbers
 
 
 def share_of(samples: int, plan: Plan) -> Share:

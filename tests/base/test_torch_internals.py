@@ -332,6 +332,7 @@ HOME = "base/torch_internals.py"
 # A loader and an iterator that are torch's cannot but have its names: they replace some, and read
 # others. All of them are tested above.
 INHERITED = {
+    "collating/padding.py": {"_indices"},  # of a Hugging Face dataset, not of a tensor
     "loader.py": {"_get_iterator", "_index_sampler", "_iterator", "_reset"},
     "loading/iterators.py": {
         *("_IterableDataset_len_called", "_base_seed", "_next_data", "_num_yielded"),

@@ -149,6 +149,17 @@ def test_default_names_what_torch_does_not(odd, usual, words, advice):
     assert isinstance(caught.value.__cause__, Exception), "torch's own words are kept"
 
 
+@pytest.mark.parametrize("samples", [[1, None, 2], [None, None, 1], [None]])
+@pytest.mark.parametrize("collate", [default, by_field(a=as_list), pad()])
+def test_a_sample_that_is_none_is_told_how_to_be_left_out(samples, collate):
+    """Other libraries drop None; here it is the exception that leaves a sample out."""
+    with pytest.raises(forebay.InputError, match=r"let the Dataset raise .* use on_error='skip'"):
+        collate(samples)
+    with pytest.raises(forebay.InputError) as caught:
+        default([{"a": one} for one in (1, None, 2)])
+    assert "on_error" not in str(caught.value), "a field may well be None"
+
+
 def test_default_says_what_nothing_stacks():
     """All samples alike, and none of a type that torch knows."""
     with pytest.raises(forebay.InputError, match=r"made: field \[1\] of every sample is None"):

@@ -61,7 +61,7 @@ def check(flow: Flow) -> None:
     for state in (State.QUEUED, State.RUNNING, State.READY, State.LEASED):
         assert held[state] == flow.counts[state], (state, held, flow.counts)
     bound = [key for queue in flow._bound.values() for key in queue]
-    waiting = [*flow._queue, *bound, *flow._retries, *flow._suspects]
+    waiting = [*flow._queue, *bound, *flow._alone, *flow._retries, *flow._suspects]
     assert len(waiting) == len(set(waiting)) == held[State.QUEUED]
     on_workers = [key for worker in flow._workers.values() for key in worker.tasks]
     assert len(on_workers) == len(set(on_workers)) == held[State.RUNNING]

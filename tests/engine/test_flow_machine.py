@@ -20,6 +20,7 @@ from forebay.engine.commands import (
     KillWorker,
     Limits,
     ReportFailure,
+    ReportRetry,
     SendTasks,
     SetAlarm,
     StartWorker,
@@ -62,6 +63,7 @@ class FlowMachine(RuleBasedStateMachine):
         lookahead=st.integers(1, 12),
         bound=st.booleans(),
         failure_ends_worker=st.booleans(),
+        at_once=st.integers(1, 3),
     )
     def begin(
         self,
@@ -77,9 +79,11 @@ class FlowMachine(RuleBasedStateMachine):
         lookahead: int,
         bound: bool,
         failure_ends_worker: bool,
+        at_once: int,
     ) -> None:
         limits = Limits(
             num_workers=workers,
+            at_once=1 if bound else at_once,
             slots=1000 if bound else slots,  # else a task could be bound to wait for ever
             max_bytes=None if bound else max_bytes,
             refill_below=None if low is None or bound else min(low, slots),
@@ -107,7 +111,9 @@ class FlowMachine(RuleBasedStateMachine):
         self.fetched = 0
         self.starting: set[int] = set()
         self.alive: dict[int, list[tuple[int, int]]] = {}
-        self.begun: dict[int, float] = {}
+        self.begun: dict[int, float] = {}  # when each task was begun last
+        self.alone: set[int] = set()  # tasks whose worker died while it ran others, too
+        self.died_by_themselves: set[int] = set()
         self.gone: list[tuple[int, int, int]] = []
         self.timed_out: set[int] = set()
         self.ends: list[int] = []
@@ -140,9 +146,8 @@ class FlowMachine(RuleBasedStateMachine):
                         worker_id, workers = self.worker_ids[worker], self.limits.num_workers
                         assert all(task % workers == worker_id for task, _ in tasks)
                     assert worker not in self.timed_out
-                    if not self.alive[worker]:
-                        self.begun[worker] = self.now
                     self.alive[worker].extend(tasks)
+                    self.begins(worker)
                 case KillWorker(worker):
                     self.timed_out.add(worker)
                 case SetAlarm(at):
@@ -153,31 +158,68 @@ class FlowMachine(RuleBasedStateMachine):
                 case DropTask(task):
                     assert task < self.forgotten
                     self.ends_by_dropping(task)
-                case ReportFailure(task):
+                case ReportFailure(task, failure=failure):
                     self.ends.append(task)
+                    self.is_blamed_rightly(task, failure)
+                case ReportRetry(task, failure=failure):
+                    self.is_blamed_rightly(task, failure)
                 case Finish():
                     self.finished = True
                 case GiveUp():
                     self.gave_up = True
 
-    def answer(self, worker: int, event: Callable[[int, int, int], Event]) -> None:
-        """The worker answers its first task; after a slow one it gives back all that it holds."""
-        task, attempt = self.alive[worker].pop(0)
-        slow = self.now - self.begun[worker] > GIVE_BACK_S
-        self.begun[worker] = self.now
+    def is_blamed_rightly(self, task: int, failure: Failure) -> None:
+        """For a death only a task is blamed that its worker ran by itself."""
+        if failure is CRASH and not self.bound:  # otherwise others fail with it
+            assert task in self.died_by_themselves
+
+    def begins(self, worker: int) -> list[int]:
+        """The worker begins the tasks that it can run now; return all that it runs."""
+        running = [task for task, _ in self.alive[worker][: self.limits.at_once]]
+        if self.alone.intersection(task for task, _ in self.alive[worker]):
+            assert len(running) == 1, "it runs another task beside one that is to be alone"
+        for task in running:
+            self.begun.setdefault(task, self.now)
+        return running
+
+    def answer(self, worker: int, at: int, event: Callable[[int, int, int], Event]) -> None:
+        """The worker answers a task that it runs; after a slow one it gives back all others."""
+        running = self.begins(worker)
+        task, attempt = self.alive[worker].pop(at % len(running))
+        slow = self.now - self.begun.pop(task) > GIVE_BACK_S
+        self.alone.discard(task)
+        if not slow:
+            self.begins(worker)
         self.deaths = 0
         self.answering = worker if slow else None
         self.say(event(worker, task, attempt))
         self.answering = None
         if slow and worker in self.alive:
-            held = [task for task, _ in self.alive[worker]]
-            self.alive[worker] = []
+            still = len(running) - 1
+            held = [task for task, _ in self.alive[worker][still:]]
+            del self.alive[worker][still:]
+            for each in held:
+                self.begun.pop(each, None)
             self.say(TasksReturned(worker, tuple(held)))
+
+    def dies(self, worker: int, *, blames: bool) -> None:
+        """The worker is gone, and with it what it ran."""
+        held = self.alive.pop(worker, [])
+        self.gone += [(worker, *pair) for pair in held]
+        running = [task for task, _ in held[: self.limits.at_once]]
+        for task, _ in held:
+            self.begun.pop(task, None)
+        if len(running) == 1:
+            self.died_by_themselves.update(running)
+        elif blames and worker not in self.timed_out:
+            self.alone.update(running)
 
     def stops(self, worker: int) -> None:
         """The worker is told to end. It may hold tasks only if it is about to give them back."""
         assert self.worker_ids[worker] >= self.num_workers
         held = self.alive.pop(worker, [])
+        for task, _ in held:
+            self.begun.pop(task, None)
         assert not held or self.answering == worker
         self.gone += [(worker, *pair) for pair in held]
         self.starting.discard(worker)
@@ -204,6 +246,7 @@ class FlowMachine(RuleBasedStateMachine):
     def task_finishes(self, data: Any, nbytes: int, seconds: float) -> None:
         self.answer(
             data.draw(st.sampled_from(self.busy())),
+            data.draw(st.integers(0, 2)),
             lambda *which: TaskFinished(*which, None, nbytes, seconds),
         )
 
@@ -212,6 +255,7 @@ class FlowMachine(RuleBasedStateMachine):
     def task_raises(self, data: Any, final: bool) -> None:
         self.answer(
             data.draw(st.sampled_from(self.busy())),
+            data.draw(st.integers(0, 2)),
             lambda *which: TaskFailed(*which, BOOM, 0.1, final),
         )
 
@@ -220,7 +264,7 @@ class FlowMachine(RuleBasedStateMachine):
     def worker_dies(self, data: Any, external: bool, maybe_external: bool) -> None:
         worker = data.draw(st.sampled_from(sorted(self.alive) + sorted(self.starting)))
         self.starting.discard(worker)
-        self.gone += [(worker, *pair) for pair in self.alive.pop(worker, [])]
+        self.dies(worker, blames=not external)
         self.timed_out.discard(worker)
         self.deaths += 1
         self.say(WorkerDied(worker, CRASH, external, maybe_external))
@@ -237,13 +281,16 @@ class FlowMachine(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(self.stopped))
         self.say(data.draw(st.sampled_from([WorkerStarted(worker), WorkerDied(worker, CRASH)])))
 
-    @precondition(lambda self: any(len(held) > 1 for held in self.alive.values()))
+    @precondition(lambda self: self.with_spare())
     @rule(data=st.data())
     def worker_gives_back(self, data: Any) -> None:
-        worker = data.draw(st.sampled_from([w for w, held in self.alive.items() if len(held) > 1]))
-        first, *rest = self.alive[worker]
-        self.alive[worker] = [first]
+        worker = data.draw(st.sampled_from(self.with_spare()))
+        rest = self.alive[worker][self.limits.at_once :]
+        del self.alive[worker][self.limits.at_once :]
         self.say(TasksReturned(worker, tuple(task for task, _ in rest)))
+
+    def with_spare(self) -> list[int]:
+        return [w for w, held in self.alive.items() if len(held) > self.limits.at_once]
 
     @precondition(lambda self: self.gone)
     @rule(data=st.data())
@@ -298,11 +345,11 @@ class FlowMachine(RuleBasedStateMachine):
                 self.alive[worker] = []
                 self.say(WorkerStarted(worker))
             for worker in sorted(self.timed_out & set(self.alive)):
+                self.dies(worker, blames=True)
                 self.timed_out.discard(worker)
-                self.alive.pop(worker)
                 self.say(WorkerDied(worker, CRASH))
             for worker in self.busy():
-                self.answer(worker, lambda *which: TaskFinished(*which, None, 5, 0.01))
+                self.answer(worker, 0, lambda *which: TaskFinished(*which, None, 5, 0.01))
         assert self.finished or self.gave_up
         if not self.gave_up:
             ended = sorted([*self.ends, *self.dropped])

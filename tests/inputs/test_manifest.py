@@ -16,9 +16,10 @@ import pytest
 from pyarrow import parquet
 
 from forebay.errors import InputError
-from forebay.inputs.listing import indices, list_inputs
-from forebay.inputs.tables import open_manifest
+from forebay.inputs.listing import list_inputs
+from forebay.inputs.tables import check_columns, open_manifest
 from forebay.ledger.records import Input
+from forebay.runs.ranges import sample_listing, samples_of
 
 
 @pytest.fixture
@@ -109,12 +110,12 @@ def test_no_inputs_are_refused(folder):
     write("d/.hidden")
     assert refused("d").startswith("d: no files in this folder (hidden ones are left out)\n")
     with pytest.raises(InputError, match="the Dataset has 0 samples"):
-        indices(0)
+        sample_listing(samples_of([]))
 
 
 def test_a_dataset_is_listed_by_its_indices():
     """An index has a source, and nothing to look at."""
-    listing = indices(2)
+    listing = sample_listing(samples_of([7, 8]))
     assert list(listing) == [Input("0"), Input("1")]
     assert (listing.kind, listing.description) == ("indices", "a Dataset of 2 samples")
 
@@ -471,6 +472,26 @@ def test_a_parquet_manifest_that_is_wrong_is_refused_by_name(folder):
 
 
 # ---- all of them -------------------------------------------------------------------------------
+
+
+class Compared(str):
+    """A name that counts with how many others it is compared."""
+
+    count = 0
+
+    def __eq__(self, other):
+        Compared.count += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_hundred_thousand_columns_are_checked_in_linear_time():
+    """A JSONL file of sparse features may have as many: each name is looked up once."""
+    check_columns("m.jsonl", [Compared(f"feature {number}") for number in range(100_000)])
+    assert Compared.count < 1000  # where two have one place in a table of hashes
+    with pytest.raises(InputError, match="two columns are called 'a'"):
+        check_columns("m.jsonl", ["a", "b", "a"])
 
 
 def test_a_manifest_is_read_as_a_stream():

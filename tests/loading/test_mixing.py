@@ -243,3 +243,87 @@ def test_what_a_loader_of_a_mixture_refuses():
         loader.set_weights({"b": 1})
     with pytest.raises(OptionError, match=r"made by forebay\.mix"):
         DataLoader(Squares(3), seed=1).set_weights({"a": 1})
+
+
+STAGES = {
+    0: {"web": 1, "code": 1, "math": 0},
+    7: {"web": 0, "code": 1, "math": 0},
+    60: {"web": 1, "code": 0, "math": 1},
+}
+
+
+def scheduled(world=1, rank=0, num_workers=0, schedule=STAGES):
+    """Make a loader over three sources with weights by step; an epoch has 41 steps."""
+    sources = {
+        "web": (TensorDataset(torch.arange(WEB)), 1),
+        "code": (TensorDataset(torch.arange(WEB, WEB + CODE)), 1),
+        "math": (TensorDataset(torch.arange(WEB + CODE, WEB + CODE + MATH)), 1),
+    }
+    return DataLoader(
+        forebay.mix(sources, schedule=schedule),
+        batch_size=12 // world,
+        shuffle=True,
+        seed=3,
+        world_size=world,
+        rank=rank,
+        num_workers=num_workers,
+        drop_last=True,
+    )
+
+
+def steps_of(loaders, epochs=2):
+    """Return the samples of each global batch, sorted."""
+    found = []
+    for _ in range(epochs):
+        for step in zip(*loaders, strict=True):
+            found.append(sorted(index for (batch,) in step for index in batch.tolist()))
+    return found
+
+
+def test_weights_by_step():
+    """They change just there, over epochs, and no source repeats a sample before its end."""
+    found = steps_of([scheduled()])
+    assert len(found) == 82
+    code = [sum(WEB <= index < WEB + CODE for index in batch) for batch in found]
+    assert all(5 <= count <= 7 for count in code[:7])
+    assert code[7:60] == [12] * 53
+    assert code[60:] == [0] * 22
+    drawn = [index for batch in found for index in batch if WEB <= index < WEB + CODE]
+    counts = {drawn.count(index) for index in range(WEB, WEB + CODE)}
+    assert max(counts) - min(counts) == 1
+
+
+@pytest.mark.parametrize(("world", "num_workers"), [(2, 0), (3, 2), (6, 0)])
+def test_weights_by_step_are_those_of_any_world(world, num_workers):
+    loaders = [scheduled(world, rank, num_workers) for rank in range(world)]
+    assert steps_of(loaders) == steps_of([scheduled()])
+    for loader in loaders:
+        loader.close()
+
+
+def test_weights_by_step_after_a_resume():
+    loader, found = scheduled(), []
+    for _, batch in zip(range(5), loader, strict=False):
+        found.append(sorted(batch[0].tolist()))
+    resumed = scheduled()
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert found + steps_of([resumed]) == steps_of([scheduled()])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        ({-1: STAGES[0]}, "the step -1"),
+        ({"7": STAGES[0]}, "the step '7'"),
+        ({0: {"web": 1}}, "weights are needed for"),
+        ([1], "weights by step"),
+    ],
+)
+def test_schedules_that_cannot_be(schedule, words):
+    with pytest.raises(OptionError, match=words):
+        scheduled(schedule=schedule)
+
+
+def test_a_schedule_excludes_set_weights():
+    with pytest.raises(OptionError, match="with a schedule"):
+        scheduled().set_weights({"web": 1, "code": 1, "math": 1})

@@ -134,6 +134,8 @@ def test_reading_the_state_changes_nothing(name, options) -> None:
     """Not the batches, not the random numbers, and not how far a sampler was read."""
     if name == "stream" and options.get("backend") == "thread":
         pytest.skip("threads cannot share an iterable dataset")
+    if name == "generator" and "seed" in options:
+        pytest.skip("a generator beside a seed is refused")
     assert recorded(name, options, 3) == recorded(name, options, 0)
 
 

@@ -94,6 +94,51 @@ def test_a_loader_that_is_finalised_with_the_interpreter_says_nothing(script, op
     assert ending == (0, "", "")
 
 
+@every_mode
+def test_a_daemon_thread_that_iterates_at_the_end_says_nothing(script, options):
+    """Nobody could read a traceback of it."""
+    ending = script(f"""
+        def read():
+            for number, _ in enumerate(forebay.DataLoader(Numbers(10**7), 2, {options})):
+                if number == 3:
+                    reached.set()
+        reached = threading.Event()
+        threading.Thread(target=read, daemon=True).start()
+        reached.wait()
+    """).end()
+    assert ending == (0, "", "")
+
+
+# ---- close in another thread --------------------------------------------------------------------
+
+
+@with_processes
+def test_closed_while_another_thread_waits_it_says_so(script, options, tmp_path):
+    """That thread has every batch that the state counts, and stops with words."""
+    running = script(
+        f"""
+        loader = forebay.DataLoader(Gated(1000, 8, Gate(Path(sys.argv[1]))), 2, {options})
+        iterator, taken = iter(loader), []
+        def read():
+            try:
+                for batch in iterator:
+                    taken.append(batch)
+            except RuntimeError as error:
+                print(error)
+        thread = threading.Thread(target=read)
+        thread.start()
+        Gate(Path(sys.argv[1])).wait_reached()
+        loader.close()
+        thread.join()
+        print(len(taken) == loader.state_dict()["batch"])
+        """,
+        tmp_path,
+    )
+    words = "this iterator was closed, with its loader or with its workers\n"
+    advice = "  It returns no more batches. Begin a new epoch: iter(loader).\n"
+    assert running.end() == (0, f"{words}{advice}True\n", "")
+
+
 # ---- kill -9 ------------------------------------------------------------------------------------
 
 

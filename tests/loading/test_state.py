@@ -169,7 +169,7 @@ REFUSED = {
     "no version": ({"version": None}, "^the state has version None"),
     "seed": ({"seed": 6}, "^the state has seed=6, the loader has seed=5\n"),
     "kind": (
-        {"made_with": {"kind": "torch"}},
+        DataLoader(Noisy(COUNT), batch_size=3).state_dict(),
         "^the state was saved by a loader with only torch's arguments; this one is a loader with "
         "seed=",
     ),

@@ -263,9 +263,20 @@ class BothHaveStates(IterableDataset):
         self.added = state["added"]
 
 
+class FilledWhereItIsRead(Restarting):
+    """The same, without any position before `__iter__`: the trainer's object has none."""
+
+    def __init__(self):
+        pass
+
+    def __iter__(self):
+        self.position = getattr(self, "position", 0)
+        return self
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("kind", [Restarting, ReadByAnother, BothHaveStates])
+@pytest.mark.parametrize("kind", [Restarting, ReadByAnother, BothHaveStates, FilledWhereItIsRead])
 def test_an_iterator_goes_on_after_six_of_ten(kind, workers):
     """It gives 6 to 9, whether the state is the dataset's or the iterator's; then 0 to 9."""
 
@@ -280,7 +291,49 @@ def test_an_iterator_goes_on_after_six_of_ten(kind, workers):
         del iterator
     with resumed(state, make) as again:
         assert flat(again) == [number for number in range(6, 10) for _ in range(each)]
-        assert flat(again) == [number for number in range(10) for _ in range(each)]
+        if workers or kind is not FilledWhereItIsRead:  # the same object is at its end
+            assert flat(again) == [number for number in range(10) for _ in range(each)]
+
+
+class Counted(Squares):
+    """Samples that count how many were read, in an attribute that the first one makes."""
+
+    def __getitem__(self, index):
+        self.read = getattr(self, "read", 0) + 1
+        return torch.tensor([index, self.read])
+
+    def state_dict(self):
+        return {"read": self.read}
+
+    def load_state_dict(self, state):
+        self.read = state["read"]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"seed": 0}], ids=["torch's arguments", "seed"])
+def test_a_dataset_that_is_filled_only_in_workers_has_no_state_before(arguments):
+    """Its `state_dict` raises in the trainer, where there is nothing to save."""
+
+    def make():
+        return DataLoader(Counted(8), num_workers=1, **arguments)
+
+    with make() as loader:
+        assert loader.state_dict()["dataset"] is None
+        iterator, _ = taken(loader, 0, 3)
+        state = loader.state_dict()
+        rest = [batch.tolist() for batch in iterator]
+    with resumed(state, make) as again:
+        batches = [batch.tolist() for batch in again]
+    if arguments:  # samples depend on the seed alone, so the states of copies are not kept
+        assert [each[0][0] for each in batches] == [each[0][0] for each in rest]
+    else:
+        assert batches == rest
+        assert rest[0] == [[3, 4]]
+
+
+def test_a_dataset_that_cannot_say_its_state_here_is_an_error():
+    """Without workers it is this object whose state would be lost."""
+    with pytest.raises(AttributeError, match="read"):
+        DataLoader(Counted(8)).state_dict()
 
 
 def test_the_state_of_the_dataset_is_restored_before_its_iterator_is_made():
@@ -645,7 +698,9 @@ def test_without_strict_an_epoch_ends_with_the_samples_it_began_with(kind):
         again = json.loads(json.dumps(loader.state_dict()))
         del iterator
     with made(kind, count=23) as loader:
-        loader.load_state_dict(again)  # the state now has 23 samples
+        with pytest.raises(OptionError, match=r"^the state has 20 samples, the loader has 23"):
+            loader.load_state_dict(again)  # its epoch still has 20
+        loader.load_state_dict(again, strict=False)
         assert flat(third) + flat(loader) == expected[0]
         assert sorted(flat(loader)) == list(range(23))
 

@@ -26,7 +26,14 @@ from streams import (
     resumed,
     until,
 )
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from forebay import Buffer, DataLoader, OptionError
 
@@ -369,3 +376,77 @@ def iter_only(items):
             return iter(items)
 
     return Only()
+
+
+# ---- iterable datasets --------------------------------------------------------------------------
+
+
+class Drawn(IterableDataset):
+    """Random numbers of each of the three generators."""
+
+    def __iter__(self):
+        for index in range(6):
+            yield index, random.random(), float(numpy.random.rand()), float(torch.rand(()))
+
+
+def drawn_after(seed, *, batches=0, state=None, **options):
+    """Batches of an iterable dataset, where the process's generators have this seed, and a state.
+
+    The training loop draws, too.
+    """
+    for seeded in (torch.manual_seed, random.seed, numpy.random.seed):
+        seeded(seed)
+    with DataLoader(Drawn(), batch_size=2, seed=7, **options) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        found, own = [], []
+        for _ in range(2):
+            for batch in loader:
+                found.append(batch)
+                own.append((random.random(), float(numpy.random.rand()), float(torch.rand(()))))
+                if batches and len(found) == batches:
+                    return loader.state_dict(), found
+    return own, found
+
+
+def test_without_workers_an_iterable_dataset_draws_from_the_seed():
+    """As in one worker; what the training loop draws does not change it, nor the other way."""
+    own, found = drawn_after(1)
+    assert_same(drawn_after(2)[1], found)
+    assert_same(drawn_after(3, num_workers=1)[1], found)
+    assert not torch.equal(found[0][1], found[3][1]), "the next epoch has other numbers"
+    for seeded in (torch.manual_seed, random.seed, numpy.random.seed):
+        seeded(1)
+    torch.empty((), dtype=torch.int64).random_()  # torch's base seed, of the first epoch
+    assert (own[0][0], own[1][0]) == (random.random(), random.random())
+    assert (own[0][1], own[1][1]) == tuple(numpy.random.rand(2))
+    assert (own[0][2], own[1][2]) == tuple(torch.rand(2).tolist())
+
+
+def test_without_workers_the_rest_of_an_iterable_dataset_has_the_same_numbers():
+    """It is read again from its beginning, with the seed of its epoch."""
+    _, whole = drawn_after(1)
+    state, first = drawn_after(2, batches=4)
+    assert_same(first, whole[:4])
+    _, rest = drawn_after(3, state=state)
+    assert_same(rest[:2], whole[4:])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_datapipe_is_shuffled_by_the_seed(num_workers):
+    """Not by torch's generator."""
+    orders = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        pipe = IterableWrapper(range(20)).shuffle().sharding_filter()
+        loader = DataLoader(pipe, batch_size=20, shuffle=True, seed=7, num_workers=num_workers)
+        orders.append([batch.tolist() for _ in range(2) for batch in loader])
+    assert orders[0] == orders[1]
+    assert orders[0][0] != orders[0][1]
+
+
+@pytest.mark.parametrize("options", [{"seed": 7}, {"world_size": 1, "rank": 0}])
+def test_a_generator_beside_a_seed_is_refused(options):
+    """It would have no effect."""
+    with pytest.raises(OptionError, match=r"^generator= with seed=\d would have no effect"):
+        DataLoader(range(6), generator=torch.Generator(), **options)

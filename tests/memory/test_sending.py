@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -14,11 +15,14 @@ from contextlib import ExitStack, closing, suppress
 
 import pytest
 
+from forebay.memory import transport
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
 from forebay.memory.transport import Address, Receiver, Sender, Sent
 
 HERE = "127.0.0.1"
+# Bytes that a connection begins with.
+_KEY_AND_ID = 48
 
 # Sends the first of two megabytes that it announces.
 SENDER = """
@@ -111,8 +115,118 @@ def test_a_stranger_is_turned_away(receiver: Receiver, senders: ExitStack, said:
     assert receiver.receive([sent])[0].tobytes() == b"fine"
 
 
+def introduced(receiver: Receiver) -> None:
+    """Return when a connection has introduced itself, and those before it were read as well."""
+    with socket.create_connection((HERE, receiver.address.port), 10.0) as connection:
+        connection.sendall(receiver.address.key + os.urandom(16))
+        assert connection.recv(1) == b"\1"
+
+
+@pytest.mark.parametrize("at", range(1, 48))
+def test_an_introduction_may_come_in_two_parts(receiver: Receiver, at: int) -> None:
+    """TCP has no messages: wherever it is cut, the sender is known by its whole ID."""
+    sender = os.urandom(16)
+    said = receiver.address.key + sender
+    with socket.create_connection((HERE, receiver.address.port), 10.0) as connection:
+        connection.sendall(said[:at])
+        introduced(receiver)  # has accepted this connection, too
+        introduced(receiver)  # has read its first part
+        connection.sendall(said[at:])
+        assert connection.recv(1) == b"\1"
+        connection.sendall(b"hello")
+        assert receiver.receive([Sent(sender, 5)])[0].tobytes() == b"hello"
+
+
+def test_two_hundred_idle_strangers_keep_nobody_out(receiver: Receiver, senders: ExitStack) -> None:
+    """The newest 64 may stay for a while; the others are turned away at once."""
+    strangers = [socket.create_connection((HERE, receiver.address.port), 10.0) for _ in range(200)]
+    try:
+        slab = Slab()
+        sent = connect(senders, receiver.address, slab).send(filled(slab, b"fine"), 4)
+        assert receiver.receive([sent])[0].tobytes() == b"fine"
+        for stranger in strangers[: 200 - transport._MOST_STRANGERS]:
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+@pytest.mark.parametrize("says", [b"", b"x"], ids=["nothing", "a byte now and then"])
+def test_a_stranger_has_a_limited_time(monkeypatch: pytest.MonkeyPatch, says: bytes) -> None:
+    """Counted from its connection, not from its last byte."""
+    monkeypatch.setattr(transport, "_CONNECT_S", 0.1)
+    monkeypatch.setattr(transport, "_LOOK_S", 0.02)
+    with closing(Receiver(HERE)) as receiver:
+        stranger = socket.create_connection((HERE, receiver.address.port), 60.0)
+        with stranger, suppress(ConnectionResetError, BrokenPipeError):
+            stranger.settimeout(0.02)
+            for _ in range(_KEY_AND_ID - 1 if says else 0):
+                stranger.sendall(says)
+                with suppress(TimeoutError):
+                    assert stranger.recv(1) == b""
+                    return
+            stranger.settimeout(60.0)
+            assert stranger.recv(1) == b""
+
+
+def test_a_system_without_threads_keeps_nobody_out(
+    receiver: Receiver, senders: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who come meanwhile are let in, and a sender that has no thread succeeds later."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    slab = Slab()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        introduced(receiver)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            Sender(receiver.address, slab)
+        with pytest.raises(OSError, match="can't start new thread"):
+            Receiver(HERE)
+    sent = connect(senders, receiver.address, slab).send(filled(slab, b"fine"), 4)
+    assert receiver.receive([sent])[0].tobytes() == b"fine"
+
+
+def test_a_system_without_descriptors_listens_again(
+    receiver: Receiver, senders: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger gives up its descriptor for the next connection."""
+    slab, refused = Slab(), threading.Event()
+    accept = socket.socket.accept
+
+    def refusing(listening: socket.socket) -> tuple[socket.socket, object]:
+        if threading.current_thread().name == "forebay-receiver" and not refused.is_set():
+            refused.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listening)
+
+    with socket.create_connection((HERE, receiver.address.port), 10.0) as stranger:
+        introduced(receiver)
+        introduced(receiver)
+        monkeypatch.setattr(socket.socket, "accept", refusing)
+        sent = connect(senders, receiver.address, slab).send(filled(slab, b"fine"), 4)
+        assert refused.is_set()
+        assert receiver.receive([sent])[0].tobytes() == b"fine"
+        with suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+
+
+def test_a_sender_that_sends_nothing_more_is_lost(
+    receiver: Receiver, senders: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its machine may be alive, so that its connection is, too."""
+    monkeypatch.setattr(transport, "_SILENT_S", 0.05)
+    slab = Slab()
+    sent = connect(senders, receiver.address, slab).send(filled(slab, b"a"), 1)
+    with pytest.raises(ConnectionError, match=r"broke: no byte came for 0\.1 s"):
+        receiver.receive([sent._replace(nbytes=2)])
+
+
 def test_a_stranger_that_says_nothing_delays_nobody(receiver: Receiver, senders: ExitStack) -> None:
-    """Each introduces itself in a thread of its own."""
+    """Nothing waits for it."""
     with socket.create_connection((HERE, receiver.address.port), 10.0):
         slab = Slab()
         sent = connect(senders, receiver.address, slab).send(filled(slab, b"fine"), 4)

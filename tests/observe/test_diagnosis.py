@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from forebay import AutoWorkers, Buffer, DataLoader, Diagnosis
-from forebay.base.formatting import byte_size
-from forebay.observe.diagnosis import LEAST_STEPS, diagnose
+from forebay.base.formatting import byte_size, short_number
+from forebay.observe.causes import BUSY_CORES, IDLE_CORES, Causes
+from forebay.observe.diagnosis import LEAST_STEPS, OTHER_RATE, diagnose
 from forebay.observe.record import FINEST_S, MadeRecord, SlowSample, StepRecord
-from forebay.observe.recorded_work import recorded_work, slowdown
+from forebay.observe.recorded_work import FILLED, SimulatedLoader, recorded_work, slowdown
 from forebay.observe.simulation import UNLIMITED, Arrangement, Setup, Work, simulate, stretched
 from forebay.options import buffer_of
 
@@ -90,8 +91,9 @@ def trace_of(
         made.append(MadeRecord(end, seconds, 0.0, 10_000, slowest, *sums))
         cpu_s = trainer_cpu * (number + 1)
         idle_s = None if idle is None else asked[-1] * idle
+        ready = sum(end <= asked[-1] for end in ends[number:])
         sums = (number + 1, waited, cpu_s, 0.0, idle_s)
-        taken.append(StepRecord(asked[-1], wait, is_first, 0, *sums))
+        taken.append(StepRecord(asked[-1], wait, is_first, ready, *sums))
         now += steps[number]
     return taken, made
 
@@ -101,9 +103,9 @@ def told(steps, setup, batch_s, **more) -> Diagnosis:
     return diagnose(*trace_of(steps, setup, batch_s, **more), setup)
 
 
-def workers(count, **more):
+def workers(count, cores=16, **more):
     """Return the setup of a loader with so many workers, and plenty of cores."""
-    return Setup(num_workers=count, takes_turns=True, cores=16, **more)
+    return Setup(num_workers=count, takes_turns=True, cores=cores, **more)
 
 
 STEPS = [0.02] * 200
@@ -205,6 +207,35 @@ def test_storage_where_it_cannot_be_told_gives_no_number():
     assert (found.cause, found.expected_rate) == ("storage", None)
     assert "cannot be told" in str(found)
     assert "Try num_workers=" in str(found)
+
+
+def test_waits_for_a_network_are_for_several_samples_at_once():
+    """With the rate that this gives, also for one worker; up to what the rest of a batch takes."""
+    steps, waits = [0.01] * 200, jittered(0.2, 200)
+    found = told(steps, workers(1, concurrency=1), waits, cpu=0.02)
+    assert (found.cause, list(found.advice)) == ("storage", ["concurrency"])
+    assert found.advice["concurrency"] in range(18, 26)
+    assert found.expected_rate == pytest.approx(97, rel=0.05)
+    more = told(steps, workers(1, concurrency=4), waits, cpu=0.02)
+    assert more.advice["concurrency"] in range(60, 65), "four of them wait at once already"
+    bound = told([0.001] * 200, workers(1, concurrency=1), waits, cpu=0.2)
+    assert bound.expected_rate == pytest.approx(1 / 0.04, rel=0.05)
+
+
+def test_a_dataset_that_cannot_have_it_and_a_disk_are_not_told_so():
+    """How much a disk serves at once is not known."""
+    found = told([0.01] * 200, workers(1), jittered(0.2, 200), cpu=0.02)
+    assert (found.cause, list(found.advice)) == ("storage", ["num_workers"])
+    assert list(reading(2, concurrency=1).advice) == ["num_workers"]
+
+
+def test_a_model_that_waits_for_storage_is_told_so():
+    """In the words of predict."""
+    setup = workers(1, consumer="the model", step="the model")
+    found = told([0.002] * 40, setup, 0.032, cpu=0.03, queued=0.05)
+    assert found.cause == "storage"
+    assert str(found).startswith("The model waits 9")
+    assert "raining" not in str(found)
 
 
 def shared_rate(workers, count, epoch, read_s):
@@ -449,6 +480,18 @@ def test_a_buffer_is_advised_in_bytes():
     assert buffer_of(found.advice["buffer"]).nbytes > 80_000
 
 
+def test_a_buffer_that_is_never_full_is_not_enlarged():
+    """With a quarter of it ready at most, it is not what limits prefetching."""
+    taken, made = trace_of(([0.001] * 15 + [0.3]) * 20, workers(2), 0.03)
+    setup = workers(2, buffer_batches=4, crosses_epochs=True)
+    assert max(each.ready for each in taken) == 4
+    assert diagnose(taken, made, setup).cause == "buffer"
+    low = [each._replace(ready=min(each.ready, 1)) for each in taken]
+    found = diagnose(low, made, setup)
+    assert found.cause != "buffer"
+    assert "buffer" not in found.advice
+
+
 def test_slow_samples_are_told_from_slow_workers():
     """One batch in twenty-five has a sample that takes twelve steps."""
     times = [0.012 + (0.24 if number % 25 == 7 else 0.0) for number in range(300)]
@@ -541,6 +584,49 @@ def test_too_little_to_judge_by():
     assert "too little" in str(found)
 
 
+def test_too_little_says_how_long_to_wait():
+    """In steps, and in time as soon as any are known; after so many there is enough."""
+    assert str(diagnose([], [], workers(2))).endswith("Ask again after 22 more steps.")
+    steps, batches = trace_of([0.5] * 80, workers(2), 0.1)
+    found = diagnose(steps[:8], batches[:8], workers(2))
+    assert str(found) == (
+        "There is too little to judge by: 5 steps were measured, and 20 are needed. Ask again "
+        "after 15 more steps, in about 7.5 s."
+    )
+    for count in (1, 2, 8, 64):
+        told = [str(diagnose(steps[:n], batches[:n], workers(count))) for n in range(2, 80)]
+        enough = next(n for n, words in enumerate(told, start=2) if "too little" not in words)
+        for known in range(2, enough):
+            left = enough - known
+            words = f"Ask again after {left} more step{'s' * (left != 1)}, in about "
+            assert words in told[known - 2]
+
+
+def test_the_rate_of_the_whole_run_is_named_if_it_is_another():
+    """A report shows that one: with pauses and the start, it is lower."""
+    trace = trace_of([0.021] * 200, workers(2), 0.084, cpu=0.9)
+    rate = diagnose(*trace, workers(2)).rate
+    same = diagnose(*trace, workers(2), run_rate=rate * (1 - OTHER_RATE / 2))
+    assert "for 47.6 batches/s instead of 23.9; then" in str(same)
+    other = diagnose(*trace, workers(2), run_rate=2.63)
+    assert "instead of 23.9 (2.63 over the whole run, start and pauses included); then" in str(
+        other
+    )
+    assert other.rate == rate
+
+
+def test_a_real_loader_names_both_rates():
+    """A pause between epochs is in the rate of its report, and not in that of its steps."""
+    loader = DataLoader(Sleepy(40, 0.01), batch_size=1, num_workers=0)
+    for epoch in range(2):
+        for _ in loader:
+            pass
+        time.sleep(0.5 * (1 - epoch))
+    found, whole = loader.diagnose(), loader._loader_progress.trace.snapshot()["rate"]
+    assert whole < found.rate
+    assert f"({short_number(whole)} over the whole run, start and pauses included)" in str(found)
+
+
 def test_records_that_contradict_each_other():
     """Steps waited as if batches took 100 ms, and the batches say 1 ms."""
     steps, _ = trace_of(STEPS, workers(2), 0.1)
@@ -548,6 +634,117 @@ def test_records_that_contradict_each_other():
     found = diagnose(steps, batches, workers(2))
     assert (found.cause, found.expected_rate) == ("unknown", None)
     assert "The cause is unknown: " in str(found)
+
+
+def crowded(
+    *, count=200, step_s=0.133, batch_s=0.00131, wait_s=0.02, tail=0.0, often=1.0, ready=2, **more
+):
+    """Return records of a machine where waits do not follow from steps and batches.
+
+    Args:
+        wait_s: Seconds that training waits, on average, for each batch for which it does.
+        tail: Share of batches and of steps that take 20 times as long.
+        often: Share of the batches that training waits for.
+        ready: Batches ready, each time.
+    """
+    chance = random.Random(more.get("seed", 0))
+    cpu, queued, idle = (more.get(name, 0.0) for name in ("cpu", "queued", "idle"))
+    trainer_cpu, trainer_queued = more.get("trainer_cpu", 0.0), more.get("trainer_queued", 0.0)
+    steps, batches, now, waited, total = [], [], 0.0, 0.0, 0.0
+
+    def length(seconds):
+        return seconds * chance.uniform(0.5, 1.5) * (20 if chance.random() < tail else 1)
+
+    for number in range(count):
+        wait, made_s = 0.0, length(batch_s)
+        if chance.random() < often:
+            wait = 2 * wait_s * chance.random()
+        waited, total = waited + wait, total + made_s
+        sums = (number + 1, total, total * cpu, total * queued, (number + 1) * more.get("read", 0))
+        batches.append(MadeRecord(now + 1e-4, made_s, 0.0, 100_000, 0.0, *sums))
+        is_first = number % (more.get("epoch") or count) == 0
+        trainer = ((number + 1) * step_s * trainer_cpu, (number + 1) * step_s * trainer_queued)
+        cores_idle_s = None if idle is None else now * idle
+        sums = (number + 1, waited, *trainer, cores_idle_s)
+        steps.append(StepRecord(now, wait, is_first, ready, *sums))
+        now += wait + length(step_s)
+    return steps, batches
+
+
+@pytest.mark.parametrize("buffer", [{}, {"buffer_bytes": 1_000_000, "crosses_epochs": True}])
+@pytest.mark.parametrize("tail", [0.0, 0.02])
+def test_a_crowded_machine_is_not_told_as_a_loader_that_is_too_small(buffer, tail):
+    """Batches of 1.31 ms are not too much for two workers and steps of 133 ms."""
+    setup = replace(workers(2), cores=2, **buffer)
+    found = diagnose(*crowded(idle=0.02, trainer_cpu=0.3, tail=tail), setup)
+    assert (found.cause, found.advice, found.expected_rate) == ("contention", {}, None)
+    assert "other programs use the rest" in str(found)
+    # Where the cores are not known to be busy, nobody else is blamed.
+    found = diagnose(*crowded(idle=0.6, trainer_cpu=0.3, tail=tail), setup)
+    assert (found.cause, found.advice) == ("unknown", {})
+    assert diagnose(*crowded(idle=None, tail=tail), setup).cause == "unknown"
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 1000),
+            "count": st.sampled_from([30, 60, 200]),
+            "step_s": st.floats(0.001, 0.3),
+            "batch_s": st.floats(0.0003, 0.3),
+            "wait_s": st.sampled_from([0.0, 0.002, 0.01, 0.1]),
+            "often": st.sampled_from([0.02, 0.1, 1.0]),
+            "tail": st.sampled_from([0.0, 0.02, 0.1]),
+            "ready": st.sampled_from([0, 1, 2, 4, 20]),
+            "cpu": st.floats(0.0, 0.5),
+            "queued": st.floats(0.0, 0.5),
+            "idle": st.none() | st.floats(0.0, 1.0),
+            "trainer_cpu": st.floats(0.0, 1.0),
+            "trainer_queued": st.floats(0.0, 0.5),
+            "epoch": st.sampled_from([None, 10]),
+            "read": st.sampled_from([0, 10**5, 10**7]),
+        }
+    ),
+    st.builds(
+        workers,
+        st.sampled_from([0, 1, 2, 4]),
+        st.sampled_from([None, 1, 2, 8]),
+        buffer_bytes=st.none() | st.just(1_000_000),
+        keeps_workers=st.booleans(),
+        is_iterable=st.booleans(),
+    ),
+)
+def test_no_verdict_contradicts_its_numbers(made, setup):
+    """Whatever was recorded: the inequalities of a finding hold, the promised rate included.
+
+    The numbers are those of the evidence, where each cause can be checked by hand.
+    """
+    steps, batches = crowded(**made)
+    found, recorded = (
+        diagnose(steps, batches, setup),
+        recorded_work(steps, batches, setup.num_workers),
+    )
+    if recorded is None or recorded.steps < LEAST_STEPS:
+        assert found.cause == "unknown"
+        return
+    finding = Causes(SimulatedLoader(recorded, setup)).finding()
+    assert finding.cause == found.cause
+    assert all(larger > smaller for larger, smaller in finding.claims)
+    numbers, count = found.evidence, setup.num_workers
+    if found.cause not in ("healthy", "consumer") and found.expected_rate is not None:
+        assert found.expected_rate > found.rate
+    if count and (found.cause == "workers" or "num_workers" in found.advice):
+        batch_s = max(numbers["batch_s"], numbers["slow_batch_s"])
+        assert batch_s > count * numbers["quick_step_s"] or recorded.read_rate > 0
+    if found.cause == "buffer":
+        assert numbers["most_ready"] + 1 >= FILLED * numbers["depth"]
+        assert numbers["batch_s"] < count * numbers["step_s"]
+    if found.cause == "cpu" and not found.advice:
+        used = (numbers["cpu_s"] + numbers["trainer_cpu_s"]) * found.rate
+        assert max(numbers["cores_needed"], used / BUSY_CORES) >= numbers["cores"]
+    if found.cause == "contention" and not finding.claims and numbers["queued_s"] == 0.0:
+        assert numbers["idle_share"] < IDLE_CORES
 
 
 def test_pauses_between_epochs_count_neither_as_steps_nor_as_waits():

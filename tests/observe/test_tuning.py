@@ -6,8 +6,19 @@ import math
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from forebay.observe.tuning import PAUSE_S, WINDOWS_BEFORE_FEWER, Totals, Tuner
+from forebay.observe.tuning import (
+    BUSY,
+    HALF_BUSY,
+    HEADROOM,
+    HELPED,
+    PAUSE_S,
+    WINDOWS_BEFORE_FEWER,
+    Totals,
+    Tuner,
+)
 
 
 @dataclass
@@ -231,3 +242,60 @@ def test_a_look_at_two_loads_at_once_is_not_acted_on():
     numbers, decisions = run(tuner, after, 6)
     assert numbers[-1] == 8
     assert not any("more do not help" in each.reason for each in decisions)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, 8),
+    st.lists(
+        st.tuples(
+            st.floats(0.0, 3.0),  # seconds of waiting in each window
+            st.integers(40, 200),  # steps in it
+            st.floats(0.001, 0.2),  # of a step
+            st.floats(0.0005, 0.5),  # of a batch
+            st.floats(0.0, 1.0),  # of that, on a core
+        ),
+        min_size=2,
+        max_size=12,
+    ),
+)
+def test_no_decision_contradicts_its_numbers(start, windows):
+    """More workers only where batches need them or keep half of them busy; fewer only if enough."""
+    tuner, was, rates = Tuner(start, 16, 4.0), Totals(*[0] * 9), {}
+    tuner.decide(was)
+    for waited_s, steps, step_s, batch_s, cpu in windows:
+        seconds, present = max(waited_s + steps * step_s, 5.0), tuner.num_workers
+        now = Totals(
+            was.at + seconds,
+            was.waited_s + waited_s,
+            was.steps + steps,
+            was.steps_s + steps * step_s,
+            was.made + steps,
+            was.made_s + steps * batch_s,
+            was.cpu_s + steps * batch_s * cpu,
+            was.queued_s,
+            was.trainer_cpu_s,
+        )
+        decision, was, rate = tuner.decide(now), now, steps / seconds
+        rates.setdefault(present, []).append(rate)
+        if decision is None:
+            continue
+        needed, busy = batch_s / step_s, steps * batch_s / (seconds * present)
+        if decision.num_workers > present:
+            assert needed * HEADROOM * (1 + 1e-9) > present or busy >= HALF_BUSY
+            assert waited_s > 0.0
+        elif "more do not help" in decision.reason:
+            assert rate < max(rates[decision.num_workers]) * HELPED
+        else:
+            assert needed <= decision.num_workers
+            assert busy < BUSY
+
+
+def test_idle_workers_do_not_even_out_batches():
+    """Of batches that take a hundredth of a step, more workers make no more."""
+    tuner, was = Tuner(2, 8, 4.0), Totals(*[0] * 9)
+    tuner.decide(was)
+    for number in range(1, 5):
+        seconds, steps = number * 10.0, number * 70
+        times = (seconds, seconds * 0.07, steps, steps * 0.133, steps, steps * 0.00131)
+        assert tuner.decide(Totals(*times, 0.0, 0.0, 0.0)) is None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay.errors import OptionError
+from forebay.errors import InputError, OptionError
 from forebay.ledger.snapshot import read_failures
 from forebay.runs.preprocess import retry
 
@@ -62,6 +62,25 @@ def test_a_new_column_makes_each_row_another_input_and_the_user_is_told(tmp_path
     assert again(rows[:1]) == (1, False)
     assert again(rows) == (2, False)
     assert again([{**row, "label": "x"} for row in rows]) == (2, True)
+
+
+def test_inputs_that_leave_the_table_are_told(tmp_path, capsys):
+    """Otherwise a call with other inputs would replace the rows of the first without a word."""
+    for folder in ("a", "b"):
+        inputs_in(tmp_path / folder, [f"{folder}{number}" for number in range(3)])
+
+    def said(inputs, **options):
+        report = forebay.preprocess(strict, inputs, tmp_path / "out", num_workers=0, **options)
+        assert report.metadata.num_rows == report.done
+        return capsys.readouterr().err
+
+    words = f"{tmp_path / 'out'}: {{}} of the earlier run {{}} not listed now, so the table is"
+    assert said(tmp_path / "a") == ""
+    assert words.format("3 of the 3 inputs", "are") in said(tmp_path / "b")
+    assert said(tmp_path / "b") == said(tmp_path / "b", limit=1) == "", "each is told once"
+    assert words.format("1 of the 3 inputs", "is") in said([*(tmp_path / "b").iterdir()][:2])
+    assert (tmp_path / "out" / "a0").exists()
+    assert said(tmp_path / "a", resume=False) == ""
 
 
 def test_a_trial_leaves_the_record_of_other_failures_alone(tmp_path):
@@ -189,3 +208,116 @@ def test_an_interrupt_says_that_nothing_is_lost(tmp_path, resume, again):
         f"forebay: interrupted; completed work is kept, the same call{again} continues"
     ]
     assert run(strict, folder, tmp_path / "out", version="2").resumed == 1
+
+
+# ---- redo ---------------------------------------------------------------------------------------
+
+
+def told(source, out):
+    """Write what `told.txt` says now."""
+    name = source.name if isinstance(source, Path) else source["name"]
+    out.file(name).write_text(Path("told.txt").read_text())
+
+
+@pytest.fixture
+def told_folder(tmp_path, monkeypatch):
+    """Return a function that says what is written, and an input folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("told.txt").write_text("old")
+    for name in ("a", "b"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / "in" / name / f"{name}{number}.txt").touch()
+    return "in"
+
+
+def new_outputs(output):
+    return sorted(each.name for each in Path(output).glob("*.txt") if each.read_text() == "new")
+
+
+class Numbers:
+    """A Dataset whose samples have no names."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return {"value": index}
+
+
+@pytest.mark.parametrize(
+    ("redo", "names"),
+    [
+        ("in/a/a1.txt", ["a1"]),
+        ("a1.txt", ["a1"]),
+        (Path("in/a/a1.txt"), ["a1"]),
+        ("a?.txt", ["a0", "a1", "a2"]),
+        ("in/b/*", ["b0", "b1", "b2"]),
+        (["in/a/a[01].txt", "b2.txt", "other.txt"], ["a0", "a1", "b2"]),
+    ],
+)
+def test_selected_inputs_are_done_again(told_folder, redo, names):
+    """By path, last part or pattern; the others stay as they are."""
+    run(told, told_folder, "out")
+    Path("told.txt").write_text("new")
+    report = run(told, told_folder, "out", redo=redo)
+    assert (report.done, report.failed, report.resumed) == (6, 0, 6 - len(names))
+    assert new_outputs("out") == [f"{name}.txt" for name in names]
+    assert report.metadata.num_rows == 6
+
+
+def test_a_row_is_redone_by_its_json_and_a_sample_by_its_index(told_folder):
+    """As they are called in the report of failures."""
+    rows = [{"name": f"{number}.txt"} for number in range(12)]
+    run(told, rows, "out")
+    Path("told.txt").write_text("new")
+    assert run(told, rows, "out", redo='*"1.txt"*').resumed == 11
+    assert new_outputs("out") == ["1.txt"]
+    samples = Numbers()
+    assert forebay.preprocess(samples, output="samples", num_workers=0, progress=False).done == 12
+    again = {"redo": ["3", "11"], "num_workers": 0, "progress": False}
+    assert forebay.preprocess(samples, output="samples", **again).resumed == 10
+
+
+def test_a_name_that_no_input_has_is_an_error(told_folder):
+    """Also one that the user mistyped; an example shows how inputs are called."""
+    run(told, told_folder, "out")
+    with pytest.raises(InputError, match=r"redo= names no input: 'x\*'") as caught:
+        run(told, told_folder, "out", redo="x*")
+    assert "The first input is called 'in/a/a0.txt'" in str(caught.value)
+    for wrong in ("", [], [""], 3, ["a", 3]):
+        with pytest.raises(OptionError, match="redo="):
+            run(told, told_folder, "out", redo=wrong)
+    assert run(told, told_folder, "out").resumed == 6
+
+
+def test_redone_inputs_are_not_lost_by_a_kill(told_folder):
+    """The call without `redo` continues; the same call does them all again."""
+    program = (
+        "import forebay, os, signal, test_again\n"
+        "def told(source, out):\n"
+        "    if source.name == 'a1.txt': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    test_again.told(source, out)\n"
+        "test_again.run(told, 'in', 'out', version='1', redo='in/a/*')"
+    )
+    run(told, told_folder, "out", version="1")
+    Path("told.txt").write_text("new")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not Path("out", "a2.txt").exists()
+    report = run(told, told_folder, "out", version="1")
+    assert (report.done, report.failed) == (6, 0)
+    assert new_outputs("out") == ["a0.txt", "a1.txt", "a2.txt"]
+
+
+def test_an_interrupted_redo_names_the_option_to_leave_out(told_folder):
+    """The same call would do again what it did before."""
+    run(told, told_folder, "out", version="1")
+
+    def interrupted(source, out):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run(interrupted, told_folder, "out", version="1", redo="*")
+    assert "the same call without redo= continues" in caught.value.__notes__[0]

@@ -423,6 +423,17 @@ def test_ctrl_c_in_a_run_that_started_over_names_the_option_to_leave_out(tmp_pat
     assert err.strip().endswith("the same command without --restart continues")
 
 
+def test_redo_names_inputs_to_be_done_again(inputs, output):
+    """Several options, each a name or a pattern; without it nothing is redone."""
+    command = ["preprocess", f"{WORKS}:copy", inputs, output, "--quiet"]
+    total = len(list(inputs.iterdir()))
+    assert here(*command)[0] == 0
+    code, out, _ = here(*command, "--redo", "0001.txt", "--redo", "*/0003.*")
+    assert (code, f"{total} done ({total - 2} by earlier runs)" in out) == (0, True)
+    code, _, err = here(*command, "--redo", "none")
+    assert (code, "redo= names no input: 'none'\n" in err) == (1, True)
+
+
 # ---- retry --------------------------------------------------------------------------------------
 
 

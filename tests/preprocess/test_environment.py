@@ -106,6 +106,34 @@ def test_a_disk_without_room_for_more_files_stops_the_run_too(tmp_path):
         assert run(copy, inputs, output).done == 60
 
 
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, {"num_workers": 2, "backend": "thread"}, {}]
+)
+def test_a_staging_folder_that_cannot_be_made_is_no_fault_of_the_function(tmp_path, options):
+    """As without an inode: the message says what to free, and the same call goes on later."""
+    inputs, output = make_inputs(tmp_path / "in", 3), tmp_path / "out"
+    blocked = output / ".forebay" / "staging"
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("a file where a folder is needed")
+    with pytest.raises(OutputError) as caught:
+        run(copy, inputs, output, **options)
+    first, *_, last = str(caught.value).splitlines()
+    assert first.startswith("a worker cannot make its folder for staged files: [Errno ")
+    assert "Free some space and inodes (see df -h and df -i)" in last
+    blocked.unlink()
+    assert run(copy, inputs, output, **options).done == 3
+
+
+@pytest.mark.slow
+def test_whatever_inode_is_the_last_the_error_has_words(tmp_path):
+    """From the first folder to the last output: no OSError, and nothing about the function."""
+    inputs = make_inputs(tmp_path / "in", 3)
+    for inodes in range(2, 12):
+        with mounted(tmp_path / "out", "size=20m", f"nr_inodes={inodes}") as output:
+            with pytest.raises((OutputError, LedgerError), match=r"space"):
+                run(copy, inputs, output / "out", num_workers=0)
+
+
 # ---- read-only ----------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import sqlite3
 import textwrap
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from driving import call, calls, make_inputs, published, staged
+from driving import call, calls, here, make_inputs, published, staged
 from works import copy, fail_odd, meet_fault
 
 import forebay
@@ -19,6 +20,7 @@ from forebay.errors import FailuresError, SampleTimeoutError, WorkerDiedError
 from forebay.failures import MAX_TEXT
 from forebay.inputs.listing import local_inputs
 from forebay.runs import job as work
+from forebay.runs.report import FailureBudget
 
 # Time limit of runs in which an input hangs; no other may reach it, on a loaded machine either.
 HANG_S = 3.0
@@ -365,6 +367,87 @@ def test_one_success_among_the_first_lets_the_run_go_on(tmp_path):
     inputs = make_inputs(tmp_path / "in", 60)
     report = run(fail_unless_third, inputs, tmp_path / "out", retries=0)
     assert (report.done, report.failed) == (1, 59)
+
+
+@pytest.fixture
+def two_folders(tmp_path):
+    """Inputs of two folders: 100 files of the same names in each, and one more in the first."""
+    make_inputs(tmp_path / "in" / "a", 101)
+    make_inputs(tmp_path / "in" / "b", 100)
+    return tmp_path / "in"
+
+
+def test_inputs_that_take_each_others_names_stop_the_run(two_folders, tmp_path):
+    """A folder that is missing in the names is told after twenty; a repeated call goes on."""
+    options = {"num_workers": 0}
+    with pytest.raises(FailuresError) as caught:
+        run(name_alone, two_folders, tmp_path / "out", **options)
+    assert str(caught.value).startswith(
+        "stopped early: the outputs of 20 inputs in a row were refused\n"
+        "  If more of them may fail, say how many: max_failures=, or --max-failures.\n"
+    )
+    assert "is claimed by two inputs, this one and" in str(caught.value)
+    report = run(name_alone, two_folders, tmp_path / "out", max_failures=200, **options)
+    assert (report.done, report.failed) == (1, 200)
+
+
+def name_alone(source, out):
+    out.file(source.name).write_text("x")
+
+
+def test_a_report_groups_more_than_ten_failures(two_folders, tmp_path):
+    """By error, with an example; the command shows three."""
+    output = tmp_path / "out"
+    shown = repr(run(name_alone, two_folders, output, max_failures=200, num_workers=0))
+    found = shown.splitlines()[3:]
+    assert found[:2] == [
+        "failures by error, with an example of each",
+        "  200  OutputError: output '…' is claimed by two inputs, this one and …",
+    ]
+    names = [f"{two_folders}/{name}/0000.txt" for name in ("a", "b")]
+    claimed = "{}: output '0000.txt' is claimed by two inputs, this one and {}"
+    assert found[2] == f"       {claimed.format(*names)}"
+    code, out, err = here("failures", output, "--summary")
+    assert (code, err) == (0, "200 inputs failed\n")
+    lines = out.splitlines()
+    assert (len(lines), lines[0]) == (4, found[1].strip())
+    assert lines[1] == f"     {claimed.format(*names)}"
+    code, out, _ = here("failures", output, "--summary", "--json")
+    assert json.loads(out)["count"] == 200
+
+
+def test_a_cause_that_appears_later_stops_the_run(tmp_path):
+    """A hundred in a row; what an earlier run left failed is no news, so that goes on."""
+    inputs = make_inputs(tmp_path / "in", 300)
+    options = {"retries": 0, "num_workers": 0}
+    with pytest.raises(
+        FailuresError, match="100 inputs in a row all failed alike, with ValueError"
+    ):
+        run(fail_after_sixty, inputs, tmp_path / "out", **options)
+    with pytest.raises(FailuresError, match="in a row"):
+        run(fail_after_sixty, inputs, tmp_path / "out", **options)
+    report = run(fail_after_sixty, inputs, tmp_path / "out", **options)
+    assert (report.done, report.failed) == (60, 240)
+
+
+def fail_after_sixty(source, out):
+    if source.name >= "0060.txt":
+        raise ValueError("no more")
+
+
+def test_failures_between_successes_stop_nothing():
+    """However many: only a row of them is a sign that the others fail, too."""
+    budget = FailureBudget(None, 1000)
+    budget.succeeded()
+    for _ in range(10):
+        assert not any(budget.failed("ValueError") for _ in range(99))
+        budget.succeeded()
+        assert not any(budget.refused([one], [one]) for one in range(18))
+        assert budget.refused([1, 2], [1]) is None
+    assert not any(budget.failed(f"Error{one}") for one in range(300))
+    assert FailureBudget(20, 1000).refused(range(20), range(20)) is None
+    assert FailureBudget(None, 1000).refused(range(20), range(20)) is not None
+    assert FailureBudget(None, 1000, known=1).refused(range(20), range(20)) is None
 
 
 def fail_unless_third(source, out):

@@ -9,6 +9,7 @@ import random
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pytest
 from driving import calls, make_inputs, published, staged
@@ -68,6 +69,12 @@ def twice_as_long(source, out):
         (7, [{"metadata": 7}]),
         (["x", "y"], [{"metadata": ["x", "y"]}]),
         ({"a": {"b": [1, None]}}, [{"a": {"b": [1, None]}}]),
+        (np.float32(0.5), [{"metadata": 0.5}]),
+        (np.array(3), [{"metadata": 3}]),
+        (np.eye(2), [{"metadata": [[1.0, 0.0], [0.0, 1.0]]}]),
+        ((np.ones(2), 7), [{"metadata_0": [1.0, 1.0], "metadata_1": 7}]),
+        ([np.ones((1, 2)), np.ones(1)], [{"metadata_0": [[1.0, 1.0]], "metadata_1": [1.0]}]),
+        ((np.float32(0.5), 7), [{"metadata": [0.5, 7.0]}]),
     ],
 )
 def test_any_form_of_metadata_becomes_rows(inputs, output, value, rows):
@@ -76,6 +83,46 @@ def test_any_form_of_metadata_becomes_rows(inputs, output, value, rows):
     table = run(partial(returns, value), [first], output).metadata
     expected = [{"source": first, "destination": None, **row} for row in rows]
     assert table.to_pylist() == expected
+
+
+class Images:
+    """Samples as training has them: an image and its label."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return np.full((3, 90, 90), index / 255, np.float32), index
+
+
+def image(source, out):
+    """Return an image, and not a file of it."""
+    return {"image": np.full((3, 90, 90), 0.5)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_large_arrays_as_metadata_are_columns_of_lists_and_are_told_once(
+    tmp_path, capsys, num_workers
+):
+    """With the size of all of them, and with `save=`, which writes them to files."""
+    report = forebay.preprocess(Images(), output=tmp_path, num_workers=num_workers)
+    said = capsys.readouterr().err
+    assert said.count("with an array of numbers; for all 3 that may be ") == 1
+    assert "pass save=, a function(sample, out) that writes what Images.__getitem__ returns" in said
+    assert f"{tmp_path}: {report.notes[0]}" in said
+    image, label = report.metadata.drop_columns(["source", "destination"]).schema.types
+    assert str(image).count("list<") == 3
+    assert "double" in str(image)
+    assert str(label) == "int64"
+
+
+def test_a_function_is_told_to_write_its_arrays(inputs, output, caplog):
+    """In the log, where there is no progress; an embedding and a long text belong in a table."""
+    (note,) = run(image, inputs, output, limit=1).notes
+    assert "image writes it to out.file(), with numpy.save for example" in note
+    assert note in caplog.text
+    for fine in ({"vector": [0.123456789012345] * 1536}, {"text": "12, 13" * 20_000}):
+        assert run(partial(returns, fine), inputs, output, limit=1, resume=False).notes == ()
 
 
 def test_a_single_output_is_the_destination_of_every_row(inputs, output):

@@ -109,11 +109,11 @@ def test_a_changed_save_is_noticed(folder, tmp_path):
 
 
 def test_a_sample_of_another_name_is_another_input(tmp_path):
-    """With a version, too, samples that moved are made again, and not taken for each other."""
+    """With a version, too, samples that moved are not taken for each other, nor made again."""
     options = {"save": name, "version": "1", **QUIET}
     forebay.preprocess(Named(["a", "b", "c"]), output=tmp_path, **options)
     report = forebay.preprocess(Named(["a", "x", "b", "c"]), output=tmp_path, **options)
-    assert (report.done, report.resumed) == (4, 1)
+    assert (report.done, report.resumed) == (4, 3)
     assert report.metadata.to_pylist() == [
         {"source": each, "destination": None, "name": each} for each in ("a", "x", "b", "c")
     ]
@@ -141,15 +141,15 @@ def test_the_source_of_a_row_is_the_path_that_it_names(folder, tmp_path):
 
 
 def test_a_part_of_a_dataset_has_its_names(tmp_path):
-    """As does a concatenation; the samples of a part without names have their index."""
+    """As does a concatenation; samples without names have their index in all parts together."""
     letters, digits = forebay.from_ids(["a", "b", "c"], str), forebay.from_ids([7, 8, 9], str)
     subset = data.Subset(letters, np.array([2, 0]))
     unnamed = data.Subset(data.StackDataset([1, 2]), [1])
     mixture = forebay.mix({"odd": (digits, 0.5), "subset": (data.Subset(subset, [1, 1]), 0.5)})
     wrapped = {
-        data.ConcatDataset([subset, unnamed, digits]): ["c", "a", "2", "7", "8", "9"],
+        data.ConcatDataset([subset, unnamed, digits]): ["c", "a", "4", "7", "8", "9"],
         mixture: ["7", "8", "9", "a", "a"],
-        unnamed: [0],
+        unnamed: [1],
     }
     for place, (dataset, names) in enumerate(wrapped.items()):
         report = forebay.preprocess(dataset, output=tmp_path / str(place), save=name, **QUIET)

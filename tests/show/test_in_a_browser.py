@@ -25,6 +25,8 @@ import forebay
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM = os.environ.get("FOREBAY_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
+SITE = Path(__file__).parents[2] / "build" / "site"
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
@@ -139,6 +141,33 @@ def test_a_report_opens_without_a_network(tmp_path, proxy, reports, kind, name, 
     assert look(reports[kind], picture, proxy, size, *more) == ("", [])
     assert colours(picture) > 20
     keep(picture)
+
+
+# It searches for a word, and says how many pages were found, and how many lines of code are cut.
+LOOKS = """<script>
+const all = (selector) => [...document.querySelectorAll(selector)];
+const cut = () => all("pre code").filter((each) => each.scrollWidth > each.clientWidth + 1).length;
+const results = () => all(".md-search-result__item").length;
+const timer = setInterval(() => {
+  const field = document.querySelector(".md-search__input");
+  field.focus();
+  field.value = "replay";
+  field.dispatchEvent(new Event("keyup", { bubbles: true }));
+  if (results() && !clearInterval(timer)) console.log(`${results() > 2} ${cut()} cut`);
+}, 200);
+</script></body>"""
+
+
+@pytest.mark.skipif(not SITE.is_dir(), reason="make docs was not called")
+def test_the_site_opens_from_a_disk_with_its_search(tmp_path, proxy) -> None:
+    """Nothing is requested, the search finds pages, and no code is cut on a common screen."""
+    site = shutil.copytree(SITE, tmp_path / "site")
+    page = site / "docs" / "tutorial" / "preprocess.html"
+    page.write_text(page.read_text().replace("</body>", LOOKS))
+    more = ["--virtual-time-budget=20000"]
+    console, asked = look(page, tmp_path / "site.png", proxy, "1280,1000", *more)
+    assert "true 0 cut" in console
+    assert asked == []
 
 
 def test_requests_and_messages_would_be_seen(tmp_path, proxy) -> None:

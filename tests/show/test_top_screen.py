@@ -60,7 +60,7 @@ def test_a_loader_is_shown_with_its_buffer_waits_and_workers() -> None:
         "train.py · pid 4711 · 1 min 41 s",
         "DataLoader(Images(50,000), batch_size=64, num_workers=2)",
         "Training waits 38% of the time. 2 workers are too few. Use 4.",
-        "epoch 3, batch 1,204 · 41.2 batches/s · training waited 38% of the last 30 s",
+        "epoch 3, batch 1,204 · last 30 s: 41.2 batches/s, training waited 38%",
         "buffer   " + "█" * 15 + "░" * 9 + "│" + "░" * 5 + " 500 MB of 1 GB, 12 ready",
         "waits    " + " " * 20 + "█" * 10 + "  38%",
         "worker 0 " + "█" * 30 + " 100%",
@@ -71,7 +71,7 @@ def test_a_loader_is_shown_with_its_buffer_waits_and_workers() -> None:
 def test_a_loader_that_has_just_begun() -> None:
     """There are no 30 seconds yet of which it could have waited a part."""
     lines = shown(LOADER | {"waits": "9" * 3, "began": 97.0})
-    assert any(line.endswith("training waited 38% of the last 3 s") for line in lines)
+    assert any(line.endswith("last 3 s: 41.2 batches/s, training waited 38%") for line in lines)
 
 
 def test_a_run_is_shown_with_its_counts_and_workers() -> None:
@@ -85,7 +85,7 @@ def test_a_run_is_shown_with_its_counts_and_workers() -> None:
 
 def test_rare_figures_are_shown_where_there_are_some() -> None:
     """Those of the whole run, beside the rates of the last seconds."""
-    assert "of the last 30 s · 2 restarts" in shown(LOADER | {"restarts": 2})[3]
+    assert "training waited 38% · 2 restarts" in shown(LOADER | {"restarts": 2})[3]
     assert shown(RUN | {"retries": 1})[2].endswith("8 workers · 1 retry")
 
 

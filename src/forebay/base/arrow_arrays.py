@@ -1,19 +1,45 @@
-"""Arrow arrays from values of JSON and from NumPy arrays, built from buffers.
+"""Arrow arrays from values of JSON and from NumPy arrays; rows of Arrow columns as NumPy arrays.
 
-`pyarrow.array` imports pandas where that is installed: half a second and 50 MB in every process
-that writes a table.
+All of them use buffers: `pyarrow.array` imports pandas where that is installed, half a second and
+50 MB in every process that writes a table.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
+import mmap
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
+
+from forebay.base.formatting import byte_size
+from forebay.errors import InputError, shortened
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow
+
+# What Arrow takes beside the rows: for threads, hash tables, pages and compression of a column.
+_BESIDE_BYTES = 64 << 20
+
+
+def check_memory(nbytes: int) -> None:
+    """Raise MemoryError if there is none for so many bytes of rows, once they are loaded.
+
+    Arrow would end the process, since some of its destructors allocate memory.
+    """
+    needed = _BESIDE_BYTES + 2 * nbytes
+    try:
+        mmap.mmap(-1, needed, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError as error:
+        raise MemoryError(
+            f"{byte_size(needed)} of memory are needed, and the system grants less; see `ulimit -v`"
+        ) from error
+
 
 _TYPECODES = {"int64": "q", "double": "d"}
 
@@ -60,6 +86,7 @@ def array_of_numpy(values: np.ndarray[Any, Any]) -> pyarrow.Array:
 
     if values.dtype.kind == "U":
         return array_of(values.tolist(), pyarrow.string())
+    values = values.astype(values.dtype.newbyteorder("="), copy=False)
     kind = pyarrow.from_numpy_dtype(values.dtype)
     flat = np.ascontiguousarray(values).reshape(-1)
     data = bits_of(flat) if values.dtype.kind == "b" else pyarrow.py_buffer(flat)
@@ -84,3 +111,454 @@ def _ends(lengths: Any) -> pyarrow.Buffer:
     import pyarrow
 
     return pyarrow.py_buffer(array("i", accumulate(lengths, initial=0)))
+
+
+# ---- columns -------------------------------------------------------------------------------------
+# Take rows from the columns of an Arrow table by number, without copying the columns.
+#
+#     numbers, booleans           ──> array [rows]
+#     lists of numbers            ──> array [rows, length], if those of the rows are equally long
+#     strings, bytes, categories  ──> list
+#
+# A column has many chunks, in a mapped file thousands. Their buffers are parts of one array, over
+# the memory from the first to the last of them, so that one take suffices for any rows. What lies
+# between the parts is never read: numbers of rows are checked against the length of the table, and
+# offsets, which may come from a damaged file, against that of their chunk.
+
+# NumPy's names of Arrow's types, for those with another name.
+_DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+
+class _RaggedError(ValueError):
+    """Lists of the rows have different lengths, so that they do not make one array."""
+
+
+class Rows:
+    """Numbers of rows, and in which chunk of a column each of them is."""
+
+    def __init__(self, numbers: np.ndarray[Any, Any]) -> None:
+        self.numbers = numbers
+        self._chunks: dict[int, Any] = {}
+
+    def of_chunk(self, ends: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> Any:
+        """Return the value of each row's chunk; only one if there is one chunk.
+
+        Args:
+            ends: The rows up to the end of each chunk; columns with equal chunks share this object.
+        """
+        if len(ends) == 1:
+            return values[0]
+        if (found := self._chunks.get(id(ends))) is None:
+            found = self._chunks[id(ends)] = ends.searchsorted(self.numbers, "right")
+        return values[found]
+
+
+class Column(ABC):
+    """One column."""
+
+    @abstractmethod
+    def take(self, rows: Rows) -> Any:
+        """Return the values of the rows: an array, or a list of strings or bytes."""
+
+    def each(self, rows: Rows) -> Sequence[Any]:
+        """Return the value of each row; arrays may differ in length."""
+        found: Sequence[Any] = self.take(rows)
+        return found
+
+    def counts(self, rows: Rows) -> Any:
+        """Return the number in each row, or the length of its list without reading that."""
+        return self.take(rows)
+
+
+class Columns:
+    """The columns of a table with at least one row, over its memory where its layout allows.
+
+    Booleans and categories are converted, and of columns with nulls there are copies.
+
+    Args:
+        where: What errors begin with.
+        reopen: Returns these columns in another process, where they are not to be pickled.
+
+    Attributes:
+        types: The type of each, by name.
+        nbytes: Bytes of the table, in memory or in a mapped file.
+
+    Raises:
+        InputError: A column has a type that no batch can have, or a null where NaN is not possible.
+    """
+
+    def __init__(
+        self, table: pyarrow.Table, where: str, reopen: Callable[[], Columns] | None = None
+    ) -> None:
+        try:
+            table.validate()
+        except Exception as error:  # pyarrow's errors have no common root
+            raise InputError(f"{where}: it is damaged: {error}\n  Write it again.") from error
+        self._reopen = reopen or partial(Columns, table, where)
+        self._length, self.nbytes = int(table.num_rows), int(table.nbytes)
+        self.types = {field.name: str(field.type) for field in table.schema}
+        known: dict[Any, Any] = {}
+        self._columns = {
+            name: _column(table.column(at), f"{where}: column {shortened(name)}", known)
+            for at, name in enumerate(table.column_names)
+        }
+
+    def __reduce__(self) -> Any:
+        """Pickle what opens them again."""
+        return self._reopen, ()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, index: Any) -> dict[str, Any]:
+        """Return the values of some rows by column: an array, or a list of strings or bytes.
+
+        Raises:
+            InputError: Lists of these rows have different lengths.
+            IndexError: There is no such row.
+        """
+        rows, found = Rows(row_numbers(index, self._length)), {}
+        for name, column in self._columns.items():
+            try:
+                found[name] = column.take(rows)
+            except _RaggedError as error:
+                raise ragged(name, error) from None
+        return found
+
+    def each(self, index: Any) -> dict[str, Sequence[Any]]:
+        """Return the value of each of some rows by column; arrays may differ in length."""
+        rows = Rows(row_numbers(index, self._length))
+        return {name: column.each(rows) for name, column in self._columns.items()}
+
+    def counts(self, name: str) -> Any:
+        """Return the number in each row of a column, or the length of its list."""
+        import numpy as np
+
+        return self._columns[name].counts(Rows(np.arange(self._length)))
+
+
+def ragged(name: str, lengths: object) -> InputError:
+    """Return the error for lists of a column, given two of their lengths."""
+    return InputError(
+        f"column {shortened(name)} has {lengths} in these rows, which make no tensor\n  Pad them: "
+        f"collate_fn=forebay.collate.by_field({{{name!r}: forebay.collate.pad()}})."
+    )
+
+
+def row_numbers(index: Any, length: int) -> np.ndarray[Any, Any]:
+    """Return the numbers of rows, counted from 0; negative ones count from the end."""
+    import numpy as np
+
+    numbers = np.asarray(index)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise TypeError(f"rows are chosen by integers; got an array of {numbers.dtype}")
+    numbers = numbers.astype(np.int64, copy=False)
+    if numbers.size and numbers.min() < 0:
+        numbers = np.where(numbers < 0, numbers + length, numbers)
+    if numbers.size and not (numbers.min() >= 0 and numbers.max() < length):
+        raise IndexError(f"a row is out of range: there are {length:,}")
+    return numbers
+
+
+class _Chunks:
+    """The chunks of a column.
+
+    Attributes:
+        firsts: The number of the first row of each.
+        ends: See `Rows.of_chunk`.
+    """
+
+    def __init__(self, column: pyarrow.ChunkedArray, known: dict[Any, Any]) -> None:
+        import numpy as np
+
+        self.arrays = [chunk for chunk in column.chunks if len(chunk)]
+        sizes = tuple(map(len, self.arrays))
+        self.ends = known.setdefault(sizes, np.cumsum(sizes))
+        self.firsts = self.ends - sizes
+
+
+class _Parts:
+    """A buffer of each chunk, as parts of one array.
+
+    Args:
+        each: How many elements of it belong to a row.
+
+    Attributes:
+        whole: The memory from the first to the last of them; only the parts may be read.
+        starts: Where each of them starts in it.
+        is_shifted: Whether the elements of row n do not start at n times as many as a row has.
+    """
+
+    def __init__(
+        self, chunks: _Chunks, parts: Iterable[np.ndarray[Any, Any]], each: int = 1
+    ) -> None:
+        import numpy as np
+
+        # The addresses of nearly all are multiples of the size of an element.
+        owners = [part if part.flags.aligned else part.copy() for part in parts]
+        self._owners, self._ends, self._each = owners, chunks.ends, each
+        self.whole, self.starts = max(owners, key=len), np.zeros(len(owners), np.int64)
+        used = np.array([part.size > 0 for part in owners])
+        if used.sum() > 1:
+            addresses = np.array([part.__array_interface__["data"][0] for part in owners])
+            first = addresses[used].min()
+            ends = addresses + [part.nbytes for part in owners]
+            memory: Any = (ctypes.c_char * int(ends[used].max() - first)).from_address(int(first))
+            self.whole = np.frombuffer(memory, owners[0].dtype)
+            self.starts = np.where(used, (addresses - first) // self.whole.itemsize, 0)
+        self._shifts = self.starts - chunks.firsts * each
+        self.is_shifted = bool(self._shifts.any())
+
+    def at(self, rows: Rows) -> np.ndarray[Any, Any]:
+        """Return where the elements of each row start."""
+        numbers = rows.numbers if self._each == 1 else rows.numbers * self._each
+        return numbers + rows.of_chunk(self._ends, self._shifts) if self.is_shifted else numbers
+
+    def take(self, positions: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
+        """Return so many elements from each position on, as an array [positions, width]."""
+        import numpy as np
+
+        if not width:
+            return np.empty((len(positions), 0), self.whole.dtype)
+        shape, strides = (max(len(self.whole) - width + 1, 0), width), self.whole.strides * 2
+        windows = np.lib.stride_tricks.as_strided(self.whole, shape, strides, writeable=False)
+        found: np.ndarray[Any, Any] = windows[positions]
+        return found
+
+
+class _Numbers(Column):
+    """Numbers, or lists of numbers of one length."""
+
+    def __init__(self, parts: _Parts, shape: tuple[int, ...]) -> None:
+        self._parts, self._shape, self._width = parts, shape, math.prod(shape)
+
+    def take(self, rows: Rows) -> Any:
+        parts, width = self._parts, self._width
+        if not self._shape:
+            return parts.whole.take(parts.at(rows))
+        if width and not parts.is_shifted:  # a single chunk: half the time
+            whole = parts.whole
+            found = whole[: len(whole) // width * width].reshape(-1, width).take(rows.numbers, 0)
+        else:
+            found = parts.take(parts.at(rows), width)
+        return found.reshape(len(rows.numbers), *self._shape)
+
+    def counts(self, rows: Rows) -> Any:
+        return 0 * rows.numbers + self._shape[0] if self._shape else self.take(rows)
+
+
+class _Lists(Column):
+    """Lists of numbers, or of arrays of one shape, whose lengths may differ from row to row."""
+
+    def __init__(
+        self,
+        chunks: _Chunks,
+        offsets: list[np.ndarray[Any, Any]],
+        values: list[np.ndarray[Any, Any]],
+        shape: tuple[int, ...] = (),
+    ) -> None:
+        import numpy as np
+
+        self._shape, self._each, self._ends = shape, math.prod(shape), chunks.ends
+        self._offsets, self._values = _Parts(chunks, offsets), _Parts(chunks, values)
+        self._counts = np.array([len(part) // max(self._each, 1) for part in values])
+
+    def spans(self, rows: Rows) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return where the values of each row start, and the length of its list."""
+        at = self._offsets.at(rows)
+        starts, ends = self._offsets.whole.take(at), self._offsets.whole.take(at + 1)
+        most = rows.of_chunk(self._ends, self._counts)
+        if not ((starts >= 0).all() and (starts <= ends).all() and (ends <= most).all()):
+            raise InputError("a column is damaged: the values of a row lie outside of its chunk")
+        first = rows.of_chunk(self._ends, self._values.starts)
+        return starts.astype("i8") * self._each + first, (ends - starts).astype("i8")
+
+    def take(self, rows: Rows) -> Any:
+        starts, lengths = self.spans(rows)
+        length = int(lengths[0]) if len(lengths) else 0
+        if (lengths != length).any():
+            other = int(lengths[lengths != length][0])
+            raise _RaggedError(f"a list of {length} and one of {other}")
+        return self._found(starts, length)
+
+    def each(self, rows: Rows) -> Sequence[Any]:
+        starts, lengths = self.spans(rows)
+        return [
+            self._found(starts[row : row + 1], length)[0]
+            for row, length in enumerate(lengths.tolist())
+        ]
+
+    def counts(self, rows: Rows) -> Any:
+        return self.spans(rows)[1]
+
+    def _found(self, starts: np.ndarray[Any, Any], length: int) -> Any:
+        found = self._values.take(starts, length * self._each)
+        return found.reshape(len(starts), length, *self._shape)
+
+
+class _Strings(_Lists):
+    """Strings or bytes."""
+
+    def __init__(self, chunks: _Chunks, *buffers: Any, is_text: bool) -> None:
+        super().__init__(chunks, *buffers)
+        self._array = chunks.arrays[0] if len(chunks.arrays) == 1 else None
+        self._is_text, self._view = is_text, self._values.whole.data
+
+    def take(self, rows: Rows) -> Any:
+        starts, lengths = self.spans(rows)
+        if self._array is not None:  # Arrow takes a quarter of the time, but not from many chunks
+            return self._array.take(array_of_numpy(rows.numbers)).to_pylist()
+        view, ends = self._view, (starts + lengths).tolist()
+        spans = zip(starts.tolist(), ends, strict=True)
+        if self._is_text:
+            return [str(view[start:end], "utf-8") for start, end in spans]
+        return [bytes(view[start:end]) for start, end in spans]
+
+    each = counts = take
+
+
+class _Categories(Column):
+    """Values out of a few: numbers, or a list of strings or bytes."""
+
+    def __init__(self, codes: Column, values: Any) -> None:
+        self._codes, self._values = codes, values
+
+    def take(self, rows: Rows) -> Any:
+        codes, values = self._codes.take(rows), self._values
+        if not isinstance(values, list):
+            return values.take(codes)
+        return [values[code] for code in codes.tolist()]
+
+
+def _column(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any]) -> Column:
+    import pyarrow
+    from pyarrow import types
+
+    kind, sizes = column.type, []
+    if isinstance(kind, pyarrow.FixedShapeTensorType):
+        sizes, kind = list(kind.shape), kind.storage_type
+        column = pyarrow.chunked_array([each.storage for each in column.chunks], kind)
+    if types.is_dictionary(kind):
+        return _categories(column, where, known)
+    if (plain := _without_view(kind)) is not kind:
+        kind, column = plain, column.cast(plain)
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    is_list = types.is_list(kind) or types.is_large_list(kind)
+    chunks = _Chunks(column, known)
+    if is_text or types.is_binary(kind) or types.is_large_binary(kind):
+        _refuse_nulls(chunks, where)
+        data = [_buffer(each, 2, "u1") for each in chunks.arrays]
+        return _Strings(chunks, _offsets(chunks), data, is_text=is_text)
+    leaf, found = kind.value_type if is_list else kind, []
+    while types.is_fixed_size_list(leaf):
+        found.append(leaf.list_size)
+        leaf = leaf.value_type
+    if not (types.is_integer(leaf) or types.is_floating(leaf) or types.is_boolean(leaf)):
+        raise InputError(
+            f"{where} has the type {kind}\n  Columns of a batch are numbers, booleans, strings, "
+            "bytes, or lists of numbers. Convert it first, times to integers and decimals to "
+            "floats for example; or leave columns= out: load= is called with a row's values."
+        )
+    shape, has_nan = tuple(sizes or found), types.is_floating(leaf)
+    if is_list or shape or not has_nan:
+        _refuse_nulls(chunks, where)
+    values = []
+    for chunk, first in zip(chunks.arrays, chunks.firsts.tolist(), strict=True):
+        inner, depth = chunk.values if is_list else chunk, len(found)
+        while depth and not inner.null_count:
+            inner, depth = inner.flatten(), depth - 1
+        if (depth or not has_nan) and inner.null_count:
+            row = next(row for row, each in enumerate(chunk) if _holds_null(each.as_py()))
+            raise _null(f"{where} has a null in the list of row {first + row:,}", "")
+        values.append(_numbers(inner, str(leaf)))
+    if is_list:
+        return _Lists(chunks, _offsets(chunks), values, shape)
+    return _Numbers(_Parts(chunks, values, math.prod(shape)), shape)
+
+
+def _categories(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any]) -> Column:
+    import numpy as np
+    import pyarrow
+
+    if "_view" in str(column.type.value_type):  # of which Arrow cannot make one dictionary
+        kind = _without_view(column.type.value_type)
+        pairs = [(each.indices, each.dictionary.cast(kind)) for each in column.chunks]
+        parts = [pyarrow.DictionaryArray.from_arrays(*pair) for pair in pairs]
+        column = pyarrow.chunked_array(parts)
+    chunks = _Chunks(column.unify_dictionaries(), known)
+    _refuse_nulls(chunks, where)
+    codes = pyarrow.chunked_array([each.indices for each in chunks.arrays])
+    values = pyarrow.chunked_array([chunks.arrays[0].dictionary])
+    words = _column(values, f"{where}, its categories", {})
+    return _Categories(_column(codes, where, known), words.take(Rows(np.arange(len(values)))))
+
+
+def _without_view(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return the type of strings or bytes that Arrow computes with, for one that it does not."""
+    import pyarrow
+
+    views = {"string_view": pyarrow.large_string(), "binary_view": pyarrow.large_binary()}
+    return views.get(str(kind), kind)
+
+
+def _refuse_nulls(chunks: _Chunks, where: str) -> None:
+    for chunk, first in zip(chunks.arrays, chunks.firsts.tolist(), strict=True):
+        if chunk.null_count:
+            row = first + int(_nulls(chunk).argmax())
+            count = sum(each.null_count for each in chunks.arrays)
+            raise _null(f"{where} is null in row {row:,}", f"{count:,} of its rows are null. ")
+
+
+def _null(what: str, count: str) -> InputError:
+    return InputError(
+        f"{what}, counted from 0: a batch has no value for it\n  {count}Fill or drop them first; "
+        "only nulls among floats become NaN."
+    )
+
+
+def _holds_null(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and any(map(_holds_null, value)))
+
+
+def _nulls(array: pyarrow.Array) -> np.ndarray[Any, Any]:
+    """Return which values are null, of an array that has nulls."""
+    return ~_flags(array, 0)
+
+
+def _flags(array: pyarrow.Array, number: int) -> np.ndarray[Any, Any]:
+    """Return one of an array's buffers of bits as booleans."""
+    import numpy as np
+
+    bits = np.frombuffer(array.buffers()[number], "u1")
+    found = np.unpackbits(bits, count=array.offset + len(array), bitorder="little")
+    return found[array.offset :].view(bool)
+
+
+def _buffer(array: pyarrow.Array, number: int, dtype: str) -> np.ndarray[Any, Any]:
+    """Return one of an array's buffers, whole; Arrow may leave out an empty one."""
+    import numpy as np
+
+    buffer = array.buffers()[number]
+    return np.empty(0, dtype) if buffer is None else np.frombuffer(buffer, dtype)
+
+
+def _offsets(chunks: _Chunks) -> list[np.ndarray[Any, Any]]:
+    """Return where the values of each row start, and where those of the last end, by chunk."""
+    return [
+        _buffer(each, 1, "i8" if "large" in str(each.type) else "i4")[each.offset :][
+            : len(each) + 1
+        ]
+        for each in chunks.arrays
+    ]
+
+
+def _numbers(array: pyarrow.Array, kind: str) -> np.ndarray[Any, Any]:
+    """Return numbers of an Arrow type as they are in memory; of floats with nulls, a copy."""
+    count, first = len(array), array.offset
+    if kind == "bool":
+        return _flags(array, 1) if count else _buffer(array, 1, "?")[:0]
+    found = _buffer(array, 1, _DTYPES.get(kind, kind))[first : first + count]
+    if array.null_count:
+        found = found.copy()
+        found[_nulls(array)] = math.nan
+    return found

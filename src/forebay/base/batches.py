@@ -187,6 +187,13 @@ class _UnknownError(Exception):
     """It is unknown which samples a value belongs to."""
 
 
+def items_in(value: Any) -> int | None:
+    """Return the size of the first dimension of a tensor, an array or a list; None for others."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return len(value) if value.ndim else None
+    return len(value) if isinstance(value, list) else None
+
+
 def _has_rows(value: Any, count: int) -> bool:
     if isinstance(value, torch.Tensor) and (value.is_nested or value.layout is not torch.strided):
         return False

@@ -1,4 +1,4 @@
-"""What forebay looks for in a user's dataset: its style, names of samples, its own generators."""
+"""What forebay looks for in a user's dataset: its style, and random generators of its own."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ import functools
 import hashlib
 import random
 import sys
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
-
-# ---- sample names --------------------------------------------------------------------------------
-# Whether a Dataset is map-style, and the names of its samples, also if it is wrapped.
-#
-# Subset(ConcatDataset([named, unnamed]), indices) ──> indices[i] ──> named.source_of(…)
-
-NameOf = Callable[[int], object]
 
 
 def is_map_style(dataset: object) -> bool:
@@ -33,41 +24,28 @@ def is_map_style(dataset: object) -> bool:
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
-def names_of(dataset: Any) -> NameOf | None:
-    """Return the function from a sample's index to its name; None if the Dataset knows no names.
+def getitems_of(dataset: Any) -> Any:
+    """Return what reads several samples with one call; None if a dataset reads one at a time."""
+    subset = getattr(sys.modules.get("torch.utils.data"), "Subset", None)
+    if type(dataset) is subset and getitems_of(dataset.dataset) is None:
+        return None  # its own one only calls `__getitem__` for each
+    return getattr(dataset, "__getitems__", None)
 
-    That is its method `source_of`. A `Subset`, a `ConcatDataset` and a mixture have the names of
-    the Datasets that they are made of.
+
+def sequence_rows(dataset: Any) -> dict[str, Any]:
+    """Return the datasets of `pack_sequences` and `batch_by_length`: this one, or those it mixes.
+
+    The name of one that is not in a mixture is "dataset".
     """
-    own = getattr(dataset, "source_of", None)
-    if callable(own):
-        return own  # type: ignore[no-any-return]
-    torch_data = sys.modules.get("torch.utils.data")
-    if torch_data is None:  # without torch there are no wrappers, and importing it takes seconds
-        return None
-    if isinstance(dataset, torch_data.Subset):
-        inner = names_of(dataset.dataset)
-        return None if inner is None else lambda index: inner(dataset.indices[index])
-    if isinstance(dataset, torch_data.ConcatDataset):
-        return _names_of_joined(dataset.datasets)
+    kind = getattr(sys.modules.get("forebay.lengths"), "SequenceRows", None)
+    parts = dataset.datasets if is_mixture(dataset) else {"dataset": dataset}
+    return {name: each for name, each in parts.items() if type(each) is kind}
+
+
+def is_mixture(dataset: object) -> bool:
+    """Return whether a dataset was made by `forebay.mix`."""
     mixing = sys.modules.get("forebay.mixing")
-    is_mixed = mixing is not None and type(dataset) is mixing.MixedDataset
-    return _names_of_joined(dataset.datasets.values()) if is_mixed else None
-
-
-def _names_of_joined(datasets: Iterable[Any]) -> NameOf | None:
-    """Return the names of Datasets one after the other; the index where one knows no names."""
-    parts = list(datasets)
-    names, ends = [names_of(part) for part in parts], list(accumulate(map(len, parts)))
-    if not any(names):
-        return None
-
-    def name_of(index: int) -> object:
-        at = bisect_right(ends, index)
-        inner = names[at]
-        return index if inner is None else inner(index - (ends[at - 1] if at else 0))
-
-    return name_of
+    return mixing is not None and type(dataset) is mixing.MixedDataset
 
 
 # ---- owned generators ----------------------------------------------------------------------------
@@ -103,21 +81,23 @@ class OwnedGenerators:
         """Find them; no code of the user is called."""
         found = dict(_found(roots))
         self.paths = tuple(found)
-        self._generators = tuple(found.values())
-        self._seeds = tuple((_number(path), _setter(each, path)) for path, each in found.items())
+        # Each with what its seeds are combined with, and what seeds it.
+        self.parts = tuple(
+            (each, _number(path), _setter(each, path)) for path, each in found.items()
+        )
 
     def __bool__(self) -> bool:
         """Return whether there are any."""
-        return bool(self._seeds)
+        return bool(self.parts)
 
     def seed(self, seed: int) -> None:
         """Seed each from 64 bits, which must look random, and from its path."""
-        for number, set_seed in self._seeds:
+        for _, number, set_seed in self.parts:
             set_seed(seed ^ number)
 
     def beside(self, set_seed: Callable[[int], None]) -> Callable[[int], None]:
         """Return a function that calls one with a seed, and seeds these generators, too."""
-        if not self._seeds:
+        if not self.parts:
             return set_seed
 
         def seed_all(seed: int) -> None:
@@ -128,11 +108,11 @@ class OwnedGenerators:
 
     def states(self) -> list[Any]:
         """Return copies of the states."""
-        return [_state_of(each) for each in self._generators]
+        return [_state_of(each) for each, _, _ in self.parts]
 
     def restore(self, states: Sequence[Any]) -> None:
         """Set the generators to states that `states` returned."""
-        for generator, state in zip(self._generators, states, strict=True):
+        for (generator, _, _), state in zip(self.parts, states, strict=True):
             _restore(generator, state)
 
 
@@ -276,6 +256,7 @@ def _setter(generator: Any, path: str) -> Callable[[int], object]:
     if isinstance(generator, numpy.random.RandomState):
         return lambda seed: generator.seed(seed >> 32)
     bits = getattr(generator, "bit_generator", generator)
+    bits = getattr(bits.lock, "bits", bits)  # of `local_generators`: those that it stands for
     if type(bits) in (numpy.random.PCG64, numpy.random.PCG64DXSM):
         return _pcg64_setter(bits, _number(f"{path} inc"))
 

@@ -5,15 +5,19 @@ No other module asks whether a string is a URL, or uses fsspec.
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import stat
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from forebay.errors import InputError, OptionError, OutputError
+from forebay.errors import InputError, OptionError, OutputError, printable, shown_location
 
 # ---- locations -----------------------------------------------------------------------------------
 # PURE, but for the working folder: a location is the path of a file or folder, or the URL of one.
@@ -43,8 +47,18 @@ def folder_of(location: str) -> str | None:
     """Return the folder of a file; None for a file in an archive (zip://a.csv::s3://b/c)."""
     if not is_url(location):
         return os.path.dirname(location)
-    folder = location.rpartition("/")[0]
+    folder = _without_query(location).rpartition("/")[0]
     return None if "::" in location else folder if is_url(folder) else f"{folder}/"
+
+
+def file_name(location: str) -> str:
+    """Return the last part of a path or URL, without a query; of a chain of URLs, of the first."""
+    return _without_query(location.partition("::")[0]).rstrip("/").rpartition("/")[2]
+
+
+def _without_query(location: str) -> str:
+    has_query = location.startswith(("http://", "https://"))
+    return location.partition("?")[0].partition("#")[0] if has_query else location
 
 
 def location_text(location: object) -> str:
@@ -68,7 +82,49 @@ def local_path(location: str | os.PathLike[str]) -> str:
     return str(LocalFileSystem._strip_protocol(text))
 
 
+def shown_values(value: Any) -> Any:
+    """Return a value of JSON in which no string that is a URL has credentials.
+
+    A URL within a longer string is part of the user's text, which stays as it is.
+    """
+    if isinstance(value, str):
+        is_location = "://" in value and re.match(r"[A-Za-z][A-Za-z0-9+.-]*::?\S+$", value)
+        return shown_location(value) if is_location else value
+    if isinstance(value, list):
+        return [*map(shown_values, value)]
+    if isinstance(value, dict):
+        return {key: shown_values(each) for key, each in value.items()}
+    return value
+
+
 # ---- local files ---------------------------------------------------------------------------------
+# A path that comes from a disk (a file in an output folder or a cache, a name in a table) may be
+# anything. It is opened here, and a small file is read here.
+
+
+def open_regular(
+    path: str | os.PathLike[str], flags: int = os.O_RDONLY, *, follows: bool = True
+) -> FileIO:
+    """Open a file that exists, without waiting; raise OSError if it is a pipe or a device.
+
+    Args:
+        follows: Whether the path may be a symbolic link.
+    """
+    flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if follows else os.O_NOFOLLOW)
+    mode = "r+" if flags & os.O_RDWR else "r"
+    file = FileIO(path, mode, opener=lambda name, _: os.open(name, flags))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    return file
+
+
+def read_regular(path: str | os.PathLike[str], most: int) -> bytes:
+    """Return the content of a small file, opened in this way; raise OSError if it is larger."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", os.fspath(path))
+        return file.read(most)
 
 
 @contextmanager
@@ -141,17 +197,13 @@ def names_among(folder: str, names: Sequence[str]) -> list[str] | None:
 
 def absent(url: str) -> InputError:
     """Return the error for a URL at which there is nothing."""
-    return InputError(f"{_shown(url)}: no such file or folder\n  Check the URL.")
+    return InputError(f"{printable(url)}: no such file or folder\n  Check the URL.")
 
 
 def unreachable(url: str, error: Exception) -> InputError:
     """Return the error for a URL that a file system could not open."""
     advice = "Check the URL, your credentials, and that its file system is installed (s3:// s3fs)."
-    return InputError(f"{_shown(url)}: it cannot be reached: {error}\n  {advice}")
-
-
-def _shown(url: str) -> str:
-    return url if url.isprintable() else ascii(url)[1:-1]
+    return InputError(f"{printable(url)}: it cannot be reached: {error}\n  {advice}")
 
 
 # ---- store ---------------------------------------------------------------------------------------
@@ -159,6 +211,9 @@ def _shown(url: str) -> str:
 #
 # Every exception on writing (each store has its own) becomes an `OutputError`; a missing file is a
 # result, not an error.
+
+
+_SMALL_BYTES = 1 << 20
 
 
 class Store:
@@ -192,7 +247,9 @@ class Store:
         return joined(self.url, name)
 
     def read(self, name: str) -> bytes | None:
-        """Return a small file; None if there is none."""
+        """Return a small file; None if there is none, or if it is large."""
+        if (self.size(name) or 0) > _SMALL_BYTES:
+            return None
         with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError):
             return bytes(self._system.cat_file(self._key(name)))
         return None
@@ -333,7 +390,7 @@ class Download:
             return
         os.makedirs(self._folder, exist_ok=True)
         with TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as scratch:
-            path = Path(scratch, _file_name(remote))
+            path = Path(scratch, file_name(remote) or "input")
             try:
                 system.get_file(remote, str(path))
             except FileNotFoundError as error:
@@ -368,10 +425,3 @@ def _existing(path: Path, source: str) -> Path:
     if not path.exists():
         raise NoInputError from FileNotFoundError(f"{source}: no such file")
     return path
-
-
-def _file_name(remote: str) -> str:
-    """Return the last part of a path, without the query of a URL."""
-    if remote.startswith(("http://", "https://")):
-        remote = remote.partition("?")[0].partition("#")[0]
-    return remote.rstrip("/").rpartition("/")[2] or "input"

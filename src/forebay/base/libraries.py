@@ -207,7 +207,7 @@ def _shared_files() -> list[str]:
     the dynamic linker instead could wait for ever for its lock.
     """
     try:
-        maps = read_proc("/proc/self/maps", None)
+        maps = read_proc("self/maps", None)
     except OSError:  # not Linux: what the worker's environment says must do
         return []
     found = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -11,16 +12,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # ---- proc files ----------------------------------------------------------------------------------
-# Read small files of /proc, also at times when Ctrl-C is likely to come.
+# Read small files of /proc, also at times when Ctrl-C is likely to come. A container may have none:
+# then measurements are missing.
 
+PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # More than nearly all of the files that are read have.
 _MAX_BYTES = 4096
+# Without /proc, higher ones are not looked for: the system gives the lowest that is free.
+_MOST_DESCRIPTORS = 1 << 16
 
 
-def read_proc(path: str, most: int | None = _MAX_BYTES) -> bytes:
+def read_proc(name: str, most: int | None = _MAX_BYTES) -> bytes:
     """Return the content of a file of /proc, or its first `most` bytes."""
     # Not open(): Ctrl-C between it and its `with` would be reported as an unclosed file.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(f"{PROC}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if most is not None:
             return os.read(descriptor, most)
@@ -30,6 +35,21 @@ def read_proc(path: str, most: int | None = _MAX_BYTES) -> bytes:
         os.close(descriptor)
 
 
+def descriptor_path(descriptor: int) -> str | None:
+    """Return a path of what a descriptor of this process has open; None without /proc."""
+    path = f"{PROC}/self/fd/{descriptor}"
+    return path if os.path.exists(path) else None
+
+
+def descriptors() -> Iterable[int]:
+    """Return the descriptors that this process may have open: all of those, and perhaps others."""
+    try:
+        return map(int, os.listdir(f"{PROC}/self/fd"))
+    except OSError:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return range(min(limit, _MOST_DESCRIPTORS))
+
+
 # ---- process identity ----------------------------------------------------------------------------
 # Tell a process from a later one with the same ID, and from one of another machine.
 
@@ -37,8 +57,8 @@ def read_proc(path: str, most: int | None = _MAX_BYTES) -> bytes:
 def kernel() -> str:
     """Return the running kernel and its namespace of process IDs; "" where that is not known."""
     try:
-        boot = read_proc("/proc/sys/kernel/random/boot_id").decode().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        boot = read_proc("sys/kernel/random/boot_id").decode().strip()
+        return f"{boot} {os.readlink(f'{PROC}/self/ns/pid')}"
     except OSError:
         return ""
 
@@ -47,7 +67,7 @@ def state_and_start(pid: int) -> tuple[str, str]:
     """Return a process's state and when it started; both "" where that cannot be seen."""
     try:
         # The name in brackets may itself hold brackets and spaces.
-        fields = read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].decode().split()
+        fields = read_proc(f"{pid}/stat").rpartition(b")")[2].decode().split()
     except OSError:
         return "", ""
     return fields[0], fields[19]
@@ -134,8 +154,6 @@ def _is_standard(folder: str) -> bool:
 
 # ---- machine -------------------------------------------------------------------------------------
 # How many cores this process may use, and how long processes of its machine wait for resources.
-
-PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def usable_cores(proc: Path = PROC, groups: Path = GROUPS) -> float:
@@ -224,12 +242,12 @@ def _times(pid: int) -> tuple[float, float, float] | None:
     the main thread.
     """
     try:
-        fields = read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()  # of any name
+        fields = read_proc(f"{pid}/stat").rpartition(b")")[2].split()  # of any name
         ticks = [int(field) / os.sysconf("SC_CLK_TCK") for field in fields[11:15]]
     except (OSError, ValueError):
         return None
     try:
-        ran, queued = read_proc(f"/proc/{pid}/schedstat").split()[:2]
+        ran, queued = read_proc(f"{pid}/schedstat").split()[:2]
         return sum(ticks), int(queued) * 1e-9, sum(ticks[:2]) - int(ran) * 1e-9
     except (OSError, ValueError):
         return sum(ticks), 0.0, 0.0
@@ -246,7 +264,7 @@ def queued_s() -> float:
     /proc/<pid>/schedstat is the time spent waiting on a run queue, in nanoseconds.
     """
     try:
-        return int(read_proc("/proc/thread-self/schedstat").split()[1]) * 1e-9
+        return int(read_proc("thread-self/schedstat").split()[1]) * 1e-9
     except (OSError, IndexError, ValueError):  # not Linux, or a kernel without it
         return 0.0
 
@@ -264,7 +282,7 @@ def read_bytes() -> int:
     their own accounting (FUSE, for example). Source: proc_pid_io(5), `read_bytes`.
     """
     try:
-        for line in read_proc("/proc/thread-self/io").splitlines():
+        for line in read_proc("thread-self/io").splitlines():
             if line.startswith(b"read_bytes:"):
                 return int(line[11:])
     except (OSError, ValueError):
@@ -279,7 +297,7 @@ def cores_idle_s() -> float | None:
     proc_stat(5), the fourth and the fifth number of each core, in clock ticks.
     """
     try:
-        lines = read_proc("/proc/stat", _STAT_BYTES).splitlines()
+        lines = read_proc("stat", _STAT_BYTES).splitlines()
         ours = os.sched_getaffinity(0)
         fields = [line[3:].split() for line in lines if line[:3] == b"cpu" and line[3:4] != b" "]
         idle = [int(each[4]) + int(each[5]) for each in fields if int(each[0]) in ours]

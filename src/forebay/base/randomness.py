@@ -22,13 +22,17 @@ import pickle
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from forebay.base.libraries import after_import, not_after_import
 from forebay.base.process import wait_until
+
+if TYPE_CHECKING:
+    from forebay.base.local_generators import LocalGenerators
 
 _T = TypeVar("_T")
 # The states of `random`, numpy and torch; None for a library that is not loaded.
@@ -79,11 +83,13 @@ _current = SimpleNamespace(seed=0)
 
 
 def _seed_numpy(numpy: Any) -> None:
-    numpy.random.seed(_current.seed >> 32)
+    if this_thread.stream is None:
+        numpy.random.seed(_current.seed >> 32)
 
 
 def _seed_torch(torch: Any) -> None:
-    torch.default_generator.manual_seed(_current.seed & _63_BITS)
+    if this_thread.stream is None:
+        torch.default_generator.manual_seed(_current.seed & _63_BITS)
 
 
 def seed_on_import(is_on: bool) -> None:
@@ -101,6 +107,8 @@ class _Turns:
 
     def __init__(self) -> None:
         self.disturbed: set[int] = set()
+        self.running: WeakKeyDictionary[ThreadTurns, set[int]] = WeakKeyDictionary()
+        self.looking = threading.Lock()
         self.is_dirty = False
         self._beside: set[int] = set()  # those in _together, and those that lend their turn
         self._found: States | None = None
@@ -189,7 +197,10 @@ class _Turns:
         """End all turns of a thread; return whether it ran, and did not only wait."""
         with self._changed:
             ran = thread in self._together or (self._alone == thread and self._depth > 0)
-            for threads in (self._together, self._beside, self.disturbed):
+            for threads in (
+                *(self._together, self._beside, self.disturbed),
+                *self.running.values(),
+            ):
                 threads.discard(thread)
             if self._alone == thread:
                 self._alone, self._depth = None, 0
@@ -197,6 +208,13 @@ class _Turns:
             return ran
 
 
+class _ThisThread(threading.local):
+    """What threads draw from: the generators of the process if `stream` is None."""
+
+    stream: Any = None  # of `local_generators`
+
+
+this_thread = _ThisThread()
 _turns = _Turns()
 
 
@@ -211,12 +229,14 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 @contextmanager
 def generators_locked() -> Iterator[None]:
     """Keep other threads from using the generators in the block, which may draw from them."""
-    turns, thread = _turns, threading.get_ident()
+    turns, thread, stream = _turns, threading.get_ident(), this_thread.stream
     turns.take(thread)
+    this_thread.stream = None
     try:
         yield
     finally:
         turns.give(thread)
+        this_thread.stream = stream
 
 
 @contextmanager
@@ -300,9 +320,9 @@ class PrivateGenerators:
     The process's generators are restored after each block.
     """
 
-    def __init__(self, seed: int) -> None:
-        """Begin with `seed`."""
-        self._seed = seed
+    def __init__(self, seed: int, begin: Callable[[int], object] = seed_generators) -> None:
+        """Begin with `seed`, which `begin` gives to the generators."""
+        self._seed, self._begin = seed, begin
         self._own: States | None = None
 
     @contextmanager
@@ -310,7 +330,7 @@ class PrivateGenerators:
         """Use the private stream in the block."""
         with generators_kept():
             if self._own is None:
-                seed_generators(self._seed)
+                self._begin(self._seed)
             else:
                 _set_states(self._own)
             try:
@@ -387,24 +407,42 @@ class ThreadTurns:
 
     Calls run side by side until a change of the generators is detected. Then that call is repeated
     alone; if it does draw, all later calls run alone.
+
+    Args:
+        local: Lets calls draw from generators of their own side by side; None if those that draw
+            run alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, local: LocalGenerators | None = None) -> None:
         """Begin with calls side by side."""
-        self._draws = False
+        self._draws, self.local = False, local
+        # By thread, the `SampleThreads` that make samples for it.
+        self.helpers: WeakKeyDictionary[threading.Thread, Any] = WeakKeyDictionary()
+        self._beside: Callable[[], AbstractContextManager[SetSeed]] = (
+            (lambda: nullcontext(seed_nothing)) if local is None else local.beside
+        )
+        self._fingerprint = _whole_fingerprint if local is None else local.fingerprint
+        self._seed: SetSeed = seed_generators if local is None else local.seed_all
+        self._before: tuple[Any, ...] = ()  # the fingerprint when the first of those running began
 
     def run(self, call: Callable[[SetSeed], _T], undo: Callable[[], None] = lambda: None) -> _T:
         """Make a call; return its result, or raise its exception."""
-        thread = threading.get_ident()
+        thread, local = threading.get_ident(), self.local
         found = _turns.join(thread, lambda: self._draws)
         if found is not None:
-            before = _whole_fingerprint()
+            has_mode = local is None or local.has_mode
+            with _turns.looking:
+                running = _turns.running.setdefault(self, set())
+                if not running:
+                    self._before = self._fingerprint()
+                running.add(thread)
             try:
-                returned, error = call(seed_nothing), None
+                with self._beside() as set_seed:
+                    returned, error = call(set_seed), None
             except Exception as raised:  # noqa: BLE001 - it may depend on random numbers
                 returned, error = None, raised
             finally:
-                has_changed = _whole_fingerprint() != before
+                has_changed = self._fingerprint() != self._before
                 has_drawn = has_changed or thread in _turns.disturbed
                 _turns.is_dirty |= has_changed
                 _turns.leave(thread)
@@ -413,14 +451,18 @@ class ThreadTurns:
                     raise error
                 return returned  # type: ignore[return-value]
             undo()
+            if local is not None and not has_mode and local.enter_mode():
+                with generators_kept() as kept:
+                    kept.states, _turns.is_dirty = found, False
+                return self.run(call, undo)
         with generators_kept() as kept:
             if found is None:
-                return call(seed_generators)
+                return call(self._seed)
             if self._draws:
                 if _turns.is_dirty:
                     kept.states, _turns.is_dirty = found, False
-                return call(seed_generators)
-            detector = _DrawDetector()
+                return call(self._seed)
+            detector = _DrawDetector(self._seed)
             try:
                 return call(detector.seed)
             finally:
@@ -434,20 +476,28 @@ class ThreadTurns:
         self._draws = True
 
     def abandon(self, thread: threading.Thread) -> bool:
-        """End all turns of an abandoned thread; return whether it was only waiting."""
-        return not _turns.leave(thread.ident or 0)
+        """End all turns of an abandoned thread and its helpers; return whether all only waited."""
+        helpers = self.helpers.pop(thread, None)
+        if helpers is not None:
+            helpers.end()
+        return self.leave([thread, *(() if helpers is None else helpers.threads)])
+
+    def leave(self, threads: Iterable[threading.Thread]) -> bool:
+        """End all turns of threads that hang; return whether all only waited for one."""
+        ran = [_turns.leave(each.ident or 0) for each in threads]
+        return not any(ran)
 
 
 class _DrawDetector:
     """Seeds the generators, and detects whether anything draws from them afterwards."""
 
-    def __init__(self) -> None:
-        self._has_drawn = False
+    def __init__(self, set_seed: SetSeed = seed_generators) -> None:
+        self._has_drawn, self._set_seed = False, set_seed
         self._seeded: tuple[Any, ...] | None = None
 
     def seed(self, seed: int) -> None:
         self._has_drawn = self.has_drawn()
-        seed_generators(seed)
+        self._set_seed(seed)
         self._seeded = _fingerprint()
 
     def has_drawn(self) -> bool:

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from forebay.errors import without_credentials
 from forebay.failures import without_middle
 
 __all__ = ["TypedStorage", "UntypedStorage"]
@@ -48,7 +49,7 @@ def wrapped(error: BaseException, where: str) -> Any:
     """
     wrapper: Any = ExceptionWrapper
     made = wrapper((type(error), error, error.__traceback__), where=where)
-    made.exc_msg = without_middle(made.exc_msg)
+    made.exc_msg = without_middle(without_credentials(made.exc_msg))
     for kind in type(error).__mro__:
         made.exc_type = kind
         if _can_be_raised(made):
@@ -119,12 +120,16 @@ def accepts(argument: str) -> bool:
     return argument in inspect.signature(DataLoader.__init__).parameters
 
 
-def seed_as_worker(base_seed: int, worker_id: int) -> int:
-    """Seed all generators as torch does in its own workers; return the seed."""
+def seed_as_worker(base_seed: int, worker_id: int, *, with_devices: bool = True) -> int:
+    """Seed all generators as torch does in its own workers; return the seed.
+
+    Args:
+        with_devices: Whether those of devices are seeded, too.
+    """
     import random
 
     seed = base_seed + worker_id
     random.seed(seed)
-    torch.manual_seed(seed)
+    (torch if with_devices else torch.default_generator).manual_seed(seed)
     np.random.seed(numpy_seed(base_seed, worker_id))
     return seed

@@ -84,19 +84,19 @@ def rebuilt(value: Any, branch: Branch, values: Sequence[Any]) -> Any:
         return tuple(values) if isinstance(value, tuple) else list(values)
 
 
-def leaves(tree: Any) -> Iterator[Any]:
-    """Yield the leaves of a tree, in order."""
-    branch = opened(tree)
+def leaves(tree: Any, *, lists: bool = True) -> Iterator[Any]:
+    """Yield the leaves of a tree, in order; a list is a leaf without `lists`."""
+    branch = opened(tree) if lists or not isinstance(tree, list) else None
     if branch is None:
         yield tree
         return
     for value in branch.values:
-        yield from leaves(value)
+        yield from leaves(value, lists=lists)
 
 
-def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+def mapped(function: Callable[[Any], Any], tree: Any, *, lists: bool = True) -> Any:
     """Return the same tree with each leaf replaced by what `function` returns for it."""
-    branch = opened(tree)
+    branch = opened(tree) if lists or not isinstance(tree, list) else None
     if branch is None:
         return function(tree)
-    return rebuilt(tree, branch, [mapped(function, value) for value in branch.values])
+    return rebuilt(tree, branch, [mapped(function, each, lists=lists) for each in branch.values])

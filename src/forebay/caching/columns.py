@@ -30,7 +30,7 @@ import pyarrow as pa
 import torch
 
 from forebay.base.arrow_arrays import array_of, bits_of
-from forebay.base.files import atomic_file
+from forebay.base.files import atomic_file, read_regular
 from forebay.caching import layout
 from forebay.caching.layout import MisfitError, Node
 from forebay.errors import InputError, shortened
@@ -298,6 +298,8 @@ def from_json(found: Any) -> Spec:
 
 NAME = "cache.json"
 INDEX_FORMAT = 1
+# The most that is read: more than a million shards take.
+_INDEX_BYTES = 16 << 20
 # Exceptions of wrong types, missing keys, huge numbers and deep nesting.
 _DAMAGES = (KeyError, TypeError, ValueError, ArithmeticError, RecursionError)
 
@@ -353,12 +355,14 @@ class Index:
 
     Attributes:
         sizes: The size of each shard in bytes.
+        samples: A hash of where the samples come from; "" in the index of an older forebay.
     """
 
     plan: CachePlan
     sizes: tuple[int, ...]
     fingerprint: str
     version: str | None
+    samples: str
 
     def write(self, private: Path) -> None:
         """Write it to forebay's own folder, atomically."""
@@ -368,6 +372,7 @@ class Index:
             "sizes": list(self.sizes),
             "fingerprint": self.fingerprint,
             "version": self.version,
+            "samples": self.samples,
         }
         with atomic_file(private / NAME) as file:
             file.write(json.dumps(record).encode())
@@ -376,12 +381,8 @@ class Index:
     def read(cls, private: Path) -> Index | None:
         """Return the index in forebay's own folder; None if the cache is not finished."""
         path = private / NAME
-        if path.exists() and not path.is_file():
-            raise InputError(
-                f"{str(path)!r} is not a file\n  Remove it and call forebay.cache again."
-            )
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(read_regular(path, _INDEX_BYTES))
             if found["format"] != INDEX_FORMAT:
                 raise InputError(
                     f"{str(path)!r} has format {found['format']}; this forebay reads format "
@@ -390,13 +391,20 @@ class Index:
                 )
             sizes = tuple(map(int, found["sizes"]))
             plan = CachePlan.from_json(found["plan"])
-            index = cls(plan, sizes, str(found["fingerprint"]), found["version"])
+            texts = str(found["fingerprint"]), found["version"], str(found.get("samples", ""))
+            index = cls(plan, sizes, *texts)
             if len(sizes) != plan.shards:
                 raise ValueError(f"{len(sizes)} sizes")
         except (FileNotFoundError, NotADirectoryError):
             return None
         except InputError:
             raise
+        except OSError as error:
+            raise InputError(
+                f"{str(path)!r} cannot be read: {error.strerror}\n"
+                "  Check its permissions, or remove it and call forebay.cache again: completed "
+                "shards are kept."
+            ) from error
         except _DAMAGES as error:
             raise InputError(
                 f"{str(path)!r} is damaged: {shortened(error)}\n"

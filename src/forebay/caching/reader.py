@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -28,9 +29,10 @@ import torch
 from torch.utils.data import Dataset
 
 from forebay.base.arrow_arrays import array_of, array_of_numpy
-from forebay.base.files import is_url, local_path
+from forebay.base.files import is_url, local_path, open_regular
 from forebay.base.formatting import counted, summary
 from forebay.base.output_names import PRIVATE
+from forebay.base.process import descriptor_path
 from forebay.caching import layout
 from forebay.caching.columns import (
     CachePlan,
@@ -64,7 +66,7 @@ _READ_AS = {
 # Exceptions of NumPy, Arrow and JSON for a file that is not in the expected format.
 _DAMAGES = (
     *(OSError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
-    pa.ArrowException,
+    *(pa.ArrowException, struct.error),
 )
 
 _BYTE, _LONG = np.dtype(np.uint8), np.dtype(np.int64)
@@ -92,6 +94,7 @@ class Shard:
             names = layout.names_of(layout.from_json(header["structure"]))
             if self._reader.schema != schema_of(names, self.specs):
                 raise InputError("its columns are not those that it describes")
+            _refuse_compressed(self._map.data)
             batches = [self._reader.get_batch(at) for at in range(self._reader.num_record_batches)]
             for batch in batches:
                 batch.validate()
@@ -182,9 +185,48 @@ class Shards:
 
 def _mapped(path: Path) -> Bytes:
     """Return a file as an array over a private map, which does not keep it open."""
-    with path.open("rb") as file:  # torch takes only names that are UTF-8
-        name, size = f"/proc/self/fd/{file.fileno()}", os.fstat(file.fileno()).st_size
+    with open_regular(path) as file:
+        # Of any name, while torch takes only names that are UTF-8.
+        name, size = descriptor_path(file.fileno()), os.fstat(file.fileno()).st_size
+        name = str(path) if name is None else name
         return torch.from_file(name, shared=False, size=size, dtype=torch.uint8).numpy()
+
+
+# Where FlatBuffers has a field: the offsets of the tables `Footer`, `Message` and `RecordBatch` of
+# Arrow's file format, and the bytes of a `Block`, which begins with an offset.
+_DICTIONARIES, _BATCHES, _HEADER, _CUSTOM, _COMPRESSION = 2, 3, 2, 4, 3
+_BLOCK_BYTES = 24
+
+
+def _refuse_compressed(data: memoryview) -> None:
+    """Raise ValueError if a record batch is compressed: to read it, Arrow would decompress it.
+
+    A few bytes may become gigabytes, and a shard of a cache is not compressed.
+    """
+
+    def number(form: str, at: int) -> int:
+        return int(struct.unpack_from(f"<{form}", data, at)[0])
+
+    def target(at: int) -> int:
+        return at + number("I", at)
+
+    def field(table: int, index: int) -> int:
+        """Return where a field of a table is; 0 if the table does not have it."""
+        fields, at = table - number("i", table), 4 + 2 * index
+        offset = number("H", fields + at) if at < number("H", fields) else 0
+        return offset and table + offset
+
+    end = len(data) - 10  # its length, and "ARROW1"
+    footer = target(end - number("i", end))
+    if (at := field(footer, _DICTIONARIES)) and number("I", target(at)):
+        raise ValueError("it has dictionaries")
+    blocks = target(field(footer, _BATCHES))
+    for block in range(number("I", blocks)):
+        start = number("q", blocks + 4 + block * _BLOCK_BYTES)
+        message = target(start + (8 if number("i", start) == -1 else 4))
+        batch = target(field(message, _HEADER))
+        if field(batch, _COMPRESSION) or field(message, _CUSTOM):  # as Arrow 0.17 had it
+            raise ValueError("its columns are compressed")
 
 
 def _getter(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:

@@ -81,6 +81,11 @@ def refusal(misfit: Misfit, batch_size: int, advice: str) -> InputError:
         )
         first += misfit.what + (f"; {misfit.others}" if misfit.others else "")
         counting = "  Samples count from 0, as in the list of samples that a loader adds below.\n"
+    if not misfit.path and "it is None" in f"it is {misfit.what}; {misfit.others}":
+        advice = (
+            "To leave out a sample that cannot be loaded, let the Dataset raise an exception "
+            f"instead of returning None, and use on_error='skip', which lists it. {advice}"
+        )
     return InputError(f"{first}\n{counting}  The batch was not made. {advice}")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Any, NamedTuple
 
 from forebay.failures import Failure
@@ -21,6 +23,7 @@ class Limits:
 
     Attributes:
         num_workers: Workers kept alive while there is work for them; at least 1.
+        at_once: Tasks that each worker runs at the same time: the first of those that it holds.
         max_bytes: The most bytes of results being made, ready or delivered; None for no limit.
             One task may always run, whatever its size.
         refill_below: Once full, wait until fewer than this many results are being made, ready
@@ -31,6 +34,7 @@ class Limits:
 
     num_workers: int
     slots: int
+    at_once: int = 1
     max_bytes: int | None = None
     refill_below: int | float | None = None
     in_order: bool = False
@@ -112,11 +116,12 @@ class Task:
     """One task and its state; `attempt` counts from 1.
 
     Only the worker with ID `worker_id` may run it (None: any). An unwanted task is dropped when its
-    current attempt ends.
+    current attempt ends. A worker that runs one `alone` runs no other task meanwhile.
     """
 
     worker_id: int | None = None
     unwanted: bool = False
+    alone: bool = False
     state: State = State.QUEUED
     attempt: int = 1
     nbytes: int = 0
@@ -128,14 +133,51 @@ class Task:
 
 @dataclass(slots=True)
 class Worker:
-    """A worker, the tasks it holds in the order it runs them, and when it began the first."""
+    """A worker, the tasks it holds in the order it begins them, and when it began the first ones.
+
+    Attributes:
+        begun: When it began each of the tasks that it runs, earliest first. If it holds none but
+            is to return some, when it may have begun one of those.
+        timed_out: The tasks for which it is being killed.
+        returning: Tasks that were taken back, and not yet returned or answered.
+    """
 
     worker_id: int
     started: bool = False
     tasks: deque[int] = field(default_factory=deque)
-    begun: float | None = None
-    timed_out: int | None = None  # the task for which it is being killed
-    returning: set[int] = field(default_factory=set)  # taken back; not yet returned or answered
+    begun: deque[float] = field(default_factory=deque)
+    timed_out: list[int] = field(default_factory=list)
+    returning: set[int] = field(default_factory=set)
+
+    @property
+    def running(self) -> list[int]:
+        """The tasks that it has begun."""
+        return list(islice(self.tasks, len(self.begun)))
+
+    def begin(self, at_once: int, now: float) -> None:
+        """Record that it begins the next tasks now, as far as it can run more at once."""
+        count = min(len(self.tasks), at_once) or bool(self.returning)
+        while len(self.begun) < count:
+            self.begun.append(now)
+        while len(self.begun) > count:
+            self.begun.pop()
+
+    def overdue(self, limits: Limits, now: float) -> list[int]:
+        """Return the tasks that exceed the time limit; one to be returned if it holds no others.
+
+        In order, only the first may: those behind it may be ready, and wait for it.
+        """
+        if limits.timeout_s is None:
+            return []
+        running = zip(self.tasks or sorted(self.returning), self.begun, strict=False)
+        first = islice(running, 1 if limits.in_order else None)
+        return [key for key, begun in first if now >= begun + limits.timeout_s]
+
+    def remove(self, keys: Container[int]) -> None:
+        """Remove tasks that it holds no more."""
+        begun = zip(self.tasks, self.begun, strict=False)
+        self.begun = deque(at for key, at in begun if key not in keys)
+        self.tasks = deque(key for key in self.tasks if key not in keys)
 
 
 class IllegalMoveError(AssertionError):

@@ -22,7 +22,7 @@ from forebay.engine.commands import (
     State,
 )
 from forebay.engine.flow import MAX_DEATHS_IN_A_ROW, Flow
-from forebay.errors import WorkerDiedError
+from forebay.errors import ForebayError, OutputError, WorkerDiedError
 from forebay.failures import Failure
 from forebay.observe import progress
 from forebay.pools import events as happened
@@ -115,7 +115,7 @@ class Engine:
             self._handle(events)
         outcomes, self._outcomes = self._outcomes, []
         if self._gave_up is not None and not outcomes:
-            raise WorkerDiedError(_unstartable(self._gave_up))
+            raise _unstartable(self._gave_up)
         return outcomes
 
     @property
@@ -146,7 +146,7 @@ class Engine:
     def longest_task(self) -> tuple[str, float] | None:
         """Return the name of the task that has been running for longest, and when it began."""
         found = self._flow.longest_task()
-        return None if found is None else (self._name_of(self._payloads[found[0]]), found[1])
+        return None if found is None else (self._name_of(self._payloads[found[1]]), found[0])
 
     def wake(self) -> None:
         """Make `step` return early. The only method that other threads may call."""
@@ -227,14 +227,16 @@ class Engine:
         return [Assignment(task, attempt, prepare(task, payloads[task])) for task, attempt in tasks]
 
 
-def _unstartable(failure: Failure) -> str:
+def _unstartable(failure: Failure) -> ForebayError:
+    if failure.error == OutputError.__name__:  # a full disk, for example, as it says itself
+        return OutputError(failure.message)
     if failure.kind == "exception":
         begin = "a worker cannot be set up"
         why = "It failed before its first task, and so would others"
     else:
         begin = "workers cannot be kept alive"
         why = f"{MAX_DEATHS_IN_A_ROW} times in a row, workers died without finishing a task"
-    return (
+    return WorkerDiedError(
         f"{begin}: {failure.error}: {failure.message}\n"
         f"  {why}, so forebay gave up; completed work is kept.\n"
         f"  Try the function in this process first: num_workers=0.\n{failure.traceback}"

@@ -10,12 +10,13 @@ Guarantees, checked by a random state machine in the tests:
 - an answer from a dead worker, or for an attempt that has ended, is ignored;
 - with `in_order`, results and failures come in the order of the source.
 
-Which task is blamed for a death: a worker answers each task separately and runs its tasks in the
-order in which they were sent, so when it dies the first unanswered task is the suspect and the
-others are not at fault. A suspect is tried again alone, with no other task running, after all other
-tasks (or once `max_suspects` wait), because another task may have used up the memory. If the pool
-says that another task may have caused a death, the death uses up an attempt only if no other task
-was running. With `in_order` a retry is made at once instead, since all delivery waits for it.
+Which task is blamed for a death: a worker answers each task separately and begins its tasks in the
+order in which they were sent, so it ran the first unanswered ones, `at_once` at most. Several are
+tried again, each by a worker that runs no other, at no cost. A single one is to blame. It is tried
+again alone, with no other task running, after all other tasks (or once `max_suspects` wait),
+because another task may have used up the memory. If the pool says that another task may have caused
+a death, the death uses up an attempt only if no other task was running. With `in_order` a retry is
+made at once instead, since all delivery waits for it.
 
 How the number of workers is reduced: the workers with the highest worker IDs are surplus. They get
 no more tasks, finish those they hold, and are then stopped. Tasks that would take long are taken
@@ -77,6 +78,7 @@ class Flow:
         self._bound: dict[int, deque[int]] = {}  # likewise, for tasks that one worker ID may run
         # By worker ID: the failure that ended its stream. Its later tasks fail with it.
         self._blocked: dict[int, Failure] = {}
+        self._alone: deque[int] = deque()  # to be tried by a worker that runs no other task
         self._retries: deque[int] = deque()  # to be retried, each in its own message
         self._suspects: deque[int] = deque()  # died or hung: to be retried alone
         self._trying_suspects = False
@@ -228,19 +230,9 @@ class Flow:
         worker = self._workers.pop(event.incarnation, None)
         if worker is None:
             return
-        suspect, failure = (worker.tasks[0] if worker.tasks else None), event.failure
-        if event.external:
-            suspect = None
-        elif worker.timed_out is not None:
-            suspect = worker.timed_out if worker.timed_out == suspect else None
-            failure = Failure(
-                "timeout",
-                "SampleTimeoutError",
-                f"ran past timeout={self.limits.timeout_s:g} s; its worker was killed",
-                event.failure.traceback,
-            )
-        # A death attributed to a task uses up one of its attempts, so such deaths are bounded.
-        if suspect is not None:
+        suspects, failure = self._blamed(worker, event)
+        # Such a death uses up an attempt, or each is tried alone from now on: they are bounded.
+        if suspects:
             self._deaths_in_a_row = 0
         elif event.incarnation >= self._first_after_death:
             # Workers that die together, with their host, count once.
@@ -250,20 +242,27 @@ class Flow:
         if broken or self._deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
             self._over = True
             commands.append(GiveUp(event.failure))
+        is_known = bool(worker.timed_out) or len(suspects) == 1
         for key in worker.tasks:
-            if key != suspect:
-                self._move(Move.ORPHANED, key)
+            task = self._tasks[key]
+            if not (is_known and key in suspects):
+                task.alone |= key in suspects
+                self._move(Move.SUSPECTED if task.alone else Move.ORPHANED, key)
                 self._put_back(key, commands)
-        if suspect is not None and event.maybe_external and self._can_be_tried_alone(suspect):
-            self._move(Move.SUSPECTED, suspect)
-            if self._tasks[suspect].unwanted:
-                self._drop(suspect, commands)
+            elif event.maybe_external and self._can_be_tried_alone(key) and not task.unwanted:
+                self._move(Move.SUSPECTED, key)
+                self._suspects.append(key)
             else:
-                self._suspects.append(suspect)
-        elif suspect is not None:
-            if failure.kind == "timeout":
-                self._tasks[suspect].seconds = self.limits.timeout_s or 0.0
-            self._fail(suspect, failure, commands, self._suspects)
+                task.seconds = self.limits.timeout_s or 0.0 if worker.timed_out else task.seconds
+                self._fail(key, failure, commands, self._suspects)
+
+    def _blamed(self, worker: Worker, event: happened.WorkerDied) -> tuple[list[int], Failure]:
+        """Return the tasks that a death is attributed to, and the failure of each."""
+        if event.external or not worker.timed_out:
+            return [] if event.external else worker.running, event.failure
+        words = f"ran past timeout={self.limits.timeout_s:g} s; its worker was killed"
+        failure = Failure("timeout", "SampleTimeoutError", words, event.failure.traceback)
+        return [key for key in worker.timed_out if key in worker.tasks], failure
 
     def _can_be_tried_alone(self, suspect: int) -> bool:
         """Return whether a suspect ran beside other tasks and can be tried without them."""
@@ -279,42 +278,49 @@ class Flow:
         self._surplus = sum(map(self._is_surplus, self._workers.values()))
 
     def _on_alarm(self, now: float, commands: list[Command]) -> None:
-        timeout = self.limits.timeout_s
         for number, worker in self._workers.items():
-            if worker.begun is None or worker.timed_out is not None:
+            if not worker.begun or worker.timed_out:
                 continue
-            if timeout is not None and now >= worker.begun + timeout:
-                worker.timed_out = worker.tasks[0] if worker.tasks else min(worker.returning)
+            worker.timed_out = worker.overdue(self.limits, now)
+            if worker.timed_out:
                 commands.append(KillWorker(number))
-            elif now >= worker.begun + RECLAIM_S and self._has_spare_tasks(worker):
-                worker.returning.update(list(worker.tasks)[1:])
-                self._take_back(worker, list(worker.tasks)[1:], commands)
+            elif now >= worker.begun[-1] + RECLAIM_S and self._has_spare_tasks(worker):
+                spare = list(islice(worker.tasks, self.limits.at_once, None))
+                worker.returning.update(spare)
+                self._take_back(worker, spare, commands)
         self._alarm = self._soonest_due(self._workers.values())
         if self._alarm is not None:
             commands.append(SetAlarm(self._alarm))
 
     def _take_back(self, worker: Worker, keys: list[int], commands: list[Command]) -> None:
         """Put tasks that a worker has not begun back into the queue."""
-        taken = set(keys)
         for key in keys:
             self._move(Move.RETURNED, key)
             self._put_back(key, commands)
-        worker.tasks = deque(key for key in worker.tasks if key not in taken)
+        worker.remove(set(keys))
 
     # ---- ends and retries of tasks -------------------------------------------------------------
 
     def _answered(self, incarnation: int, key: int, attempt: int, now: float) -> Task | None:
         """Take an answered task off its worker; return None if the answer is late or unknown."""
         worker = self._workers.get(incarnation)
-        if worker is None or not worker.tasks or worker.tasks[0] != key:
+        is_first = worker is not None and bool(worker.tasks) and worker.tasks[0] == key
+        if worker is None or not (is_first or key in worker.running):
             if worker is not None and key in worker.returning:
                 worker.returning.remove(key)  # it was taken back while its answer was under way
+                worker.remove(())
                 self._begin(worker, now)
             return None
         task = self._tasks[key]
         if task.attempt != attempt:
             return None
-        worker.tasks.popleft()
+        if is_first:
+            worker.tasks.popleft()
+            worker.begun.popleft()
+            if worker.begun and self.limits.in_order:
+                worker.begun[0] = now  # it may have waited for the one before it
+        else:
+            worker.remove((key,))
         self._begin(worker, now)
         return task
 
@@ -369,10 +375,10 @@ class Flow:
         queue.insert(at, key)
 
     def _queue_of(self, key: int) -> deque[int]:
-        worker_id = self._tasks[key].worker_id
-        if worker_id is None:
-            return self._queue
-        return self._bound.setdefault(worker_id, deque())
+        task = self._tasks[key]
+        if task.worker_id is not None:
+            return self._bound.setdefault(task.worker_id, deque())
+        return self._alone if task.alone else self._queue
 
     def _drop(self, key: int, commands: list[Command]) -> None:
         """End a task that is no longer needed."""
@@ -415,18 +421,10 @@ class Flow:
             counts[after] += 1
             task.state, task.moved = after, move
 
-    def longest_task(self) -> tuple[int, float] | None:
-        """Return the task that has been running for longest, and when it began, if there is one."""
-        workers = self._workers.values()
-        running = [
-            (one.begun, one.tasks[0])
-            for one in workers
-            if one.started and one.begun is not None and one.tasks
-        ]
-        if not running:
-            return None
-        begun, key = min(running)
-        return key, begun
+    def longest_task(self) -> tuple[float, int] | None:
+        """Return when the task began that has been running for longest, and the task, if any."""
+        running = (each for each in self._workers.values() if each.running)
+        return min(((each.begun[0], each.tasks[0]) for each in running), default=None)
 
     # ---- decisions -----------------------------------------------------------------------------
 
@@ -452,7 +450,8 @@ class Flow:
         if self._due_changed:
             self._set_alarm(commands)
         if limits.lookahead and not self._source_ended and not self._fetching:
-            queued = counts[State.QUEUED] - len(self._retries) - len(self._suspects)
+            others = len(self._alone) + len(self._retries) + len(self._suspects)
+            queued = counts[State.QUEUED] - others
             if queued <= limits.lookahead // 2:
                 self._fetching = True
                 commands.append(FetchTasks(limits.lookahead - queued))
@@ -488,12 +487,15 @@ class Flow:
         if alone and counts[State.RUNNING]:
             return
         for incarnation, worker in self._workers.items():
-            if not worker.started or worker.timed_out is not None or worker.returning:
+            if not worker.started or worker.timed_out or worker.returning:
                 continue
-            if self._surplus and self._is_surplus(worker):
+            is_alone = bool(worker.tasks) and self._tasks[worker.tasks[0]].alone
+            if is_alone or (self._surplus and self._is_surplus(worker)):
                 continue
             bound = self._bound.get(worker.worker_id)
             queue = self._suspects if alone else self._retries or bound or self._queue
+            if not alone and self._alone and (not queue or self._alone[0] < queue[0]):
+                queue = self._alone
             if not queue:
                 continue
             size = 1 if alone else self._group_size(worker, queue, now)
@@ -524,12 +526,8 @@ class Flow:
     def _assign(self, worker: Worker, keys: list[int], now: float) -> tuple[tuple[int, int], ...]:
         """Record that a worker holds these tasks; return each with its attempt."""
         self._move(Move.SENT, *keys)
-        idle = not worker.tasks
         worker.tasks.extend(keys)
-        if idle:
-            self._begin(worker, now)
-        else:
-            self._mark_due_changed(worker)
+        self._begin(worker, now)
         tasks = self._tasks
         return tuple([(key, tasks[key].attempt) for key in keys])
 
@@ -538,19 +536,25 @@ class Flow:
         held, limits = len(worker.tasks), self.limits
         if queue is self._bound.get(worker.worker_id):
             return limits.max_group  # no other worker can take them
-        if queue is self._retries or self._estimate is None or not limits.group_s:
-            return 0 if held else 1
-        is_slow = held and worker.begun is not None and now - worker.begun > happened.GIVE_BACK_S
-        if is_slow or held * self._estimate > limits.group_s / 2:
+        if queue is self._alone:
+            return int(not held)
+        at_once, estimate = limits.at_once, self._estimate
+        size = unbegun = max(at_once - held, 0)  # those that it would begin now
+        if queue is self._retries or estimate is None or not limits.group_s:
+            return unbegun
+        is_slow = not unbegun and now - worker.begun[-1] > happened.GIVE_BACK_S
+        if not is_slow and held * estimate <= at_once * limits.group_s / 2:
+            fitting = int(at_once * limits.group_s / max(estimate, 1e-9))
+            size = max(size, min(limits.max_group, fitting))
+        if not size:
             return 0  # another task would wait here, where no other worker can take it
-        size = min(limits.max_group, int(limits.group_s / max(self._estimate, 1e-9)))
         # Where there is little work, or few slots, the other workers need their share of it.
         work = min(self.counts[State.QUEUED] + self.counts[State.RUNNING], limits.slots)
         size = min(size, -(-work // limits.num_workers) - held)
         if self._source_ended:
             # Guided self-scheduling (Polychronopoulos and Kuck, 1987), with half a share: groups
             # shrink towards the end, so that all workers end together.
-            size = min(size, -(-len(queue) // (2 * limits.num_workers)))
+            size = min(size, max(-(-len(queue) // (2 * limits.num_workers)), unbegun))
         return max(size, 0 if held else 1)
 
     def _free_slots(self, awaited: bool) -> int:
@@ -597,8 +601,8 @@ class Flow:
         return max(made - self._refill_at + 1, 0)
 
     def _begin(self, worker: Worker, now: float) -> None:
-        """Record that the worker begins its next task now, if it has one."""
-        worker.begun = now if worker.tasks or worker.returning else None
+        """Record that the worker begins its next tasks now, as many as it runs at once."""
+        worker.begin(self.limits.at_once, now)
         self._mark_due_changed(worker)
 
     def _mark_due_changed(self, worker: Worker) -> None:
@@ -608,38 +612,39 @@ class Flow:
 
     def _set_alarm(self, commands: list[Command]) -> None:
         """Set the alarm earlier if one of these workers exceeds its time limit before it rings."""
-        workers = self._due_changed
-        if self.limits.timeout_s is not None or any(len(each.tasks) > 1 for each in workers):
-            soonest = self._soonest_due(workers)
-            if soonest is not None and (self._alarm is None or soonest < self._alarm):
-                self._alarm = soonest
-                commands.append(SetAlarm(soonest))
+        soonest = self._soonest_due(self._due_changed)
+        if soonest is not None and (self._alarm is None or soonest < self._alarm):
+            self._alarm = soonest
+            commands.append(SetAlarm(soonest))
         self._due_changed.clear()
 
     def _soonest_due(self, workers: Iterable[Worker]) -> float | None:
         return min((at for each in workers if (at := self._due(each)) is not None), default=None)
 
     def _due(self, worker: Worker) -> float | None:
-        """Return when the worker's current task exceeds its time limit; None for never."""
-        if worker.begun is None or worker.timed_out is not None:
+        """Return when a task of the worker exceeds its time limit; None for never."""
+        if not worker.begun or worker.timed_out:
             return None
         timeout = self.limits.timeout_s
+        due = [] if timeout is None else [worker.begun[0] + timeout]
         if self._has_spare_tasks(worker):
-            timeout = RECLAIM_S if timeout is None else min(RECLAIM_S, timeout)
-        return None if timeout is None else worker.begun + timeout
+            due.append(worker.begun[-1] + RECLAIM_S)
+        return min(due, default=None)
 
     def _has_spare_tasks(self, worker: Worker) -> bool:
-        """Return whether it holds tasks after its current one that another worker could run."""
-        return len(worker.tasks) > 1 and self._tasks[worker.tasks[1]].worker_id is None
+        """Return whether it holds tasks after those it runs that another worker could run."""
+        tasks, at_once = worker.tasks, self.limits.at_once
+        return len(tasks) > at_once and self._tasks[tasks[at_once]].worker_id is None
 
     def answers_can_wait(self, seconds: float) -> bool:
         """Return whether no worker waits for the flow, so that answers may be collected for a time.
 
-        True while every worker has that many seconds of work after its current task, or if
+        True while every worker has that many seconds of work after its current tasks, or if
         no tasks are left for those that do not.
         """
-        estimate = self._estimate or 0.0
+        estimate, at_once = self._estimate or 0.0, self.limits.at_once
         busy = sum(
-            (len(worker.tasks) - 1) * estimate >= seconds for worker in self._workers.values()
+            (len(worker.tasks) - at_once) * estimate >= seconds * at_once
+            for worker in self._workers.values()
         )
         return bool(busy) and (busy == len(self._workers) or not self.counts[State.QUEUED])

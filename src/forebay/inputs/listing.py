@@ -7,7 +7,6 @@ Whatever makes the whole listing unusable (an empty folder, a truncated manifest
 from __future__ import annotations
 
 import glob
-import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,24 +14,27 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
+from io import BufferedReader
 from typing import Any
 
 from forebay.base.files import (
     Store,
     absent,
+    file_name,
     file_system,
     folder_of,
     is_url,
     joined,
     local_path,
+    open_regular,
     open_url,
     unreachable,
 )
 from forebay.base.output_names import PRIVATE, SUFFIXES, TABLES
-from forebay.errors import InputError, OptionError
+from forebay.errors import InputError, OptionError, shown_location
 from forebay.inputs.tables import Manifest, is_table, memory_manifest, open_manifest
 from forebay.ledger.database import NAME
-from forebay.ledger.records import Input, LinkInput
+from forebay.ledger.records import Input, LinkInput, shown_input
 from forebay.options import PreprocessOptions
 from forebay.outputs.packed_reader import packed_identity
 
@@ -49,6 +51,7 @@ class Listing:
     Attributes:
         total: The number of inputs; None if it is not known before the listing ends.
         fingerprint: Changes with a large manifest that is read from any row on; "" for others.
+        samples: Those of a Dataset, a `Samples`; None for other inputs.
     """
 
     kind: str
@@ -59,6 +62,7 @@ class Listing:
     folder: str | None = None
     total: int | None = None
     fingerprint: str = ""
+    samples: Any = field(default=None, repr=False, compare=False)
 
     @property
     def is_distinct(self) -> bool:
@@ -113,32 +117,6 @@ def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) ->
     return Listing("paths", (), description, lambda: _walk_list(paths), total=len(paths))
 
 
-def indices(n: int, source_of: Callable[[int], object] | None = None) -> Listing:
-    """List the indices of a Dataset of `n` samples as inputs.
-
-    Args:
-        source_of: Returns the name of a sample; None if the Dataset knows none. The sample is
-            processed again if its name changes, or the file of that name.
-    """
-    if n < 1:
-        raise InputError(f"inputs: the Dataset has {n} samples\n  There is nothing to process.")
-    description = f"a Dataset of {n} sample{'s' * (n != 1)}"
-
-    def walk_names(name_of: Callable[[int], object]) -> Iterator[Input]:
-        for index in range(n):
-            given = name_of(index)
-            given = str(given) if isinstance(given, int) else given
-            name = _storable(_path_text(given, f"the Dataset's source_of({index})"))
-            identity = "" if is_url(name) else _identity(name)
-            # The name is a part of the identity: another item may have this index by now.
-            yield Input(name, str(index), json.dumps([name, identity]))
-
-    def walk() -> Iterator[Input]:
-        return (Input(str(k)) for k in range(n)) if source_of is None else walk_names(source_of)
-
-    return Listing("indices", (), description, walk, total=n)
-
-
 def _list_path(name: str) -> Listing:
     shown = name if name.isprintable() else ascii(name)
     if glob.has_magic(name) and not os.path.lexists(name):
@@ -163,7 +141,8 @@ def _list_path(name: str) -> Listing:
             )
         folder = os.path.dirname(name)
         return _rows_of(
-            open_manifest(name, lambda: open(name, "rb"), folder), os.path.abspath(folder)
+            open_manifest(name, lambda: BufferedReader(open_regular(name)), folder),
+            os.path.abspath(folder),
         )
     return Listing("paths", (), shown, lambda: _walk_list((name,)))
 
@@ -228,7 +207,7 @@ def _list_url(url: str) -> Listing:
                 raise
             found = system.glob(path, detail=True)
         else:
-            if not is_folder and path.lower().endswith(SUFFIXES):
+            if not is_folder and file_name(path).lower().endswith(SUFFIXES):
                 manifest = open_manifest(url, lambda: open_url(url), None)
                 return _rows_of(manifest, folder_of(url))
             if not is_folder:
@@ -247,7 +226,7 @@ def _list_url(url: str) -> Listing:
     except Exception as error:
         raise unreachable(url, error) from error
     inputs = tuple(
-        Input(_storable(_full_url(system, name, url)), None, _remote_identity(info))
+        _remote(_full_url(system, name, url), _remote_identity(info))
         for name, info in sorted(found.items())
         # A key that ends with "/" is how an object store marks a folder.
         if info["type"] != "directory" and not name.endswith("/")
@@ -283,7 +262,11 @@ def _walk_list(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Input]:
     fresh: set[Any] = set()
     for path in paths:
         name = _storable(str(os.fspath(path)))
-        yield Input(name, None, _url_identity(name, fresh)) if is_url(name) else _file(name)
+        yield _remote(name, _url_identity(name, fresh)) if is_url(name) else _file(name)
+
+
+def _remote(url: str, identity: str) -> Input:
+    return shown_input(shown_location(_storable(url)), None, identity, url)
 
 
 def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Input]:
@@ -328,11 +311,12 @@ def _file(path: str) -> Input:
     except (OSError, ValueError) as error:
         return Input(path, None, _error_identity(path, error))
     if stat.S_ISLNK(status.st_mode):
-        return LinkInput(path, None, _identity(path))
+        return LinkInput(path, None, identity_of(path))
     return Input(path, None, _status_identity(status))
 
 
-def _identity(path: str) -> str:
+def identity_of(path: str) -> str:
+    """Return a value that changes with the file at a path."""
     try:
         return _status_identity(os.stat(path))
     except (OSError, ValueError) as error:
@@ -400,6 +384,11 @@ def _path_text(path: object, what: str) -> str:
     return str(text)
 
 
+def name_text(given: object, what: str) -> str:
+    """Return the name of an input without credentials; one that cannot be stored is an error."""
+    return shown_location(_storable(_path_text(given, what)))
+
+
 def _with_storable_names(listed: Iterable[Input]) -> Iterator[Input]:
     for each in listed:
         _storable(each.source)
@@ -431,7 +420,7 @@ def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
     """Check that the output folder is not in the folder of the inputs."""
     if not isinstance(inputs, str | os.PathLike):
         return
-    folder, inside = local_path(inputs), local_path(output)
+    folder, inside = map(shown_location, map(local_path, (inputs, output)))
     if is_url(folder):
         folder = folder.rstrip("/")
     elif os.path.isdir(folder) and not is_url(inside):
@@ -490,7 +479,8 @@ class _Inside:
         text = local_path(output)
         self._urls: tuple[str, ...] = ()
         if is_url(text):
-            self._urls = tuple(f"{url.rstrip('/')}/" for url in (text, Store(text).canonical_url))
+            urls = map(shown_location, (text, Store(text).canonical_url))
+            self._urls = tuple(f"{url.rstrip('/')}/" for url in urls)
         self._root = os.path.join(os.path.realpath(text), "")
         self._folder: str | None = None  # that of the last path, and whether it is inside
         self._is_inside = False

@@ -5,23 +5,36 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from functools import partial
-from itertools import islice, starmap
+from io import BufferedReader
+from itertools import chain, islice, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import UUID
 
-from forebay.base.files import absolute, fetched, is_url, joined, names_among
+from forebay.base.arrow_arrays import Columns, ragged, row_numbers
+from forebay.base.files import (
+    absolute,
+    fetched,
+    file_name,
+    is_url,
+    joined,
+    names_among,
+    open_regular,
+    shown_values,
+)
 from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.errors import InputError, shortened
-from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in
+from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in, shown_input
 from forebay.outputs.packed_reader import packed_identity
 from forebay.table.formats import (
     LocatedRow,
@@ -34,6 +47,7 @@ from forebay.table.formats import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow
 
 # ---- row values ----------------------------------------------------------------------------------
@@ -106,6 +120,9 @@ MANY_ROWS = 1 << 16
 # It writes the infinities as Python's `json` reads them. NaN is None here; see `plain`.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
+# Whether a URL in the JSON of a row may have a user or a query.
+_may_hide = re.compile(r'://[^"]*[@?#]').search
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -129,7 +146,13 @@ class Manifest:
         names_paths = not set(PATH_COLUMNS).isdisjoint(self.columns)
         for row, text in self.rows(first - 1):
             source, column = path_in(row) if names_paths else ("", "")
-            yield Input(source, text, self._identity(source, column) if source else "")
+            identity = self._identity(source, column) if source else ""
+            if "://" not in text or not _may_hide(text):
+                yield Input(source, text, identity)
+                continue
+            shown = shown_values(row)
+            shown_text = text if shown == row else _ENCODER.encode(shown)
+            yield shown_input(shown_values(source), shown_text, identity, text)
 
     def rows(self, skipped: int = 0) -> Iterator[tuple[Row, str]]:
         """Yield each row with values that JSON has, and its JSON; as `inputs` otherwise."""
@@ -226,7 +249,7 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
         folder: Where relative paths may start besides the current folder; None if it is remote.
     """
     shown = name if name.isprintable() else ascii(name)
-    form = format_of(name.partition("::")[0])  # zip://a.csv::s3://b/c.zip
+    form = format_of(file_name(name))
     assert form is not None, "the caller looked at the ending"
     file = TableFile(shown, open_file)
     columns, total = form.columns(file)
@@ -242,7 +265,7 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
 def _fingerprint(path: str) -> str:
     """Return a string that changes with a Parquet file: its size and time, a hash of its footer."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             status = os.fstat(file.fileno())
             file.seek(-8, os.SEEK_END)
             length = int.from_bytes(file.read(4), "little")
@@ -255,11 +278,13 @@ def _fingerprint(path: str) -> str:
 
 def check_columns(name: str, columns: Sequence[str]) -> None:
     """Raise InputError if there are no columns, or one has no name or the name of another."""
+    known: set[str] = set()
     for number, column in enumerate(columns, 1):
         if not column.strip():
             refuse(name, f"column {number} has no name", "Give every column a name.")
-        if column in columns[: number - 1]:
+        if column in known:
             refuse(name, f"two columns are called {column!r}", "Rename one of them.")
+        known.add(column)
     if not columns:
         refuse(name, "no columns", "A manifest needs a column for the inputs' paths.")
 
@@ -281,9 +306,7 @@ def find_table(table: str | os.PathLike[str]) -> str:
             )
         return joined(name, tables[0])
     is_remote = is_url(name)
-    if not name.partition("::")[0].lower().endswith(SUFFIXES) or not (
-        is_remote or os.path.isfile(name)
-    ):
+    if not file_name(name).lower().endswith(SUFFIXES) or not (is_remote or os.path.isfile(name)):
         what = "is not a table" if is_remote or os.path.exists(name) else "does not exist"
         raise InputError(
             f"{name!r} {what}\n"
@@ -307,7 +330,7 @@ def read_table(table: str | os.PathLike[str]) -> pyarrow.Table:
             what = "is not a metadata table" if path.exists() else "does not exist"
             raise InputError(f"{name} {what}: looked for a file ending in {[*SUFFIXES]}")
         try:
-            return form.arrow(TableFile(name, lambda: path.open("rb")))
+            return form.arrow(TableFile(name, lambda: BufferedReader(open_regular(path))))
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - pyarrow's errors have no common root
@@ -460,3 +483,138 @@ def _without_views(field: Any) -> Any:
             str(kind), kind
         )
     return field.with_type(kind)
+
+
+# ---- row groups ----------------------------------------------------------------------------------
+
+# A warning is due if so many row groups were read for less than one row in so many of theirs.
+_GROUPS_READ, _ROWS_READ = 16, 16
+
+
+class RowGroups:
+    """What `Columns` is, for a Parquet file that does not fit into memory.
+
+    A row group is read when rows of it are taken, and the last two are kept: enough for rows in
+    order. Rows in a random order take a row group each.
+
+    Args:
+        identity: Changes with the file.
+
+    Raises:
+        InputError: The first row group cannot be read, or see `Columns`.
+    """
+
+    def __init__(self, path: str, names: Sequence[str], where: str, identity: str) -> None:
+        import numpy as np
+        from pyarrow import parquet
+
+        self._arguments = path, names, where, identity
+        self._footer = parquet.read_metadata(path)
+        groups = map(self._footer.row_group, range(self._footer.num_row_groups))
+        self._ends = np.cumsum([group.num_rows for group in groups])
+        self._held: dict[int, Columns] = {}
+        self._asked = self._read = self._groups_read = 0
+        first = self._group(0)
+        self.types = first.types
+        self.nbytes = first.nbytes * len(self) // len(first)
+
+    def __reduce__(self) -> Any:
+        """Pickle the path."""
+        return RowGroups, self._arguments
+
+    def __len__(self) -> int:
+        return int(self._footer.num_rows)
+
+    def take(self, index: Any) -> dict[str, Any]:
+        """See `Columns.take`."""
+        return self._gathered(index, Columns.take)
+
+    def each(self, index: Any) -> dict[str, Sequence[Any]]:
+        """See `Columns.each`."""
+        return self._gathered(index, Columns.each)
+
+    def counts(self, name: str) -> Any:
+        """See `Columns.counts`."""
+        import numpy as np
+
+        return np.concatenate([self._group(at).counts(name) for at in range(len(self._ends))])
+
+    def _gathered(self, index: Any, take: Callable[[Columns, Any], Any]) -> dict[str, Any]:
+        import numpy as np
+
+        numbers = row_numbers(index, len(self))
+        parts: list[dict[str, Any]] = []
+        groups, places = self._ends.searchsorted(numbers, "right"), []
+        for group in np.unique(groups).tolist() or [0]:
+            places.append(np.flatnonzero(groups == group))
+            columns = self._group(group)
+            first = self._ends[group] - len(columns)
+            parts.append(take(columns, numbers[places[-1]] - first))
+        self._asked += len(numbers)
+        self._warn_of_order()
+        if len(parts) == 1:
+            return parts[0]
+        order = np.argsort(np.concatenate(places))
+        return {name: _joined(name, [each[name] for each in parts], order) for name in parts[0]}
+
+    def _group(self, number: int) -> Columns:
+        """Return the columns of a row group, which are read unless they were used just before."""
+        if (found := self._held.get(number)) is not None:
+            return found
+        from pyarrow import parquet
+
+        path, names, where, identity = self._arguments
+        where = f"{where}, row group {number}"
+        check_identity(where, path, identity)
+        try:
+            with parquet.ParquetFile(path, metadata=self._footer) as file:
+                table = file.read_row_group(number, names).select(names)
+            table.validate(full=True)  # strings of other writers may not be UTF-8
+        except Exception as error:  # noqa: BLE001 - pyarrow's errors have no common root
+            refuse(
+                where, f"it cannot be read: {error}", "If it is truncated, write it again.", error
+            )
+        found = Columns(table, where)
+        self._held = {**dict(list(self._held.items())[-1:]), number: found}
+        self._read, self._groups_read = self._read + len(found), self._groups_read + 1
+        return found
+
+    def _warn_of_order(self) -> None:
+        if self._groups_read < _GROUPS_READ or self._read < _ROWS_READ * self._asked:
+            return
+        warnings.warn(
+            f"{self._arguments[2]}: the columns do not fit into memory, so row groups are read as "
+            f"needed, {self._groups_read:,} so far with {self._read:,} rows, of which "
+            f"{self._asked:,} were used: the order is random\n  Nothing is wrong, but slow. Write "
+            "an Arrow file, which is mapped: see docs/how-to/tables.md. Or leave shuffle out.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        self._groups_read = -1 << 62  # once
+
+
+def _joined(name: str, parts: list[Any], order: np.ndarray[Any, Any]) -> Any:
+    """Return arrays or lists one after the other, in another order of the rows."""
+    import numpy as np
+
+    if isinstance(parts[0], list):
+        every = list(chain.from_iterable(parts))
+        return [every[at] for at in order.tolist()]
+    shapes = {part.shape[1:] for part in parts if len(part)}
+    if len(shapes) > 1:
+        one, two, *_ = sorted(shape[0] for shape in shapes)
+        raise ragged(name, f"a list of {one} and one of {two}")
+    return np.concatenate(parts)[order]
+
+
+def file_identity(path: str) -> str:
+    """Return what changes with a file, or when it is replaced."""
+    status = os.stat(path)
+    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def check_identity(where: str, path: str, identity: str) -> None:
+    """Raise InputError if a file has another identity than when it was opened."""
+    if file_identity(path) != identity:
+        advice = "Make the dataset again, and leave a file alone while it is in use."
+        refuse(where, "the file was changed while it was in use", advice)

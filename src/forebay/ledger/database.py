@@ -13,6 +13,7 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
 
+from forebay.base.files import open_regular
 from forebay.base.output_names import recorded_name
 from forebay.errors import BusyError, ForebayError, LedgerError, shortened
 from forebay.failures import Failure, failure_from_json, failure_to_json
@@ -160,6 +161,10 @@ class Database:
 
 def connect(path: Path, query: str) -> sqlite3.Connection:
     """Open an SQLite file, decode strings as the ledger does, and begin no transactions."""
+    if path.exists() and not path.is_file():
+        raise LedgerError(
+            f"{path} is not a file\n  forebay did not make it, and did not open it. Remove it."
+        )
     _check_journal(path)
     uri = f"{path.absolute().as_uri()}?{query}"
     db = sqlite3.connect(uri, uri=True, isolation_level=None)
@@ -194,13 +199,11 @@ def pages(query: Query, sql: str, after: int = 0, size: int = PAGE) -> Iterator[
 def _check_journal(path: Path) -> None:
     """Refuse a journal of several databases: forebay writes none; SQLite deletes what it names."""
     journal = path.with_name(f"{path.name}-journal")
-    if not journal.is_file():  # and a pipe must not be opened
-        return
     try:
-        with journal.open("rb") as file:
+        with open_regular(journal) as file:
             file.seek(-len(_JOURNAL_MAGIC), os.SEEK_END)
-            end = file.read()
-    except OSError:  # it is shorter than that
+            end = file.read(len(_JOURNAL_MAGIC))
+    except OSError:  # there is none, or it is shorter than that
         return
     if end == _JOURNAL_MAGIC:
         raise LedgerError(
@@ -283,7 +286,10 @@ def _advice(name: str) -> str:
             "same call again."
         )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
-        return "Nothing was changed. Check the permissions of the file and its folder."
+        return (
+            "Nothing was changed. Check the permissions of the file and its folder, and the space "
+            "and inodes of the disk (df -h, df -i)."
+        )
     if name.startswith("SQLITE_IOERR"):
         return "Nothing recorded was lost. Check quota, disk and mount; make the same call again."
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):

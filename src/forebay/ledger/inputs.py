@@ -331,15 +331,15 @@ def listed_twice(found: Duplicate, *, is_late: bool) -> InputError:
     shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "..."
     what = "row" if is_row else "input"
     more = f" (and so {'is' if found.more == 1 else 'are'} {found.more:,} more)"
+    way = "List each input once."
+    if is_row:
+        way = "Remove one of them, or add a column that tells them apart."
+    if "://" in value:
+        way += " URLs that differ in their credentials alone are the same."
     kept = (
         "The listing was read while its first inputs were worked on. Completed work is kept."
         if is_late
         else "Nothing was started, and the ledger is unchanged."
-    )
-    way = (
-        "Remove one of them, or add a column that tells them apart."
-        if is_row
-        else "List each input once."
     )
     return InputError(
         f"{what} {shown} is listed twice: at positions {found.first} and {found.second}"
@@ -363,7 +363,7 @@ CREATE UNIQUE INDEX temp.listing_key ON listing({_KEY.format("")});
 _MATCH = f"""
 INSERT INTO places
 SELECT i.ordinal, l.position, l.identity != i.identity,
-    i.ordinal = l.position AND l.identity = i.identity AND l.source = i.source
+    i.ordinal = l.position AND l.identity = i.identity AND l.source = i.source AND l.row IS i.row
 FROM inputs i CROSS JOIN listing l ON {_KEY.format("l.")} = {_KEY.format("i.")}
 WHERE i.ordinal < 0 OR i.ordinal > :known
 """  # noqa: S608

@@ -72,16 +72,53 @@ from forebay.ledger.records import (
     FailedInput,
     FileChange,
     Input,
+    SecretInput,
     Todo,
     Unpublished,
 )
 
 # The fingerprint of the manifest that was listed; none if its rows name files, which could change.
 _MANIFEST = "_manifest"
+# Whether inputs of the last listing had credentials.
+_PRIVATE = "_private"
 # How many inputs of a listing are read at once while earlier ones are worked on.
 READ_ON = 8192
 _TODO_PAGE = 1024  # rows that `todo` reads at once: few, since the workers wait for the first
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
+
+
+class Openers:
+    """What opens the inputs that have credentials, by their keys; only this process has it.
+
+    SQLite keeps it in memory, and what does not fit in a file without a name.
+    """
+
+    def __init__(self) -> None:
+        self._db = sqlite3.connect("", isolation_level=None)
+        self._db.execute("PRAGMA journal_mode = OFF")
+        self._db.execute("PRAGMA cache_size = -65536")
+        self._db.execute("CREATE TABLE openers(key TEXT PRIMARY KEY, opens TEXT) WITHOUT ROWID")
+        self._db.execute("BEGIN")  # never committed, which would write pages for each input
+
+    def add(self, one: SecretInput) -> None:
+        """Keep what opens an input; it replaces what opened it before."""
+        key = one.source if one.row is None else one.row
+        self._db.execute("INSERT OR REPLACE INTO openers VALUES(?, ?)", (key, one.opens))
+
+    def of(self, page: Sequence[Todo]) -> list[Todo]:
+        """Return these inputs, with what opens each."""
+        found: dict[str, str] = {}
+        for part, marks in chunks(each.source if each.row is None else each.row for each in page):
+            sql = f"SELECT key, opens FROM openers WHERE key IN ({marks})"  # noqa: S608
+            found.update(self._db.execute(sql, part))
+        return [
+            each._replace(opens=found.get(each.source if each.row is None else each.row))
+            for each in page
+        ]
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._db.close()
 
 
 class Ledger:
@@ -96,6 +133,7 @@ class Ledger:
         self._rest: Iterator[Input] | None = None  # of a listing that is not read to its end
         self._is_distinct = False
         self._fingerprint = ""
+        self._openers: Openers | None = None  # of this listing, if any of its inputs needs one
 
     @classmethod
     def open(cls, folder: Path, command: str = "") -> Self:
@@ -125,6 +163,7 @@ class Ledger:
     def close(self) -> None:
         """Close the file and release the folder; a second call does nothing."""
         try:
+            self._forget_openers()
             self._database.close()
         finally:
             self._lock.close()
@@ -185,6 +224,7 @@ class Ledger:
             read_on: Returns the rest of a listing with a fingerprint, from an ordinal on.
         """
         self._fingerprint = fingerprint if complete else ""
+        self._forget_openers()
         with self._database.transaction() as db:
             merged: Merged | None = None
             if read_on and self._fingerprint and self.get_meta(_MANIFEST) == fingerprint:
@@ -199,11 +239,29 @@ class Ledger:
         return enrolment
 
     def _watched(self, listing: Iterable[Input]) -> Iterator[Input]:
-        """Yield the inputs; a file that one names may change although the fingerprint does not."""
+        """Yield the inputs; keep what opens them.
+
+        A file that one names may change although the fingerprint does not, and credentials are
+        nowhere but in the listing.
+        """
         for one in listing:
             if one.identity:
                 self._fingerprint = ""
+            if isinstance(one, SecretInput):
+                self._fingerprint = ""
+                self._openers = self._openers or Openers()
+                self._openers.add(one)
             yield one
+
+    def _forget_openers(self) -> None:
+        if self._openers is not None:
+            self._openers.close()
+            self._openers = None
+
+    @property
+    def needs_listing(self) -> bool:
+        """Return whether inputs have credentials, which only a new listing has."""
+        return self._openers is None and self.get_meta(_PRIVATE) == "1"
 
     @property
     def is_listed(self) -> bool:
@@ -216,6 +274,7 @@ class Ledger:
         else:
             db.execute("DELETE FROM meta WHERE key = ?", (UNLISTED,))
         put_meta(db, _MANIFEST, self._fingerprint)
+        put_meta(db, _PRIVATE, "0" if self._openers is None else "1")
         self._rest = rest
 
     def _read_on(self) -> bool:
@@ -236,6 +295,15 @@ class Ledger:
             with self._database.transaction() as db:
                 db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
                 db.execute("DELETE FROM meta WHERE key = '_contested'")
+
+    def unknown(self, names: Iterable[str]) -> list[str]:
+        """Return those of the names that are no output's."""
+        query, sql = self._database.rows, "SELECT name FROM outputs WHERE name IN ({})"
+        listed = [*names]
+        known = {
+            name for part, marks in chunks(listed) for (name,) in query(sql.format(marks), part)
+        }
+        return [name for name in listed if name not in known]
 
     def own_files(self) -> list[str]:
         """Return the names of the files that belong to no input: tables, shards, their index."""
@@ -268,14 +336,16 @@ class Ledger:
         )
         states = (FAILED, FAILED) if failed_only else (TODO, FAILED)
         while True:
-            page = self._database.rows(sql, (after, *states, _TODO_PAGE))
+            page = [Todo(*row) for row in self._database.rows(sql, (after, *states, _TODO_PAGE))]
+            if self._openers is not None:
+                page = self._openers.of(page)
             if not page and (failed_only or not self._read_on()):
                 return
-            for row in page:
-                after = row[0]
+            for each in page:
+                after = each.ordinal
                 if last is not None and after > last:
                     return
-                yield Todo(*row)
+                yield each
 
     def name_of(self, ordinal: int) -> str:
         """Return an input's name for messages: its path, or its row."""
@@ -323,6 +393,10 @@ class Ledger:
             for each in listed_rows(self._database.rows, "state = 1"):
                 check_outputs(each.outputs)
                 yield each
+
+    def listed(self) -> Iterator[InputRow]:
+        """Yield the listed inputs in order, whatever their state."""
+        return listed_rows(self._database.rows)
 
     def outputs(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, size in bytes and ordinal of every recorded output, gone inputs' too."""

@@ -29,6 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from forebay.base.files import open_regular
 from forebay.base.process import is_alive, join, kernel, state_and_start
 from forebay.errors import BusyError, LedgerError
 from forebay.observe.progress import note
@@ -108,6 +109,8 @@ _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 _NAMELESS_S = 5.0
 _PAUSE_S = 0.02
 _OVER = b"{}"
+# A record has some hundred bytes, and the command of the run.
+_RECORD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,15 +332,10 @@ def find_holder(path: Path) -> Holder | None:
 
 def _is_locked(path: Path) -> bool:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open_regular(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return isinstance(error, BlockingIOError)
-    finally:
-        os.close(fd)
     return False
 
 
@@ -363,8 +361,8 @@ def _newest(lock: Path) -> _Record | None:
         number = max(numbers)
         try:
             # Opened again each time, so that a network file system asks its server.
-            with _path(lock, number).open("rb") as file:
-                body = file.read()
+            with open_regular(_path(lock, number)) as file:
+                body = file.read(_RECORD_BYTES)
                 renewed_ns = os.fstat(file.fileno()).st_mtime_ns
         except FileNotFoundError:
             continue  # there is a newer one
@@ -380,7 +378,7 @@ def _holder(body: bytes) -> Holder | None:
 
 
 def _write(record: Path, body: bytes, flags: int) -> None:
-    fd = os.open(record, os.O_WRONLY | os.O_CLOEXEC | flags, 0o666)
+    fd = os.open(record, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags, 0o666)
     try:
         os.write(fd, body)
     finally:

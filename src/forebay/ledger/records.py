@@ -19,8 +19,10 @@ class Input(NamedTuple):
     """One input as it was listed, known by its row or else its path. A tuple: there may be many.
 
     Attributes:
-        row: The table's row as a JSON object, columns in the table's order; for a Dataset with
-            names the index; None otherwise.
+        source: The path or URL, without credentials: they may change, and the ledger keeps it.
+        row: The table's row as a JSON object, columns in the table's order; for a sample that has
+            a name, that and what tells it from others of the name, or its source again if only
+            others have names; None otherwise.
     """
 
     source: str
@@ -32,12 +34,33 @@ class LinkInput(Input):
     """An input whose path is a symbolic link."""
 
 
+class SecretInput(Input):
+    """An input without the credentials of its URL or row; `opens` is that with them."""
+
+    opens: str
+
+
+def shown_input(source: str, row: str | None, identity: str, opens: str) -> Input:
+    """Return an input, given its source and row as they are shown, and what opens it."""
+    if opens == (source if row is None else row):
+        return Input(source, row, identity)
+    found = SecretInput(source, row, identity)
+    found.opens = opens
+    return found
+
+
 class Todo(NamedTuple):
-    """One input that still has to be worked on, as the ledger lists it."""
+    """One input that still has to be worked on, as the ledger lists it.
+
+    Attributes:
+        opens: Its source or row with credentials; None if it has none. For a sample its index in
+            the Dataset, or None for that by its ordinal.
+    """
 
     ordinal: int
     source: str
     row: str | None
+    opens: str | None = None
 
 
 class OutputFile(NamedTuple):

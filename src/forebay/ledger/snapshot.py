@@ -13,6 +13,7 @@ the two.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forebay.base.files import open_regular
 from forebay.base.formatting import counted, duration
 from forebay.errors import BusyError, LedgerError
 from forebay.failures import Failure
@@ -175,9 +177,8 @@ def _try_read(
 
 def _version(path: Path) -> tuple[bytes, int, int]:
     """Return what changes with a commit (the user version) or a rollback (size and time)."""
-    with path.open("rb") as file:
-        header = file.read(64)
-    status = path.stat()
+    with open_regular(path) as file:
+        header, status = file.read(64), os.fstat(file.fileno())
     return header[60:], status.st_size, status.st_mtime_ns
 
 
@@ -190,6 +191,9 @@ def _is_quiet(folder: Path) -> bool:
 
 def _read_copy(folder: Path, read: Callable[[sqlite3.Connection], _Found]) -> _Found:
     """Read a ledger whose driver was killed within a commit, which only a copy can roll back."""
+    nbytes = (folder / _JOURNAL).stat().st_size
+    if nbytes > 2 * (folder / NAME).stat().st_size + (1 << 20):  # it has each page once, at most
+        raise sqlite3.DatabaseError(f"its journal has {nbytes:,} bytes")
     with tempfile.TemporaryDirectory() as copy:
         for name in (NAME, _JOURNAL):
             shutil.copyfile(folder / name, Path(copy, name))

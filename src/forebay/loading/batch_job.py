@@ -10,31 +10,32 @@ from __future__ import annotations
 import math
 import operator
 import resource
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe, default_collate
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 from forebay.base import torch_internals
 from forebay.base.batches import nbytes
-from forebay.base.datasets import OwnedGenerators
+from forebay.base.libraries import one_thread
 from forebay.base.process import queued_s, read_bytes
-from forebay.base.randomness import (
-    SeedsIfDrawn,
-    SetSeed,
-    ThreadTurns,
-    seed_generators,
-    seed_nothing,
-)
-from forebay.collating.padding import slicing
-from forebay.collating.rules import collated
+from forebay.base.randomness import SeedsIfDrawn, ThreadTurns
 from forebay.errors import shortened
 from forebay.failures import Failure, cut_own_frames
+from forebay.loading.fetch import (
+    EndOfDataset,
+    IterableFetcher,
+    MapFetcher,
+    SampleError,
+    SampleThreads,
+)
 from forebay.loading.messages import (
     STREAM,
     BatchError,
@@ -45,254 +46,13 @@ from forebay.loading.messages import (
     WorkerExhausted,
     WorkerState,
 )
-from forebay.loading.samplers import has_state
-from forebay.loading.set_epoch import owner_of_set_epoch
+from forebay.loading.samplers import owner_of_set_epoch
 from forebay.memory.packing import Packer, collate_into
 from forebay.memory.slab import Slab
 from forebay.observe.record import FINEST_S, MEASURED_S, SAMPLED_S, SlowSample, Timing
-from forebay.plan import COLLATE, SAMPLE, child_seed, scrambled, seed_of
+from forebay.plan import scrambled
 from forebay.pools.events import Answer, Assignment, Refusal
 from forebay.ranks import process_group
-
-# ---- fetch ---------------------------------------------------------------------------------------
-
-# If samples take less than `TIMED_S` on average, they are timed one by one only in one of
-# `TIMED_BATCHES` batches.
-TIMED_S = 0.0001
-TIMED_BATCHES = 16
-FEW_SAMPLES = 4
-
-# Calls a function with one that seeds the generators; returns what it returns.
-RunSeeded = Callable[[Callable[[SetSeed], Any]], Any]
-
-
-class EndOfDataset(Exception):  # noqa: N818 - not an error: the end of the data
-    """The dataset's iterator is exhausted."""
-
-
-class SampleError(Exception):
-    """A sample raised; the user's exception is the `__cause__`."""
-
-    def __init__(self, index: Any) -> None:
-        """Store the sample's index."""
-        super().__init__(index)
-        self.index = index
-
-
-class _Sliced(NamedTuple):
-    """A whole batch, sliced from arrays instead of being collated from samples."""
-
-    batch: Any
-
-
-class MapFetcher:
-    """Fetches samples of a map-style dataset, by index.
-
-    With a seed of the user, the generators that the dataset and `collate_fn` own are seeded like
-    the global ones. Without workers they are unchanged after each batch.
-
-    Args:
-        turns: Runs the calls of threads, which share the random generators; None in a process.
-        seeds: Runs the calls of a worker process; None elsewhere.
-
-    Attributes:
-        slowest: The slowest sample of the last batch; None if samples were not timed one by one.
-    """
-
-    def __init__(
-        self, spec: BatchSpec, turns: ThreadTurns | None = None, seeds: SeedsIfDrawn | None = None
-    ) -> None:
-        self.slowest: SlowSample | None = None
-        self._untimed = 0  # batches until the next one whose samples are timed
-        self._spec = spec
-        self._turns, self._seeds = turns, seeds
-        self._owned, self._epoch = OwnedGenerators(), -1
-        self._run_seeded: RunSeeded = (
-            (lambda call: call(seed_generators)) if turns is None else turns.run
-        )
-        # For very few samples, seeding takes less time than to find whether they draw.
-        self._run_many_seeded: RunSeeded = self._run_seeded if seeds is None else seeds.run
-        self._sliced = slicing(spec.dataset, spec.collate_fn) if spec.auto_collation else None
-        self._getitems: Any = getattr(spec.dataset, "__getitems__", None)
-
-    def fetch(self, request: BatchRequest, failures: list[Failure]) -> Any:
-        """Return the samples of a batch, for `collate`."""
-        index = request.index
-        if self._sliced is not None:
-            try:
-                return _Sliced(self._sliced(index))
-            except Exception:  # noqa: BLE001, S110 - fetching one by one finds the sample
-                pass
-        if not self._spec.auto_collation:
-            samples = self._one_by_one(request, [index], failures)
-            return samples[0] if samples else samples
-        if self._getitems is not None:
-            try:
-                return self._call_seeded(request, SAMPLE, lambda: self._getitems(index))
-            except Exception:
-                if not self._spec.skip_errors:
-                    raise
-        return self._one_by_one(request, index, failures)
-
-    def begin(self, epoch: int) -> None:
-        """Find the generators that the dataset owns, before the first batch of an epoch."""
-        spec = self._spec
-        if spec.seed is None or not spec.seeds_owned or epoch == self._epoch:
-            return
-        self._epoch = epoch  # the user may have changed the dataset between epochs
-        self._owned = OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn)
-        if self._owned:
-            # Whether they draw is not detected: it is most likely.
-            self._run_many_seeded = self._run_seeded
-            if self._turns is not None:
-                self._turns.run_alone()
-
-    def owned_states(self) -> list[Any] | None:
-        """Return the states to restore after a batch; None in a worker, also in a thread."""
-        is_worker = self._seeds is not None or self._turns is not None
-        return None if is_worker or not self._owned else self._owned.states()
-
-    def restore_owned(self, states: list[Any]) -> None:
-        """Undo what a batch did to the generators that the dataset owns."""
-        self._owned.restore(states)
-
-    def _one_by_one(
-        self, request: BatchRequest, indices: Sequence[Any], failures: list[Failure]
-    ) -> list[Any]:
-        def fetched(set_seed: SetSeed) -> list[Any]:
-            failures.clear()
-            return self._fetched(request, indices, failures, set_seed)
-
-        if self._spec.seed is None:
-            return fetched(seed_nothing)
-        is_few = len(indices) < FEW_SAMPLES
-        samples: list[Any] = (self._run_seeded if is_few else self._run_many_seeded)(fetched)
-        return samples
-
-    def _fetched(
-        self,
-        request: BatchRequest,
-        indices: Sequence[Any],
-        failures: list[Failure],
-        set_seed: SetSeed,
-    ) -> list[Any]:
-        spec, dataset, samples, seed = self._spec, self._spec.dataset, [], 0
-        is_seeded = set_seed is not seed_nothing
-        if is_seeded:
-            assert spec.seed is not None
-            set_seed = self._owned.beside(set_seed)
-            seed = seed_of(spec.seed, SAMPLE, request.epoch)
-        is_timed, slowest_s, slowest = not self._untimed, 0.0, None
-        first = began = time.perf_counter() if is_timed else 0.0
-        for position, index in enumerate(indices, request.position):
-            try:
-                if is_seeded:
-                    set_seed(child_seed(seed, position))
-                samples.append(dataset[index])
-                if is_timed:
-                    ended = time.perf_counter()
-                    if ended - began > slowest_s:
-                        slowest_s, slowest = ended - began, index
-                    began = ended
-            except Exception as error:
-                if not spec.skip_errors:
-                    raise SampleError(index) from error
-                failures.append(
-                    Failure.of(error, source=index, epoch=request.epoch, batch=request.batch)
-                )
-        self.slowest = None
-        if not is_timed:
-            self._untimed -= 1
-        elif began - first <= TIMED_S * len(indices):
-            self._untimed = TIMED_BATCHES - 1
-        if slowest_s > TIMED_S:
-            self.slowest = SlowSample(slowest_s, slowest, request.epoch, request.batch)
-        return samples
-
-    def _call_seeded(self, request: BatchRequest, purpose: int, call: Callable[[], Any]) -> Any:
-        """Make a call for the whole batch, with generators seeded for it if there is a seed."""
-        if self._spec.seed is None:
-            return call()
-        seed = seed_of(self._spec.seed, purpose, request.epoch, request.position)
-
-        def seeded(set_seed: SetSeed) -> Any:
-            if set_seed is not seed_nothing:
-                self._owned.beside(set_seed)(seed)
-            return call()
-
-        return self._run_seeded(seeded)
-
-    def collate(self, request: BatchRequest, samples: Any) -> Any:
-        """Make a batch from the samples that `fetch` returned."""
-        if isinstance(samples, _Sliced):
-            return samples.batch
-        collate_fn = self._spec.collate_fn
-        if collate_fn is default_collate:  # it draws no random numbers
-            return collated(collate_fn, samples)
-        return self._call_seeded(request, COLLATE, lambda: collated(collate_fn, samples))
-
-    def state(self) -> WorkerState:
-        """Return the state of the dataset."""
-        return WorkerState(self._spec.dataset.state_dict(), None, "within")
-
-
-class IterableFetcher:
-    """Fetches samples of this worker's part of an iterable dataset, in its order.
-
-    Args:
-        seed: 64 bits for the generators that the dataset owns; None to leave them as they are.
-        state: The state to continue from; None to start at the beginning.
-    """
-
-    def __init__(
-        self, spec: BatchSpec, seed: int | None = None, state: WorkerState | None = None
-    ) -> None:
-        self._spec, self.ended, dataset = spec, False, spec.dataset
-        if seed is not None:
-            OwnedGenerators(dataset=dataset, collate_fn=spec.collate_fn).seed(seed)
-        if state is not None and state.dataset is not None:
-            dataset.load_state_dict(state.dataset)
-        self._samples: Iterator[Any] = iter(dataset)
-        # Not before: a dataset that is its own iterator may start over in `__iter__`.
-        if state is not None and state.iterator is not None:
-            self._samples.load_state_dict(state.iterator)  # type: ignore[attr-defined]
-            if state.phase != "within":  # the state is from before this epoch
-                self._samples = iter(dataset)
-
-    def state(self) -> WorkerState:
-        """Return the states of the dataset and its iterator."""
-        dataset, samples = self._spec.dataset, self._samples
-        iterator = samples.state_dict() if has_state(samples) else None  # type: ignore[attr-defined]
-        is_own = samples is dataset
-        state = None if is_own or not has_state(dataset) else dataset.state_dict()
-        return WorkerState(state, iterator, "ended" if self.ended else "within")
-
-    def fetch(self, request: BatchRequest, _: list[Failure]) -> Any:
-        """Return the next samples as a list, or the next sample; no sample is ever skipped."""
-        if self.ended:
-            raise EndOfDataset
-        if not self._spec.auto_collation:
-            try:
-                return next(self._samples)
-            except StopIteration:
-                self.ended = True
-                raise EndOfDataset from None
-        samples = []
-        for _ in request.index:
-            try:
-                samples.append(next(self._samples))
-            except StopIteration:
-                self.ended = True
-                break
-        if not samples or (self._spec.drop_last and len(samples) < len(request.index)):
-            self.ended = True
-            raise EndOfDataset
-        return samples
-
-    def collate(self, _: BatchRequest, samples: Any) -> Any:
-        """Make a batch from samples; random numbers continue the worker's sequence."""
-        return collated(self._spec.collate_fn, samples)
-
 
 # ---- batch timer ---------------------------------------------------------------------------------
 # Measures the time that a worker spends on its batches, in its own thread.
@@ -317,6 +77,7 @@ class BatchTimer:
 
     def __init__(self, *, is_worker: bool = False, is_process: bool = False) -> None:
         self.began_at = self.fetched_at = 0.0
+        self.sample_cpu_s = 0.0  # of threads that fetch samples
         self._is_worker, self._is_process = is_worker, is_process
         self._due = 0.0  # when to make a timing of a tiny batch
         self._measured_at = math.inf  # when the following was measured; inf for not yet
@@ -330,8 +91,9 @@ class BatchTimer:
         self._slowest: SlowSample | None = None
 
     def measure(self) -> None:
-        """Begin to measure the processor time of this thread."""
-        cpu_s, used = time.thread_time(), resource.getrusage(resource.RUSAGE_THREAD)
+        """Begin to measure the processor time of this thread, and of those that fetch samples."""
+        cpu_s = time.thread_time() + self.sample_cpu_s
+        used = resource.getrusage(resource.RUSAGE_THREAD)
         threads_s = time.process_time() - cpu_s if self._is_process else 0.0
         self._used = _Used(
             cpu_s, queued_s(), threads_s, used.ru_stime, used.ru_minflt, read_bytes()
@@ -382,10 +144,20 @@ class BatchTimer:
 LEAST_BYTES = 1 << 10
 
 
+def turns_of(spec: BatchSpec) -> ThreadTurns:
+    """Return what runs the calls of threads that make samples."""
+    if spec.concurrency == 1 or spec.seed is None:
+        return ThreadTurns()
+    from forebay.base.local_generators import LocalGenerators
+
+    return ThreadTurns(LocalGenerators())
+
+
 class BatchJob:
     """Makes batches in the process that it is opened in."""
 
     where = "in DataLoader worker thread {}"
+    is_process = False
 
     def __init__(
         self, spec: BatchSpec, *, keeps_tasks: bool = False, turns: ThreadTurns | None = None
@@ -401,6 +173,9 @@ class BatchJob:
         self._iterable_fetcher: IterableFetcher | None = None
         self._init_error: BaseException | None = None
         self.timer = BatchTimer()
+        # With `concurrency`: requests whose samples are to be fetched, once that can begin.
+        self._later: deque[BatchRequest] = deque()
+        self._threads: SampleThreads | None = None
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Call the user's `worker_init_fn`; in a thread there is nothing else to set up."""
@@ -411,8 +186,9 @@ class BatchJob:
             except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
                 self._init_error = error
         # Each thread has a shallow copy of the job.
-        self.timer = BatchTimer(is_worker=True, is_process=self._seeds is not None)
+        self.timer = BatchTimer(is_worker=True, is_process=self.is_process)
         self.timer.measure()
+        self._later = deque()
 
     def run(self, assignment: Assignment) -> Answer:
         """Answer a request with a `BatchResult`, a `BatchError` or a `WorkerExhausted`."""
@@ -424,7 +200,30 @@ class BatchJob:
         return Answer(result, max(nbytes(result.batch), LEAST_BYTES))
 
     def close(self) -> None:
-        """Do nothing: no cleanup is needed."""
+        """End the threads that fetch samples."""
+        if self._threads is not None:
+            self._threads.close()
+            if self._turns is not None:  # or one that hangs would keep all others waiting
+                self._turns.leave(self._threads.threads)
+
+    @property
+    def begin(self) -> Callable[[Assignment], None] | None:
+        """Begins to fetch the samples of a batch that `run` makes later; None for one at a time."""
+        return self._begin if self._spec.concurrency > 1 else None
+
+    def _begin(self, assignment: Assignment) -> None:
+        self._later.append(assignment.payload)
+        if self._map_fetcher is not None:  # otherwise the first batch is to be made first
+            self._map_fetcher.begin_more()
+
+    def drop(self, request: BatchRequest) -> None:
+        """Do not fetch the samples of a batch that are not begun: it is not needed."""
+        for at, each in enumerate(self._later):
+            if each is request:  # not `remove`, which would compare the user's indices
+                del self._later[at]
+                break
+        if self._map_fetcher is not None:
+            self._map_fetcher.drop(request)
 
     def make(self, request: BatchRequest) -> Result:
         """Make one batch, catching what the user's code raises."""
@@ -462,7 +261,7 @@ class BatchJob:
         timer.began_at = time.perf_counter()
         try:
             if isinstance(fetcher, MapFetcher):
-                fetcher.begin(request.epoch)
+                fetcher.begin(request)
                 states = fetcher.owned_states()
             samples = fetcher.fetch(request, failures)
             timer.fetched_at = time.perf_counter()
@@ -482,6 +281,7 @@ class BatchJob:
     def timing(self) -> Timing | None:
         """Return the time spent on the batch that has just become ready; see `BatchTimer`."""
         fetcher = self._map_fetcher
+        self.timer.sample_cpu_s = fetcher.cpu_s if fetcher else 0.0
         return self.timer.timing(self._worker_id, fetcher.slowest if fetcher else None)
 
     def _fetcher(self, request: BatchRequest) -> MapFetcher | IterableFetcher:
@@ -497,7 +297,14 @@ class BatchJob:
             state = spec.worker_states[self._worker_id] if spec.worker_states else WorkerState()
             if state.dataset is not None:
                 spec.dataset.load_state_dict(state.dataset)
-            self._map_fetcher = MapFetcher(spec, self._turns, self._seeds)
+            if spec.concurrency > 1:
+                around = one_thread if self.is_process else nullcontext
+                self._threads = SampleThreads(spec.concurrency, around)
+                if self._turns is not None:
+                    self._turns.helpers[threading.current_thread()] = self._threads
+            self._map_fetcher = MapFetcher(
+                spec, self._turns, self._seeds, self._threads, self._later
+            )
         self._set_dataset_epoch(request)
         return self._map_fetcher
 
@@ -533,7 +340,8 @@ class BatchJob:
 
     def _notes(self, request: BatchRequest, index: Any) -> tuple[str, ...]:
         """Return the notes for an exception: sample, batch, and how to reproduce it."""
-        what = f"sample {index!r}" if index is not None else f"samples {shortened(request.index)}"
+        every = request.index.tolist() if torch.is_tensor(request.index) else request.index
+        what = f"sample {index!r}" if index is not None else f"samples {shortened(every)}"
         where = self.where.format(self._worker_id).removeprefix("in DataLoader ")
         note = f"forebay: {what}, {request}, {where}"
         return (note,) if self._spec.seed is None else (note, request.replay_note)
@@ -546,14 +354,17 @@ class LocalJob(BatchJob):
 
     def __init__(self, spec: BatchSpec) -> None:
         """See `BatchJob`."""
-        super().__init__(spec)
+        super().__init__(spec, turns=turns_of(spec) if spec.concurrency > 1 else None)
         if isinstance(spec.dataset, IterDataPipe | MapDataPipe):
             apply_sharding(spec.dataset, *process_group())
 
-    def prepare(self, request: BatchRequest) -> None:
+    def prepare(
+        self, request: BatchRequest, generators: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
         """Begin to iterate an iterable dataset, if this is the first request of its epoch."""
         if self._spec.is_iterable and request.epoch != (self._begun or (None,))[0]:
-            self._begin_iterable(request)
+            with generators():
+                self._begin_iterable(request)
 
     def state(self) -> WorkerState | None:
         """Return the state of an iterable dataset; None if it was not read."""
@@ -570,6 +381,7 @@ class ProcessJob(BatchJob):
     """Makes batches in a worker process, and packs them into shared memory."""
 
     where = "in DataLoader worker process {}"
+    is_process = True
 
     def __init__(
         self,
@@ -603,8 +415,11 @@ class ProcessJob(BatchJob):
         torch_internals.become_worker(worker_id, spec.num_workers, seed, spec.dataset)
         self._packer = Packer(self._slab, self._on_class)
         collate_into(self._packer)
-        self._seeds = SeedsIfDrawn()
-        self._seeds.open()
+        if spec.concurrency > 1:
+            self._turns = turns_of(spec)
+        else:
+            self._seeds = SeedsIfDrawn()
+            self._seeds.open()
         super().open(incarnation, worker_id)
 
     def run(self, assignment: Assignment) -> Answer:

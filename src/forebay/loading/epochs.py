@@ -14,12 +14,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from itertools import zip_longest
 from pickle import PicklingError
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
+from forebay.base.datasets import sequence_rows
 from forebay.base.randomness import (
     generators_kept,
     generators_locked,
@@ -34,6 +36,8 @@ from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec, Worke
 from forebay.loading.planner import Planner
 from forebay.loading.position import DAMAGED, Position
 from forebay.loading.samplers import (
+    NO_STATE,
+    SetEpochRecorders,
     chain_of,
     draw_seed,
     has_state,
@@ -43,7 +47,6 @@ from forebay.loading.samplers import (
     state_of_generator,
     states_of,
 )
-from forebay.loading.set_epoch import SetEpochRecorders
 from forebay.loading.settings import Settings
 from forebay.loading.sources import IterableSource, PlanSource, SamplerSource, Source
 from forebay.loading.workers import WorkerTuning
@@ -175,7 +178,8 @@ class Pipeline:
                     if is_rest:
                         planner.read_ahead()
                     for _ in range(skip):
-                        planner.take()
+                        if planner.take() is None:
+                            break  # the dataset has become shorter
             if position.knows_workers:  # not before: the dataset may restore the generators itself
                 planner.begin(feed, position.start, position.next_worker)
         except BaseException:
@@ -212,9 +216,13 @@ class Pipeline:
             self.mixture = replace(self.mixture, **position.mixture)
         planner = self.planner_for(settings)
         planner.shared_seed, source = iterator.first_shared_seed, planner.source
+        if settings.is_iterable and loader.seed is not None:  # also for the shuffle of a datapipe
+            planner.shared_seed = base_seed = worker_seed_of(loader.seed, position.epoch)
         if isinstance(source, PlanSource) and source.plan != (plan := self._plan(settings)):
             source.plan = plan  # the dataset has another length
             planner.refresh()
+        if isinstance(source, PlanSource | SamplerSource):
+            source.as_tensors = settings.is_sliced  # the dataset may have another format
         if isinstance(source, SamplerSource) and settings.by_torchs_rules:
             source.iterator = iterator._sampler_iter
         if self._replaces_workers:  # new workers get copies of the dataset in its current state
@@ -234,13 +242,12 @@ class Pipeline:
                 loader.seed is not None or loader.backend != "thread"
             ):
                 seed = self.seed
-            if settings.is_iterable and loader.seed is not None:
-                base_seed = worker_seed_of(loader.seed, position.epoch)
             self._replaces_workers, self._dataset_seen = False, fingerprint
             states = tuple(planner.worker_states)
             spec = settings.spec(base_seed, seed, position.epoch, states)
             device = self.hand_out.device
             feed = self.feed = feed_of(settings, spec, self._trace, self._tuning, device)
+        feed.in_use = iterator.one_at_a_time
         return planner, feed
 
     def _check_ranks(self, ranks: Ranks, settings: Settings, position: Position) -> None:
@@ -255,9 +262,7 @@ class Pipeline:
             **asdict(settings.made_with),
             "tail": loader.tail,
             "sampler": type(loader.sampler).__name__,
-        }
-        if self.mixture is not None:
-            facts["weights"] = self.mixture.weights
+        } | ({} if self.mixture is None else {"weights": self.mixture.weights})
         self._has_agreed = check_agreement(ranks, facts)
 
     def planner_for(self, settings: Settings) -> Planner:
@@ -316,11 +321,11 @@ class Pipeline:
         feed, self.feed = self.feed, None
         if feed is None:
             return
+        feed.close()
         planner = self.planner  # no global names from here on: the interpreter may be exiting
         if planner is not None:
             planner.worker_states = feed.worker_states() or planner.worker_states
             planner.detach()
-        feed.close()
 
     # ---- a mixture -----------------------------------------------------------------------------
 
@@ -349,6 +354,19 @@ class Pipeline:
         )
         return {name: (count, count / length) for name, count, length in known}
 
+    def tokens_by_source(self, dataset: Any) -> dict[str, tuple[int, float]]:
+        """Return the tokens returned from each dataset of rows; see `Statistics.tokens`."""
+        planner = self.planner
+        if planner is None or not isinstance(planner.source, PlanSource):
+            return {}
+        counts = self.samples_by_source(getattr(dataset, "datasets", ()))
+        counts = counts or {"dataset": (self._mixture_position(planner), 0.0)}
+        return {
+            name: (round(counts[name][0] * each.tokens / len(each)), each.filled)
+            for name, each in sequence_rows(dataset).items()
+            if name in counts
+        }
+
     @staticmethod
     def _mixture_position(planner: Planner) -> int:
         """Return the position in a mixture, counted from the start of its first epoch."""
@@ -368,7 +386,8 @@ def feed_of(
     A thread runs it if batches are copied to a device, so that this happens during a step.
     """
     if settings.is_local:
-        return LocalFeed(spec, trace)
+        ahead = settings.sliced_ahead
+        return LocalFeed(spec, trace, draws=not settings.is_sliced, ahead=ahead)
     workers, turns = settings.workers(), settings.by_torchs_rules
     by_caller = turns and settings.loader.buffer is None and device is None
     limits = settings.limits(settings.depth())
@@ -501,7 +520,7 @@ class LoaderProgress:
 
     def _start(self, settings: Settings, epoch: int, origin: int) -> Position:
         """Return the position before an epoch that has not begun."""
-        loader, dataset = settings.loader, settings.loader.dataset
+        loader = settings.loader
         mixture = settings.plan.mixture if settings.plan else None
         if self.pipeline is not None:
             mixture = self.pipeline.mixture
@@ -513,7 +532,7 @@ class LoaderProgress:
             seed=loader.seed,
             set_epoch=self.recorders.values(),
             sampler=None if settings.is_iterable else states_of(settings.index_sampler),
-            dataset=copy.deepcopy(dataset.state_dict()) if has_state(dataset) else None,
+            dataset=settings.dataset_state(),
             generator=state_of_generator(loader.generator) if draws else None,
             mixture=None if mixture is None else mixture.state(),
         )
@@ -560,11 +579,12 @@ class LoaderProgress:
         waiting = [each for feed in feeds for each in feed.waiting()]
         epoch, batch = self._next_epoch - 1, 0
         ready: list[tuple[int, int]] = []
-        sources: dict[str, tuple[int, float]] = {}
+        sources, tokens = {}, {}
         if pipeline is not None and pipeline.planner is not None:
             planner = pipeline.planner
             epoch, batch = planner.epoch, planner.batch
             sources = pipeline.samples_by_source(getattr(loader.dataset, "datasets", ()))
+            tokens = pipeline.tokens_by_source(loader.dataset)
             if pipeline.feed is not None and settings.in_order:
                 ready = planner.numbers_of([task for task, _ in pipeline.feed.waiting()])
         if self.resumed is not None and self.resumed.batch:
@@ -580,19 +600,28 @@ class LoaderProgress:
             in_flight=sum(feed.in_flight for feed in feeds),
             failures=self.failures.total,
             sources=sources,
+            tokens=tokens,
         )
 
 
-def restore_states(dataset: Any, sampler: Any, position: Position) -> None:
+def restore_states(settings: Settings, position: Position) -> None:
     """Restore the states of the dataset and the samplers of this process from a position."""
-    given = position.sampler or []
-    chain = chain_of(sampler)
-    if position.dataset is not None and not has_state(dataset):
-        raise OptionError(_NO_STATE.format("dataset", type(dataset).__name__))
-    for each, state in zip(chain, given, strict=False):
-        takes = has_state(each) if state and "state" in state else hasattr(each, "generator")
-        if state and not takes:
-            raise OptionError(_NO_STATE.format("sampler", type(each).__name__))
+    dataset, sampler, given = (
+        settings.loader.dataset,
+        settings.index_sampler,
+        position.sampler or [],
+    )
+    own = states_of(sampler) or []
+    states = [position.dataset, *(each.dataset for each in position.worker_states)]
+    if not has_state(dataset) and any(each is not None for each in states):
+        raise OptionError(NO_STATE.format("dataset", type(dataset).__name__))
+    for each, has, state in zip_longest(chain_of(sampler), own, given):
+        if state and (not has or has.keys() != state.keys()):
+            raise OptionError(NO_STATE.format("sampler", type(each).__name__))
+        if has and not state and position.batch:
+            raise OptionError(DAMAGED.format(f"it has no state of the {type(each).__name__}"))
+    if position.batch and position.generator is None and settings.orders_by_draws:
+        raise OptionError(DAMAGED.format("it has no state of torch's generator"))
     generators = [each["generator"] for each in given if each and "generator" in each]
     for state in [*generators, position.generator]:
         if state is not None:
@@ -616,9 +645,3 @@ def _has_already(dataset: Any, state: Any) -> bool:
         return is_iterable and bool(state == dataset.state_dict())
     except Exception:  # noqa: BLE001 - from the comparison of arrays, for example
         return False
-
-
-_NO_STATE = (
-    "the state includes that of a {0}, but {1} has no load_state_dict\n"
-    "  Nothing was changed. Make the loader with the {0} that it was saved with."
-)

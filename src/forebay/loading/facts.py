@@ -57,6 +57,7 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
         num_workers=trace.num_workers if is_auto else loader.num_workers,
         most_workers=int(loader.num_workers) if is_auto else None,
         auto_workers=int(AutoWorkers()),
+        concurrency=None if settings.one_at_a_time else settings.concurrency,
         backend=backend_name(loader.backend),
         cores=usable_cores() / ranks_sharing_cores() if cluster is None else None,
         takes_turns=settings.by_torchs_rules,
@@ -87,7 +88,8 @@ def diagnosis_of(trace: Trace, setup: Setup) -> Diagnosis:
         steps = [each for each in steps if each.asked_at >= began]
         batches = [each for each in batches if each.ended_at - each.seconds >= began]
     slowest = next(iter(trace.slowest), None)
-    return diagnose(steps, batches, setup, slowest, pressure(), since)
+    run_rate = trace.snapshot()["rate"]
+    return diagnose(steps, batches, setup, slowest, pressure(), since, run_rate)
 
 
 def report_of(settings: Settings, progress: LoaderProgress, path: str | os.PathLike[str]) -> Path:

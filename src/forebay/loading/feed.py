@@ -16,13 +16,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from forebay.base.batches import nbytes
 from forebay.base.libraries import one_thread
-from forebay.base.process import LONGEST_WAIT_S
-from forebay.base.randomness import generators_kept, generators_lent
+from forebay.base.randomness import PrivateGenerators, generators_kept, generators_lent
+from forebay.base.torch_internals import seed_as_worker
 from forebay.devices.device import Device
 from forebay.engine.commands import (
     DeliverResult,
@@ -32,166 +35,27 @@ from forebay.engine.commands import (
     ReportFailure,
     ReportRetry,
 )
-from forebay.engine.engine import COLLECT_S, Engine, NewTask
+from forebay.engine.engine import Engine, NewTask
 from forebay.errors import WorkerDiedError
 from forebay.loading.batch_job import LocalJob
 from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerExhausted, WorkerState
 from forebay.loading.slots import BatchSlots, DeviceBatches
-from forebay.loading.workers import Workers, WorkerTuning, pool_for
+from forebay.loading.workers import (
+    BackgroundDriver,
+    CallerDriver,
+    Workers,
+    WorkerTuning,
+    pool_for,
+)
 from forebay.observe.record import FINEST_S, Trace
-from forebay.pools.base import Pool
-from forebay.pools.events import Refusal
+from forebay.pools.events import Assignment, Refusal
 from forebay.pools.launch import occupy_standard_descriptors
 from forebay.pools.worker import failure_of
 
-# ---- drivers -------------------------------------------------------------------------------------
-# Run the engine of a feed: in the caller's thread, while it waits, or in a background thread.
-#
-#     CallerDriver       the engine runs only within `wait`: no thread in the trainer's process
-#     BackgroundDriver   a thread runs it, so that workers get work while the trainer is busy
-#
-# If each request is for one worker, the caller's thread is enough: every worker has its requests in
-# advance. If any worker may make the next batch, a thread sends it as soon as a worker is free.
-
-# Answers are collected only while so many results are ready: the trainer may need several
-# meanwhile, and collecting does not end early.
-READY_TO_COLLECT = 8
-
-Outcomes = Callable[[Sequence[Outcome]], None]
-
-
-class CallerDriver:
-    """Runs the engine in the caller's thread, within `wait`.
-
-    Attributes:
-        error: The exception that ended the driver; None while it runs.
-    """
-
-    releases_lazily = True
-
-    def __init__(self, engine: Engine, pool: Pool, outcomes: Outcomes) -> None:
-        self.error: BaseException | None = None
-        self._engine, self._pool, self._outcomes = engine, pool, outcomes
-
-    def call(self, function: Callable[[], None]) -> None:
-        """Call a function that uses the engine, now."""
-        function()
-
-    call_and_wait = call
-
-    def wait(self, is_ready: Callable[[], bool], until: float | None) -> None:
-        """Wait until something is ready or the time `until` has come, in monotonic seconds."""
-        while not is_ready():
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
-                return
-            self.poll(left)
-
-    def poll(self, seconds: float | None) -> None:
-        """Let the engine process events for at most `seconds`; None for no limit."""
-        self._outcomes(self._engine.step(seconds))
-
-    def was_at_rest(self) -> bool:
-        """Return whether the last signal interrupted a wait, which leaves the state consistent."""
-        was, self._pool.at_rest = self._pool.at_rest, False
-        return was
-
-    def close(self) -> None:
-        """Close the engine and its workers."""
-        self._engine.close()
-
-
-class BackgroundDriver:
-    """Runs the engine in a thread, the only one that uses it; otherwise like `CallerDriver`."""
-
-    releases_lazily = False
-
-    def __init__(self, engine: Engine, outcomes: Outcomes, ready: Callable[[], int]) -> None:
-        self.error: BaseException | None = None
-        self._engine, self._outcomes, self._ready = engine, outcomes, ready
-        self._arrived = threading.Condition()
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._is_over = False
-        self._waits = False
-        self._thread = threading.Thread(target=self._run, name="forebay-driver", daemon=True)
-        try:
-            self._thread.start()
-        except BaseException:  # the system may refuse another thread
-            self._is_over = True
-            engine.close()
-            raise
-
-    def call(self, function: Callable[[], None]) -> None:
-        """Make the thread call a function when it wakes up."""
-        self._inbox.append(function)
-        self._engine.wake()
-
-    def call_and_wait(self, function: Callable[[], None]) -> None:
-        """Make the thread call a function, and return afterwards."""
-        done = threading.Event()
-
-        def call() -> None:
-            function()
-            done.set()
-
-        self.call(call)
-        while not done.wait(LONGEST_WAIT_S) and not self._is_over:
-            pass
-
-    def wait(self, is_ready: Callable[[], bool], until: float | None) -> None:
-        """Wait until something is ready, the thread has ended, or the time `until` has come."""
-        with self._arrived:
-            while not is_ready() and not self._is_over:
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    return
-                self._waits = True
-                self._arrived.wait(LONGEST_WAIT_S if left is None else min(left, LONGEST_WAIT_S))
-                self._waits = False
-
-    def poll(self, seconds: float) -> None:
-        """Wait briefly: the thread processes all events."""
-        with self._arrived:
-            self._arrived.wait(seconds)
-
-    def was_at_rest(self) -> bool:
-        """See `CallerDriver`."""
-        was, self._waits = self._waits, False
-        return was
-
-    def close(self) -> None:
-        """Make the thread close the engine."""
-        self._is_over = True
-        self._engine.wake()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(5.0)
-        self._inbox.clear()  # its functions hold references to the feed
-
-    def _run(self) -> None:
-        engine, inbox = self._engine, self._inbox
-        try:
-            while not self._is_over:
-                while inbox:
-                    inbox.popleft()()
-                is_ahead = self._ready() >= READY_TO_COLLECT
-                outcomes = engine.step(None, COLLECT_S if is_ahead else 0.0)
-                if outcomes:
-                    self._outcomes(outcomes)
-                    with self._arrived:
-                        self._arrived.notify_all()
-                del outcomes  # while it waits for the next ones, nothing holds these
-        except BaseException as error:  # noqa: BLE001 - the trainer raises it
-            self.error = error
-        finally:
-            with self._arrived:
-                self._is_over = True
-                self._arrived.notify_all()
-            with suppress(Exception):
-                engine.close()
-
-
 # ---- feed ----------------------------------------------------------------------------------------
 
+# How long to wait for a thread that takes a batch, or processes it on a device, in seconds.
+LEAVE_S = 5.0
 # Batches to release in one call, where releasing them earlier has no effect.
 RELEASED_TOGETHER = 16
 CLOSED = (
@@ -211,6 +75,7 @@ class Feed:
     Attributes:
         request_more: Refers to a function that puts more requests, for the thread that runs the
             engine to call after each of its steps; None if only the trainer puts requests.
+        in_use: Held by the thread that takes batches, if there may be several threads.
     """
 
     def __init__(
@@ -229,6 +94,7 @@ class Feed:
         self.ready_ends = 0
         self.exhausted: dict[int, int] = {}
         self.request_more: weakref.WeakMethod[Callable[[], None]] | None = None
+        self.in_use = threading.RLock()
         self._owner = os.getpid()
         self._closed = False
         self._error: BaseException | None = None  # why there will be no more results
@@ -264,8 +130,10 @@ class Feed:
 
     def put(self, tasks: list[NewTask]) -> None:
         """Queue requests; their task numbers must grow."""
-        self.check()
-        self._driver.call(partial(self._engine.put, tasks))
+        # If another thread closed it, the next `take` says so: a batch may have been taken before.
+        if not self._closed:
+            self.check()
+            self._driver.call(partial(self._engine.put, tasks))
 
     def forget(self, before: int) -> None:
         """Drop every task with a lower number that was not taken."""
@@ -453,10 +321,16 @@ class Feed:
         _open_feeds.discard(self)
         if os.getpid() != self._owner:
             return
-        self._driver.close()
-        self.ready.clear()
-        if self._slots is not None:
-            self._slots.close()
+        self._driver.stop()
+        has_left = self.in_use.acquire(timeout=LEAVE_S)  # another thread may take a batch
+        try:
+            self._driver.close()
+            self.ready.clear()
+            if self._slots is not None:
+                self._slots.close()
+        finally:
+            if has_left:
+                self.in_use.release()
 
     def check(self) -> None:
         """Raise the reason why there will be no more results, if there is one."""
@@ -471,6 +345,7 @@ class Feed:
         if self._error is not None:
             raise self._error
         if self._closed:
+            _leave_at_exit()
             raise RuntimeError(CLOSED)
 
 
@@ -484,70 +359,157 @@ def _pass_outcomes(this: weakref.ref[Feed], outcomes: Sequence[Outcome]) -> None
         feed.add_outcomes(outcomes)
 
 
-_open_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+_open_feeds: weakref.WeakSet[Feed | LocalFeed] = weakref.WeakSet()
+_exit = threading.Event()
 
 
 @atexit.register
 def _close_all() -> None:
     """Stop the workers before the interpreter removes what their pools need."""
+    _exit.set()
     for feed in list(_open_feeds):
         feed.close()
 
 
+def _leave_at_exit() -> None:
+    """End a daemon thread that takes batches at the interpreter's end, without a traceback."""
+    if _exit.is_set() and threading.current_thread().daemon:
+        raise SystemExit
+
+
 # ---- local feed ----------------------------------------------------------------------------------
-# Make batches without workers: each in the caller's thread, when it is taken.
+# Make batches without workers: each in the caller's thread, when it is taken. Slices of what is in
+# memory take less time than to receive them from a worker; a thread makes some in advance while the
+# caller does something else. The caller makes what that has not begun itself.
+
+# A thread is worth it for batches of so many seconds, if the caller does something else for this
+# share of that time: otherwise the two only wait for each other.
+LEAST_S, STEP_SHARE = 0.0003, 0.25
+# Steps that count for that, about.
+SMOOTHED = 8
 
 
 class LocalFeed:
-    """A `Feed` without workers. An exception of the user's code becomes a `BatchError`."""
+    """A `Feed` without workers. An exception of the user's code becomes a `BatchError`.
+
+    Args:
+        draws: Whether a sample may draw from the random generators.
+        ahead: How many batches a thread may make in advance; 0 without one.
+    """
 
     is_open, in_flight, ready_ends, room, pool, request_more = True, 0, 0, 0, None, None
-    ready: tuple[()] = ()
+    # For `close`: an ending interpreter has removed global names.
+    _ending, _leave_s = _exit, LEAVE_S
 
-    def __init__(self, spec: BatchSpec, trace: Trace) -> None:
+    def __init__(
+        self, spec: BatchSpec, trace: Trace, *, draws: bool = True, ahead: int = 0
+    ) -> None:
         self.exhausted: dict[int, int] = {}
         self._job = LocalJob(spec)
-        self._is_seeded = spec.seed is not None
-        self._trace = trace
+        # With a seed, the trainer's random numbers do not depend on the batches, nor they on it.
+        self._generators: Callable[[], AbstractContextManager[Any]] | None = None
+        if spec.concurrency > 1:
+            pass  # each thread that makes a sample does that
+        elif spec.seed is not None and draws:
+            self._generators = generators_kept
+        elif spec.is_iterable and spec.seeds_owned:
+            begin = partial(seed_as_worker, worker_id=0, with_devices=False)
+            self._generators = PrivateGenerators(spec.base_seed, begin)
+        self._trace, trace.num_workers = trace, 0
         self._is_slow = True  # so that measuring a batch takes a small part of it
+        self._made_s = self._step_s = 0.0
+        self._taken_at = time.perf_counter()
         self._queue: deque[NewTask] = deque()
+        # Those before the queue's: None or a cancelled one is left to the caller.
+        self._ahead: deque[tuple[NewTask, Future[Result] | None]] = deque()
+        self._most_ahead, self._job_ahead = ahead, LocalJob(spec)
+        self._thread: ThreadPoolExecutor | None = None
+        self._owner = os.getpid()
+        self.in_use = threading.RLock()
+        _open_feeds.add(self)
 
     def put(self, tasks: list[NewTask]) -> None:
         """Queue requests; an iterable dataset is begun now, as torch does."""
-        self._job.prepare(tasks[0].payload)
+        self._job.prepare(tasks[0].payload, self._generators or nullcontext)
         self._queue.extend(tasks)
+        if begin := self._job.begin:
+            for each in tasks:
+                begin(Assignment(each.task, 1, each.payload))
+        self._send_ahead()
 
     def forget(self, before: int) -> None:
         """Drop every task with a lower number."""
+        while self._ahead and self._ahead[0][0].task < before:
+            task, made = self._ahead.popleft()
+            self._job.drop(task.payload)
+            if made is not None:
+                made.cancel()
         while self._queue and self._queue[0].task < before:
-            self._queue.popleft()
+            self._job.drop(self._queue.popleft().payload)
 
     def take(self) -> tuple[int, Result]:
-        """Make the next batch, and return it with its task."""
-        task = self._queue.popleft()
-        if self._is_slow:
-            self._job.timer.measure()
-        began, result = time.perf_counter(), None
-        try:
-            if self._is_seeded:
-                with generators_kept(), one_thread():  # as in a worker
-                    result = self._job.make(task.payload)
-            else:
-                result = self._job.make(task.payload)
-        except Refusal as refusal:
-            result = failure_of(refusal.__cause__ or refusal, refusal.kind)
-        except KeyboardInterrupt:
-            self._queue.appendleft(task)  # it is made when asked for again
-            raise
-        seconds = time.perf_counter() - began
-        self._is_slow = seconds > FINEST_S
+        """Make the next batch, or wait for the thread that does, and return it with its task."""
+        _leave_at_exit()
+        if os.getpid() != self._owner:  # in a fork of the trainer there is no such thread
+            self._queue.extendleft(task for task, _ in reversed(self._ahead))
+            self._ahead.clear()
+            self._owner, self._most_ahead = os.getpid(), 0
+        if not self._ahead:
+            self._ahead.append((self._queue.popleft(), None))
+        began = time.perf_counter()
+        step_s = min(began - self._taken_at, self._made_s)  # between epochs it may be very long
+        self._step_s += (step_s - self._step_s) / SMOOTHED
+        self._send_ahead()
+        (task, made), ready = self._ahead[0], len(self.ready)
+        result = self._make(task) if made is None or made.cancel() else made.result()
+        self._ahead.popleft()  # not before: if it was interrupted, it is made when asked for again
         if isinstance(result, BatchResult):
-            if (timing := self._job.timing()) is not None:
-                self._trace.made(timing, 0)
-            self._trace.taken(began, seconds, 0)
+            if result.timing is not None:
+                self._trace.made(result.timing, 0)
+            self._trace.taken(began, time.perf_counter() - began, ready)
         elif isinstance(result, WorkerExhausted):
             self.exhausted[result.worker_id] = task.task
+        self._taken_at = time.perf_counter()
         return task.task, result
+
+    def _make(self, task: NewTask) -> Result:
+        """Make a batch in this thread."""
+        if self._is_slow:
+            self._job.timer.measure()
+        began = time.perf_counter()
+        if self._generators is None:
+            result = _made(self._job, task.payload)
+        else:
+            with self._generators(), one_thread():  # as in a worker
+                result = _made(self._job, task.payload)
+        self._made_s = time.perf_counter() - began
+        self._is_slow = self._made_s > FINEST_S
+        return result
+
+    def _send_ahead(self) -> None:
+        """Give the thread the next requests, if that is worth it."""
+        is_worth_it = self._made_s >= LEAST_S and self._step_s >= STEP_SHARE * self._made_s
+        is_worth_it = is_worth_it and self._most_ahead > 0
+        while is_worth_it and self._queue and len(self._ahead) <= self._most_ahead:
+            if self._thread is None:
+                begin = self._job_ahead.timer.measure
+                self._thread = ThreadPoolExecutor(1, "forebay-slices", begin)
+            try:
+                made = self._thread.submit(_made, self._job_ahead, self._queue[0].payload)
+            except RuntimeError:  # the system refuses a thread, or the interpreter is ending
+                self._most_ahead = 0
+                return
+            self._ahead.append((self._queue.popleft(), made))
+
+    @property
+    def ready(self) -> list[tuple[NewTask, Future[Result]]]:
+        """The next batches that are made."""
+        found = []
+        for task, made in self._ahead:
+            if made is None or not made.done() or made.cancelled():
+                break
+            found.append((task, made))
+        return found
 
     def worker_states(self) -> list[WorkerState]:
         """Return the state of an iterable dataset in a list; empty if it was not read."""
@@ -555,10 +517,34 @@ class LocalFeed:
         return [] if state is None else [state]
 
     def waiting(self) -> list[tuple[int, int]]:
-        """Return an empty list: no batch is prefetched."""
-        return []
+        """Return task and bytes of each batch that waits to be taken, in order."""
+        ready = [(each.task, made.result()) for each, made in self.ready]
+        return [(task, nbytes(getattr(result, "batch", None))) for task, result in ready]
+
+    def close(self) -> None:
+        """Stop the threads.
+
+        At the interpreter's end, wait for a daemon thread that takes a batch: torch would abort in
+        its midst.
+        """
+        self._job.close()
+        thread, self._thread, self._most_ahead = self._thread, None, 0
+        if thread is not None and os.getpid() == self._owner:
+            thread.shutdown(cancel_futures=True)
+        if self._ending.is_set() and self.in_use.acquire(timeout=self._leave_s):
+            self.in_use.release()
 
     def interrupted(self) -> None:
         """Do nothing: there are no workers to stop."""
 
-    close = check = interrupted
+    check = interrupted
+
+
+def _made(job: LocalJob, request: Any) -> Result:
+    try:
+        result = job.make(request)
+    except Refusal as refusal:
+        return failure_of(refusal.__cause__ or refusal, refusal.kind)
+    if isinstance(result, BatchResult) and (timing := job.timing()) is not None:
+        return result._replace(timing=timing)
+    return result

@@ -31,7 +31,8 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
     """Returns the batches of one epoch, with torch's checks, warnings and exceptions."""
 
     def __init__(self, loader: DataLoader[Any], progress: LoaderProgress) -> None:
-        self._one_at_a_time = threading.Lock()  # of the threads that share this iterator
+        # Of the threads that share this iterator; a signal's handler may close it meanwhile.
+        self.one_at_a_time = threading.RLock()
         self.pipeline: Pipeline | Any = None
         settings = Settings(loader)
         self._progress, self._ranks = progress, settings.ranks
@@ -64,7 +65,8 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         self._is_over = False
         self._workers: list[WorkerHandle] = []
         self.pipeline, start = progress.next_start(settings, self.pipeline)
-        self._planner = self.pipeline.begin(settings, start, self)
+        with self.one_at_a_time:
+            self._planner = self.pipeline.begin(settings, start, self)
         progress.began(start.epoch)
         progress.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed
@@ -89,7 +91,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
     def _next_data(self) -> Any:
         pipeline = self.pipeline
         try:
-            with self._one_at_a_time:
+            with self.one_at_a_time:
                 while True:
                     if pipeline.reader != id(self) or pipeline.feed is None:
                         self._refuse()

@@ -12,7 +12,7 @@ They pass through processes that do not import torch, so this module does not im
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -44,6 +44,7 @@ class BatchSpec:
     Attributes:
         seed: Seeds each sample, together with the epoch and the sample's position in it; None:
             each worker has one sequence of random numbers, as in torch.
+        concurrency: Samples that each worker fetches at once.
     """
 
     dataset: Any
@@ -60,6 +61,7 @@ class BatchSpec:
     first_epoch: int = 0
     worker_states: tuple[WorkerState, ...] = ()
     tracks_state: bool = False
+    concurrency: int = 1
 
 
 class BatchRequest(NamedTuple):
@@ -70,6 +72,7 @@ class BatchRequest(NamedTuple):
             None, as long as the batch. The planner keeps the indices of a plan as an `array`.
         epoch: Its epoch, from 0.
         batch: Its number in the epoch, from 0.
+        position: Of its first sample in the epoch, which the others follow; or of each of them.
         worker_id: The only worker that may make it; None for any.
         dataset_epoch: The argument for the dataset's `set_epoch` before the batch is made; None
             for no call.
@@ -78,7 +81,7 @@ class BatchRequest(NamedTuple):
     index: Any
     epoch: int
     batch: int
-    position: int = 0
+    position: int | list[int] = 0
     repeated: int = 0
     worker_id: int | None = None
     preceding: int = 0
@@ -86,6 +89,11 @@ class BatchRequest(NamedTuple):
     worker_seed: int | None = None
     shared_seed: int | None = None
     slot: Slot | None = None
+
+    def positions(self, count: int) -> Sequence[int]:
+        """Return the position of each of the batch's `count` samples."""
+        at = self.position
+        return range(at, at + count) if isinstance(at, int) else at
 
     def __str__(self) -> str:
         """Return the batch's name in the log."""

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.engine.engine import NewTask
 from forebay.failures import Failure
+from forebay.loading.feed import CLOSED
 from forebay.loading.messages import BatchRequest, BatchResult, Result, WorkerExhausted, WorkerState
-from forebay.loading.samplers import SamplerStates
-from forebay.loading.set_epoch import SetEpochRecorders, Values, next_values
+from forebay.loading.samplers import SamplerStates, SetEpochRecorders, Values, next_values
 from forebay.loading.settings import CHUNK, LOOKAHEAD, Settings
 from forebay.loading.sources import Reader, Selection, Source, Start
 from forebay.options import MAX_BATCHES
@@ -145,8 +145,7 @@ class Planner:
 
     def take(self) -> tuple[BatchRequest, Result] | None:
         """Return the next result of this epoch and its request; None at the epoch's end."""
-        feed = self._feed
-        assert feed is not None, "begin comes first"
+        feed = self._open_feed
         while True:
             if not self._requests:
                 feed.check()
@@ -220,13 +219,18 @@ class Planner:
             self._is_stale, self._answered = False, 0
             self._put_missing()
 
+    @property
+    def _open_feed(self) -> Feed | LocalFeed:
+        if self._feed is None:
+            raise RuntimeError(CLOSED)
+        return self._feed
+
     def detach(self) -> None:
         """Forget the closed feed; the position is kept."""
         self._feed = None
 
     def _drop(self, first: int) -> None:
         """Drop all requests with a task number below `first`."""
-        assert self._feed is not None
         with self._requesting:
             if next(iter(self._requests), first) >= first and not self._turns:
                 return  # at the end of an epoch there are none
@@ -234,7 +238,7 @@ class Planner:
             self._sampler_states = {
                 task: each for task, each in self._sampler_states.items() if task >= first
             }
-        self._feed.forget(first)  # waits for the engine's thread, which may wait for the lock
+        self._open_feed.forget(first)  # waits for the engine's thread, which may wait for the lock
 
     # ---- position ------------------------------------------------------------------------------
 
@@ -326,7 +330,8 @@ class Planner:
     def _put_missing(self, at_least: int = 0) -> None:
         """Request as many batches as the depth allows now."""
         feed = self._feed
-        assert feed is not None
+        if feed is None:  # another thread closed it: the next batch says so, not this one
+            return
         ends, ready = feed.ready_ends, len(feed.ready)
         room = 0 if self._is_driven else feed.room
         missing = self._depth.missing(len(self._requests) - ends, ready - ends, room)
@@ -335,8 +340,7 @@ class Planner:
 
     def _request(self, count: int) -> None:
         """Request `count` batches, of later epochs too if that is allowed."""
-        feed = self._feed
-        assert feed is not None
+        feed = self._open_feed
         tasks: list[NewTask] = []
         reads_sampler = self._runs_ahead and self.source.kind == "sampler"
         if reads_sampler:
@@ -423,17 +427,15 @@ class Planner:
         return None
 
     def _has_more(self, epoch: PlannedEpoch, worker: int) -> bool:
-        assert self._feed is not None
-        at_end = self._feed.exhausted.get(worker, -1) >= epoch.first_task
+        at_end = self._open_feed.exhausted.get(worker, -1) >= epoch.first_task
         return not at_end and worker not in epoch.ended
 
     def _may_request(self, worker: int) -> bool:
-        assert self._feed is not None
         held = sum(request.worker_id == worker for request in list(self._requests.values()))
         active = self._turns - len(self._epochs[-1].ended)
         most = max(self._depth.now, self._depth.usual)
         if self._depth.fills_by_itself:
-            most += len(self._feed.ready)
+            most += len(self._open_feed.ready)
         return held < most // max(active, 1)
 
     def _open_next(self) -> bool:

@@ -10,13 +10,13 @@ would be lost or repeated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
 from forebay.base.formatting import counted
-from forebay.errors import OptionError
+from forebay.errors import OptionError, shortened
 from forebay.loading.messages import WorkerState
 from forebay.loading.samplers import SamplerStates
 from forebay.loading.sources import Start
@@ -26,7 +26,6 @@ from forebay.plan import Mixture
 VERSION = 2
 # More than any count in practice, and less than the largest 64-bit integer.
 MOST = 1 << 60
-PHASES = ("before", "within", "ended")
 DAMAGED = (
     "the state is damaged: {}\n  Nothing was changed. Load what state_dict() returned, unchanged."
 )
@@ -130,58 +129,89 @@ class Position:
                 "  Nothing was changed. Load what state_dict() of a forebay.DataLoader returned, "
                 "with the forebay that saved it."
             )
-        known = {each.name for each in fields(cls)}
-        values = {name: value for name, value in state.items() if name in known}
         try:
-            values["made_with"] = MadeWith(**values["made_with"])
+            made: Any = _checked(state["made_with"], MADE_WITH)
+            values = _checked(state, POSITION)
+            values["made_with"] = MadeWith(**made)
             values["set_epoch"] = tuple(values["set_epoch"])
             values["outstanding"] = tuple(values["outstanding"])
             values["worker_states"] = tuple(WorkerState(*each) for each in values["worker_states"])
             values["mixture"] = _mixture_of(values["mixture"])
             position = cls(**values)
-            position._check()
+            if contradiction := position._contradiction():
+                raise ValueError(contradiction)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise OptionError(DAMAGED.format(f"{type(error).__name__}: {error}")) from error
         return position
 
-    def _check(self) -> None:
-        """Raise ValueError if a value has a wrong type or is impossible."""
-        made: Any = self.made_with
-        values: Any = self
-        sources, mixture = made.sources or {}, self.mixture or {"weights": (), "counts": ()}
-        counts = {name: getattr(self, name) for name in ("epoch", "batch", "sample", "origin")}
-        counts |= {"next_worker": self.next_worker, "num_workers": made.num_workers}
-        counts |= {"length": self.length or 0, "dataset's length": made.length or 0}
-        size = made.global_batch_size
-        counts |= {"global_batch_size": 1 if size is None else size}
-        counts |= {f"length of {name}": length for name, length in sources.items()}
-        for name, value in counts.items():
-            if type(value) is not int or not 0 <= value < MOST:
-                raise ValueError(f"{name} {value!r}")
-        flags: tuple[Any, ...] = made.drop_last, made.shuffle or False, made.in_order
-        flags += self.counts_samples, self.draws_base_seed
-        outstanding = -1, *self.outstanding, self.batch + len(self.outstanding)
-        samplers: Any = [] if self.sampler is None else self.sampler
-        is_known = (
-            made.kind in list(KINDS)
-            and self.next_worker < max(made.num_workers, 1)
-            and all(type(flag) is bool for flag in flags)
-            and isinstance(values.generator, str | None)
-            and type(values.seed) in (int, type(None))
-            and all(type(number) is int for number in self.outstanding)
-            and all(one < two for one, two in pairwise(outstanding))
-            and len(self.set_epoch) <= 3
-            and all(type(value) in (int, type(None)) for value in self.set_epoch)
-            and isinstance(samplers, list)
-            and all(each is None or _is_sampler_state(each) for each in samplers)
-            and all(each.phase in PHASES for each in self.worker_states)
-            and len(mixture["weights"]) == len(sources)
-            and len(mixture["counts"]) in (0, len(sources))
-        )
-        if not is_known:
-            raise ValueError("a value that state_dict() does not produce")
-        if made.kind == "plan" and self.sample > (self.length or made.length or 0):
-            raise ValueError(f"sample {self.sample:,} of an epoch of fewer")
+    def _contradiction(self) -> str | None:
+        """Return what cannot be true together with the other values; None if all can be."""
+        made, within = self.made_with, self.batch > 0
+        is_torchs, is_plan = made.kind in ("torch", "iterable"), made.kind == "plan"
+        has_begun = within or self.epoch > 0
+        workers, sources = max(made.num_workers, 1), made.sources or ()
+        mixture: Any = self.mixture or {"weights": (), "counts": (), "since": 0}
+        weights, counts, since = mixture["weights"], mixture["counts"], mixture["since"]
+        wrong = {
+            f"made_with {made}": (
+                (is_plan and None in (made.length, made.shuffle, made.global_batch_size))
+                or (made.kind == "iterable" and made.global_batch_size is None)
+                or (made.kind == "iterable" and made.length is not None)
+                or (not is_torchs and (made.num_workers > 0 or not made.in_order))
+                or (made.sources is not None and not is_plan)
+            ),
+            f"length {self.length}": self.length is not None
+            and (not self.counts_samples or made.length is None or not within),
+            f"counts_samples {self.counts_samples}": self.counts_samples and not within,
+            f"sample {self.sample:,} after {self._batches}": (
+                not self._counted() or (self.sample > 0 and not within)
+            ),
+            f"seed {self.seed}": (
+                made.kind == "torch" if self.seed is not None else has_begun and not is_torchs
+            ),
+            f"generator {self.generator}": self.generator is not None and not is_torchs,
+            f"draws_base_seed {self.draws_base_seed}": not (self.draws_base_seed or self.epoch > 0),
+            f"worker_states of {counted(len(self.worker_states), 'worker')}": (
+                len(self.worker_states) not in (0, workers if is_torchs else 0)
+            ),
+            f"next_worker {self.next_worker} of {workers}": self.next_worker >= workers,
+            f"outstanding {shortened(self.outstanding)}": bool(self.outstanding)
+            and not (made.kind == "torch" and within and self._is_ascending()),
+            f"mixture {shortened(self.mixture)} of {len(sources)} sources": (
+                len(weights) != len(sources) or len(counts) not in (0, len(sources))
+            ),
+            f"mixture's counts {shortened(counts)} since {since}": (
+                sum(counts) != since or since > self.origin + self.sample
+            ),
+        }
+        return next((what for what, is_wrong in wrong.items() if is_wrong), None)
+
+    def _counted(self) -> bool:
+        """Return whether so many batches may have so many samples."""
+        made, size, batch = self.made_with, self.made_with.global_batch_size, self.batch
+        length = self.length or made.length or 0
+        if made.kind == "plan" and self.sample > length:
+            return False
+        if self.counts_samples or size is None:  # of several sizes
+            return True
+        if made.kind == "iterable":
+            return self.sample == batch * size
+        if made.kind == "plan":
+            whole = length - length % size if made.drop_last else length
+            return self.sample == min(batch * size, whole)
+        # torch's own samplers yield one short batch at most, and there are none after it.
+        is_whole = made.shuffle is not None and made.in_order and not self.outstanding
+        least = batch * size if is_whole else (batch - 1) * size + 1
+        return not batch or least <= self.sample <= batch * size
+
+    @property
+    def _batches(self) -> str:
+        return f"{self.batch:,} batch{'es' * (self.batch != 1)}"
+
+    def _is_ascending(self) -> bool:
+        """Return whether the outstanding batches are among those that were requested."""
+        numbers = -1, *self.outstanding, self.batch + len(self.outstanding)
+        return all(one < two for one, two in pairwise(numbers))
 
     def fitted(
         self,
@@ -191,16 +221,26 @@ class Position:
         *,
         strict: bool,
         may_resize: bool,
+        has_batches: bool = True,
     ) -> Position:
-        """Return the position for a loader, after checking that the loader fits it."""
+        """Return the position for a loader, after checking that the loader fits it.
+
+        Args:
+            has_batches: False with batch_size=None: each rank takes one sample at a time.
+        """
         self._check_same(made_with, seed)
-        was, now, length = self.made_with, made_with, self.length
+        # The length that counts is that of the epoch, which may be from before the dataset grew.
+        was, now, length = self.made_with, made_with, self.length or self.made_with.length
         differing = []
         if self.batch:  # a batch of the epoch was returned
+            pairs = {
+                "shuffle": (was.shuffle, now.shuffle),
+                "global_batch_size": (was.global_batch_size, now.global_batch_size),
+                "length": (length, now.length),
+                "drop_last": (was.drop_last, now.drop_last),
+            }
             differing = [
-                name
-                for name in ("shuffle", "global_batch_size", "length", "drop_last")
-                if None not in (old := getattr(was, name), new := getattr(now, name)) and old != new
+                name for name, (old, new) in pairs.items() if None not in (old, new) and old != new
             ]
         if "shuffle" in differing:
             raise OptionError(
@@ -209,20 +249,31 @@ class Position:
                 "changed: the rest of the epoch would lose and repeat samples. Make the loader as "
                 "it was."
             )
-        if strict and differing:
-            raise OptionError(self._mismatch(now, differing[0], world_size))
+        refused = [name for name in differing if has_batches or name != "global_batch_size"]
+        if strict and refused:
+            raise OptionError(self._mismatch(*pairs[refused[0]], refused[0], world_size))
         if self.batch and (not was.in_order or self.outstanding):
             self._check_known(is_same=not differing)
+        if "global_batch_size" in differing and was.kind == "iterable" and not self.knows_workers:
+            old, new = was.global_batch_size, now.global_batch_size
+            raise OptionError(
+                f"the state has batches of {old} samples, the loader has batches of {new} samples\n"
+                f"  It was taken in epoch {self.epoch} after {self._batches}. "
+                "Nothing was changed: an iterable dataset without state_dict is read again batch "
+                "by batch, and samples would be lost or repeated.\n"
+                f"  Use batch_size={old}, or load a state of an epoch's end."
+            )
         if "length" in differing:
-            length = length or was.length or 0
-            self._check_length(length, now.length or 0, may_resize)
+            self._check_length(length or 0, now.length or 0, may_resize)
+        has_same_workers = was.num_workers == now.num_workers
         return replace(
             self,
             made_with=now,
-            length=length,
+            length=length if "length" in differing else None,
             counts_samples=self.counts_samples or bool(differing),
-            # With fewer workers it may be the turn of one that does not exist.
-            next_worker=self.next_worker if was.num_workers == now.num_workers else 0,
+            # With other workers, it may be the turn of one that does not exist.
+            next_worker=self.next_worker if has_same_workers else 0,
+            worker_states=self.worker_states if has_same_workers else (),
         )
 
     def _check_same(self, now: MadeWith, seed: int | None) -> None:
@@ -257,9 +308,11 @@ class Position:
 
     def _check_length(self, was: int, now: int, may_resize: bool) -> None:
         """Raise an error if the rest of the epoch cannot be loaded with another length."""
-        if now >= was and may_resize:
+        if now >= was >= self.sample and may_resize:
             return
         why = "some of its samples are gone" if now < was else "the sampler decides the order"
+        if was < self.sample:
+            why = "more samples than that were returned"
         raise OptionError(
             f"the state has {was} samples, the loader has {now} samples\n"
             f"  It was taken in epoch {self.epoch} after {self.sample} samples. Nothing was "
@@ -288,8 +341,7 @@ class Position:
                     "  Load a state of an epoch's end, or save one with in_order=True."
                 )
 
-    def _mismatch(self, now: MadeWith, name: str, world_size: int) -> str:
-        old, new = getattr(self.made_with, name), getattr(now, name)
+    def _mismatch(self, old: Any, new: Any, name: str, world_size: int) -> str:
         words = {"global_batch_size": "global batches of {} samples", "length": "{} samples"}
         named = words.get(name, f"{name}={{}}")
         way = "Make the loader as it was"
@@ -301,10 +353,9 @@ class Position:
                 else f"No batch_size fits world_size={world_size}; use a world size that divides "
                 f"{old}: {_divisors(old)}"
             )
-        batches = f"{self.batch:,} batch{'es' * (self.batch != 1)}"
         return (
             f"the state has {named.format(old)}, the loader has {named.format(new)}\n"
-            f"  It was taken in epoch {self.epoch} after {batches} "
+            f"  It was taken in epoch {self.epoch} after {self._batches} "
             f"({counted(self.sample, 'sample')}). Nothing was changed: the rest of the epoch would "
             "lose or repeat samples.\n"
             f"  {way}, or finish the epoch as it was begun, counted in samples: "
@@ -312,8 +363,101 @@ class Position:
         )
 
 
-def _is_sampler_state(state: Any) -> bool:
-    return isinstance(state, dict) and len({"state", "generator"} & set(state)) == len(state) == 1
+# ---- what each value may be ----------------------------------------------------------------------
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MOST
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_count(value) and value > 0
+
+
+def _is_list(value: Any, of: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list | tuple) and all(map(of, value))
+
+
+def _is_string(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_anything(_: Any) -> bool:
+    return True
+
+
+def _is_epoch(value: Any) -> bool:
+    return value is None or (_is_integer(value) and abs(value) < MOST)
+
+
+def _is_sampler_state(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return value is None
+    return list(value) == ["state"] or (
+        list(value) == ["generator"] and _is_string(*value.values())
+    )
+
+
+def _is_worker_state(value: Any) -> bool:
+    is_triple = isinstance(value, list | tuple) and len(value) == 3
+    return is_triple and value[2] in ("before", "within", "ended")
+
+
+def _is_sources(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(map(_is_positive, value.values()))
+
+
+Checks = dict[str, tuple[bool, Callable[[Any], bool]]]  # whether it may be None; any other value
+MADE_WITH: Checks = {
+    "kind": (False, lambda value: _is_string(value) and value in KINDS),
+    "global_batch_size": (True, _is_positive),
+    "drop_last": (False, _is_flag),
+    "length": (True, _is_count),
+    "num_workers": (False, _is_count),
+    "shuffle": (True, _is_flag),
+    "sources": (True, _is_sources),
+    "in_order": (False, _is_flag),
+}
+POSITION: Checks = {
+    "made_with": (False, _is_anything),
+    "epoch": (False, _is_count),
+    "batch": (False, _is_count),
+    "outstanding": (False, lambda value: _is_list(value, _is_count)),
+    "sample": (False, _is_count),
+    "length": (True, _is_positive),
+    "origin": (False, _is_count),
+    "counts_samples": (False, _is_flag),
+    "seed": (True, _is_integer),
+    "set_epoch": (False, lambda value: _is_list(value, _is_epoch) and len(value) <= 3),
+    "sampler": (True, lambda value: _is_list(value, _is_sampler_state)),
+    "dataset": (True, _is_anything),
+    "generator": (True, _is_string),
+    "draws_base_seed": (False, _is_flag),
+    "worker_states": (False, lambda value: _is_list(value, _is_worker_state)),
+    "next_worker": (False, _is_count),
+    "mixture": (True, lambda value: isinstance(value, dict)),
+}
+
+
+def _checked(state: Any, checks: Checks) -> dict[str, Any]:
+    """Return the values of a state that have a check, if there are all and each is valid."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{shortened(state)} is not a dict")
+    for name, (may_be_none, is_valid) in checks.items():
+        if name not in state:
+            raise ValueError(f"there is no {name}")
+        value = state[name]
+        if not (may_be_none if value is None else is_valid(value)):
+            raise ValueError(f"{name} {shortened(value)}")
+    return {name: state[name] for name in checks}
 
 
 def _mixture_of(state: Mapping[str, Any] | None) -> dict[str, Any] | None:

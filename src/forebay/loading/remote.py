@@ -147,6 +147,8 @@ class RemoteJob:
         slab = Slab.attach(self._descriptor, self._extent)
         spec = pickle.loads(self._spec)  # noqa: S301 - from our own trainer
         self._job = ProcessJob(spec, slab, on_class=make_known)
+        self.begin = self._job.begin
+        self.keeps_tasks = self.begin is not None
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Set up this process as a worker."""

@@ -20,8 +20,7 @@ from forebay.loading.epochs import Pipeline
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult
 from forebay.loading.planner import Planner
 from forebay.loading.position import Position
-from forebay.loading.samplers import holds_position, set_states
-from forebay.loading.set_epoch import SetEpochRecorders
+from forebay.loading.samplers import SetEpochRecorders, holds_position, set_states
 from forebay.loading.settings import Settings
 from forebay.loading.sources import PlanSource, SamplerSource, Source, Start
 
@@ -55,7 +54,8 @@ def replayed(
         request = BatchRequest(index, epoch, batch, position, repeated)
         recorders.call_on_dataset(values)
         try:
-            result = BatchJob(settings.spec(seed=pipeline.seed)).make(request)
+            spec = replace(settings.spec(seed=pipeline.seed), concurrency=1)  # in this thread
+            result = BatchJob(spec).make(request)
         finally:
             recorders.call_on_dataset(recorders.values())
     if isinstance(result, BatchError):

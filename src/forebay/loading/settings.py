@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import multiprocessing
@@ -19,21 +20,28 @@ from torch.utils.data import (
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    default_collate,
     get_worker_info,
 )
 from torch.utils.data.graph_settings import apply_sharding
 
-from forebay.base.batches import nbytes
+from forebay.base.datasets import getitems_of, sequence_rows
 from forebay.base.torch_internals import accepts
-from forebay.collating.padding import slicing
+from forebay.collating.padding import Slicer, slicing
 from forebay.devices.device import check_loader_device
 from forebay.engine.commands import Limits
 from forebay.errors import OptionError
 from forebay.loading.feed import RELEASED_TOGETHER
+from forebay.loading.fetch import AHEAD
 from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerState
 from forebay.loading.position import MadeWith
-from forebay.loading.samplers import has_state, is_self_contained, planned_sampler, resized
-from forebay.loading.set_epoch import length_of
+from forebay.loading.samplers import (
+    has_state,
+    is_self_contained,
+    length_of,
+    planned_sampler,
+    resized,
+)
 from forebay.loading.workers import Workers, WorkerTuning
 from forebay.mixing import MixedDataset
 from forebay.observe.record import Trace
@@ -43,6 +51,7 @@ from forebay.options import (
     backend_name,
     capacity_shown,
     check_backend,
+    check_positive,
     check_timeout,
     cluster_of,
     low_mark_of,
@@ -105,9 +114,8 @@ class Depth:
 
 # How often a batch is tried again after its worker died or hung.
 RETRIES = 1
-# If the dataset is tensors in memory, batches up to this size are sliced in the trainer's thread:
-# that takes less time than to receive one from a worker.
-SLICED_BYTES = 1 << 20
+# Larger slices for a device are left to worker processes: only their batches are copied in advance.
+MOST_COPIED = 1 << 20
 # Work to send to a worker in one message if batches are quick, so that it rarely has to wait.
 GROUP_S = 0.02
 MAX_IN_GROUP = 64
@@ -164,13 +172,19 @@ class Settings:
             return None
         dataset, plan = self.loader.dataset, self.planned.plan
         alone = replace(plan, batch_size=self.batch_size or 1, drop_last=self.drop_last)
-        return replace(
+        whole = replace(
             self.shared or alone,
             length=dataset.samples if plan.mixture is not None else len(dataset),
             seed=self.loader.seed or 0,
             shuffle=plan.shuffle,
             mixture=plan.mixture,
+            by_epoch=plan.by_epoch,
+            costs_of=plan.costs_of if self.ranks and self.ranks.world_size > 1 else None,
         )
+        if plan.mixture is None or not dataset.schedule:
+            return whole
+        stages = tuple((whole.position_of(at), weights) for at, weights in dataset.schedule)
+        return replace(whole, mixture=replace(plan.mixture, schedule=stages))
 
     @property
     def steps(self) -> int:
@@ -188,15 +202,20 @@ class Settings:
         return given if isinstance(given, torch.Generator) else torch.default_generator
 
     @property
+    def orders_by_draws(self) -> bool:
+        """Return whether samples depend on the state of torch's generator when an epoch begins."""
+        is_free = self.is_iterable or not is_self_contained(self.index_sampler)
+        return self.by_torchs_rules and is_free
+
+    @property
     def draws(self) -> bool:
         """Return whether batches depend on the state of torch's generator when an epoch begins."""
-        draws_none = self.is_local and is_self_contained(self.index_sampler)
-        return self.by_torchs_rules and (self.is_iterable or not draws_none)
+        return self.orders_by_draws or (self.by_torchs_rules and not self.is_local)
 
     @property
     def keeps_workers(self) -> bool:
         """Return whether workers are kept from epoch to epoch."""
-        return self.loader.buffer is not None or self.loader.persistent_workers
+        return self.is_filled or self.loader.persistent_workers
 
     @property
     def keeps_iterator(self) -> bool:
@@ -204,21 +223,69 @@ class Settings:
         return self.by_torchs_rules and self.loader.num_workers > 0 and self.keeps_workers
 
     @functools.cached_property
-    def is_sliced(self) -> bool:
-        """Return whether batches are slices of tensors in memory, made in the trainer's thread."""
+    def _slicer(self) -> Slicer | None:
+        """What makes batches in the trainer's process; None if workers, or samples, are needed."""
         loader = self.loader
-        cut = slicing(loader.dataset, loader.collate_fn) if self.auto_collation else None
-        if cut is None or not len(loader.dataset) or loader.worker_init_fn is not None:
-            return False
-        if loader.num_workers and (loader.buffer is not None or loader.backend != "process"):
-            return False
-        row = 0 if not loader.num_workers else nbytes(cut([0]))
-        return row * (self.batch_size or 1) <= SLICED_BYTES
+        if not self.auto_collation or loader.worker_init_fn is not None:
+            return None
+        slicer = slicing(loader.dataset, loader.collate_fn)
+        if slicer is None or not len(loader.dataset) or cluster_of(loader.backend) is not None:
+            return None
+        is_copied = loader.num_workers and loader.device is not None and str(loader.device) != "cpu"
+        is_large = slicer.nbytes * (self.batch_size or 1) > MOST_COPIED
+        return None if is_copied and is_large else slicer
+
+    @property
+    def is_sliced(self) -> bool:
+        """Return whether batches are slices of what is in memory, made in the trainer's process."""
+        return self._slicer is not None
+
+    @property
+    def sliced_ahead(self) -> int:
+        """How many slices to make in advance, in a thread: as many as workers would."""
+        loader, slicer = self.loader, self._slicer
+        if slicer is None or not loader.num_workers:
+            return 0
+        if loader.buffer is None:
+            return self._prefetched
+        size = slicer.nbytes * (self.batch_size or 1)
+        by_bytes = (loader.buffer.nbytes or MAX_BATCHES * size) // max(size, 1)
+        return max(min(by_bytes, loader.buffer.max_batches or MAX_BATCHES), 1)
 
     @property
     def is_local(self) -> bool:
-        """Return whether batches are made in the trainer's thread."""
+        """Return whether batches are made in the trainer's process, of the dataset itself."""
         return self.loader.num_workers == 0 or self.is_sliced
+
+    @property
+    def concurrency(self) -> int:
+        """The number of samples that each worker fetches at once."""
+        return self.loader.concurrency or 1
+
+    @property
+    def one_at_a_time(self) -> str:
+        """Why samples of this dataset cannot be fetched at once; empty if they can."""
+        dataset = self.loader.dataset
+        if self.is_iterable:
+            return "an iterable dataset yields one sample after the other"
+        if self.auto_collation and slicing(dataset, self.loader.collate_fn) is not None:
+            return "its batches are slices of what is in memory, where nothing waits"
+        if self.auto_collation and getitems_of(dataset) is not None:
+            return "its __getitems__ is called with a whole batch, and can read at once itself"
+        return ""
+
+    @property
+    def at_once(self) -> int:
+        """The number of batches that each worker has samples of, so that no thread is idle."""
+        if self.concurrency == 1:
+            return 1
+        # Of a sampler of the user it is not known how many samples its batches have.
+        return 1 + math.ceil(AHEAD * self.concurrency / (self.batch_size or 1))
+
+    @property
+    def is_filled(self) -> bool:
+        """Return whether workers fill a buffer."""
+        return self.loader.buffer is not None and not self.is_local
 
     @property
     def in_order(self) -> bool:
@@ -235,13 +302,25 @@ class Settings:
         where batches of two epochs would mix.
         """
         is_seeded_late = self.by_torchs_rules and isinstance(self.loader.dataset, IterDataPipe)
-        return self.loader.buffer is not None and self.in_order and not is_seeded_late
+        return self.is_filled and self.in_order and not is_seeded_late
 
     @property
     def tracks_state(self) -> bool:
         """Return whether the position includes the state of each worker's copy of the dataset."""
         is_copied = self.by_torchs_rules and not self.is_local
         return self.is_iterable or (is_copied and has_state(self.loader.dataset))
+
+    def dataset_state(self) -> Any:
+        """Return the state of this process's dataset; None if it has none."""
+        dataset = self.loader.dataset
+        if not has_state(dataset):
+            return None
+        try:
+            return copy.deepcopy(dataset.state_dict())
+        except Exception:
+            if self.is_local:
+                raise
+            return None  # an object that is filled where it is read, in workers
 
     @property
     def made_with(self) -> MadeWith:
@@ -256,7 +335,7 @@ class Settings:
             global_batch_size=None if size is None else size * ranks * self.replicas,
             drop_last=self.drop_last,
             shuffle=self.shuffle,
-            sources=getattr(self.loader.dataset, "lengths", None) if self.plan else None,
+            sources=self.loader.dataset.lengths if self.plan and self.plan.mixture else None,
             length=None if self.is_iterable else self.plan.length if self.plan else self.length,
             num_workers=self.loader.num_workers if self.by_torchs_rules else 0,
             in_order=self.in_order,
@@ -313,6 +392,7 @@ class Settings:
             first_epoch=first_epoch,
             worker_states=worker_states,
             tracks_state=self.tracks_state and not self.is_local,
+            concurrency=self.concurrency,
         )
 
     def workers(self) -> Workers:
@@ -327,14 +407,18 @@ class Settings:
     def tuning(self, trace: Trace) -> WorkerTuning | None:
         """Return what changes the number of workers; None unless `num_workers="auto"`."""
         workers = self.loader.num_workers
-        if not isinstance(workers, AutoWorkers):
+        if not isinstance(workers, AutoWorkers) or self.is_local:
             return None
         return WorkerTuning(int(workers), cluster_of(self.loader.backend) is not None, trace)
 
+    @property
+    def _prefetched(self) -> int:
+        """Batches that workers make in advance, without a buffer; 0 without workers."""
+        return max(self.loader.prefetch_factor or 1, self.at_once) * int(self.loader.num_workers)
+
     def depth(self) -> Depth:
         """Return the limit of outstanding requests."""
-        loader, buffer = self.loader, self.loader.buffer
-        usual = (loader.prefetch_factor or 1) * loader.num_workers
+        loader, buffer, usual = self.loader, self.loader.buffer, self._prefetched
         # More requests than torch makes, if that has no visible effect.
         is_torchs = (
             self.by_torchs_rules
@@ -343,7 +427,7 @@ class Settings:
         )
         grows = not loader._prefetch_is_set and (is_torchs or self.plan is not None)
         if self.is_local:
-            usual = 1 if self.is_iterable else usual
+            usual = 1 if self.is_iterable else max(usual, self.at_once - 1)
             # A request is only indices here, and reading many of them at a time is faster.
             return Depth(usual, now=TINY_DEPTH if grows and loader.num_workers else 0)
         if buffer is not None and (buffer.max_batches is None or not self.by_torchs_rules):
@@ -359,10 +443,11 @@ class Settings:
         limits = Limits(
             num_workers=loader.num_workers,
             slots=depth.most + loader.num_workers,
+            at_once=self.at_once,
             in_order=True,
             retries=RETRIES,
             timeout_s=loader.timeout or None,
-            group_s=GROUP_S,
+            group_s=GROUP_S if self.at_once == 1 else 0.0,
             max_group=MAX_IN_GROUP,
             lookahead=0,
             all_workers=True,
@@ -399,6 +484,7 @@ class Settings:
             "backend": "process",
             "on_error": "raise",
             "drop_last": False,
+            "concurrency": None,
         }
         known = {name: getattr(loader, name) for name in usual}
         parts += [f"{name}={value!r}" for name, value in known.items() if value != usual[name]]
@@ -420,16 +506,20 @@ def _shard(init: Any, ranks: Ranks, worker_id: int) -> None:
 def check(settings: Settings) -> None:
     """Refuse impossible values and combinations of forebay's own arguments."""
     loader, ranks = settings.loader, settings.ranks
+    rows = sequence_rows(loader.dataset).values()
     check_backend(loader.backend)
     _check("on_error", loader.on_error, ("raise", "skip"))
     _check("tail", loader.tail, ("repeat", "uneven"))
     if loader.seed is not None and type(loader.seed) is not int:
         raise OptionError(f"seed={loader.seed!r} is not valid; it must be an integer or None")
+    if loader.concurrency is not None:
+        check_positive("concurrency", loader.concurrency, " or None")
     if loader.timeout and loader.num_workers:  # torch itself refuses negative values
         check_timeout(loader.timeout)
     check_loader_device(loader.device)
     buffer, workers, backend = loader.buffer, loader.num_workers, loader.backend
     on_cluster = cluster_of(backend) is not None
+    alone = settings.one_at_a_time if settings.concurrency > 1 else ""
     refused = [
         (
             buffer is not None and not workers,
@@ -442,6 +532,13 @@ def check(settings: Settings) -> None:
             "Buffer(directory=) is not possible with backend='thread', whose batches are the "
             "trainer's own memory\n"
             "  Nothing was started. Use backend='process', or a buffer in memory.",
+        ),
+        (
+            loader.generator is not None and loader.seed is not None,
+            f"generator= with seed={loader.seed} would have no effect: all random numbers come "
+            "from the seed, which is 0 for ranks if none is given\n"
+            "  Nothing was started. Leave out one of them; seed=generator.initial_seed() keeps "
+            "runs apart as the generator did.",
         ),
         (
             on_cluster and not workers,
@@ -468,6 +565,13 @@ def check(settings: Settings) -> None:
             "  Use a map-style dataset, or backend='process' and on_error='raise'.",
         ),
         (
+            bool(alone),
+            f"concurrency={loader.concurrency!r} is impossible with "
+            f"{type(loader.dataset).__name__}: {alone}\n"
+            "  Nothing was started. Leave concurrency out, or pass a map-style dataset whose "
+            "__getitem__ reads one sample.",
+        ),
+        (
             settings.is_iterable and isinstance(workers, AutoWorkers),
             'an iterable dataset cannot have num_workers="auto": each worker reads a part of it, '
             "so their number decides which samples there are\n"
@@ -488,7 +592,7 @@ def check(settings: Settings) -> None:
             "with Lightning, Trainer(use_distributed_sampler=False).",
         ),
         (
-            ranks is not None and settings.batch_size is None,
+            ranks is not None and settings.batch_size is None and not rows,
             "world_size= with batches of the user's own: they cannot be divided among ranks"
             "\n  Nothing was started. Pass batch_size=, and sampler= if need be; or give this "
             "rank's batches only, without world_size.",
@@ -506,6 +610,19 @@ def check(settings: Settings) -> None:
         (
             loader.tail != "repeat" and ranks is None,
             f"tail={loader.tail!r} applies to ranks, but world_size= is not given",
+        ),
+        (
+            settings.batch_size is not None and not all(each.is_packed for each in rows),
+            "batch_by_length makes whole batches, and batch_size= would make batches of them\n"
+            "  Nothing was started. Pass batch_size=None, and a collate_fn that pads, such as "
+            "forebay.collate.pad().",
+        ),
+        (
+            loader.collate_fn is default_collate and any(each.is_packed for each in rows),
+            "rows of pack_sequences are lists of samples of different lengths, which torch's "
+            "default_collate cannot stack\n"
+            "  Nothing was started. Pass collate_fn=forebay.collate.sequences(size=...), or a "
+            "function of your own.",
         ),
         (
             isinstance(loader.dataset, MixedDataset) and settings.planned is None,

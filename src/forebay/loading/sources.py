@@ -21,15 +21,17 @@ from torch.utils.data import BatchSampler
 from forebay.base.randomness import PrivateGenerators
 from forebay.loading.samplers import (
     SamplerStates,
+    SetEpochRecorders,
+    Values,
     holds_position,
     is_self_contained,
+    length_of,
     rank_of,
     resized,
     rows_of,
     set_states,
     states_of,
 )
-from forebay.loading.set_epoch import SetEpochRecorders, Values, length_of
 from forebay.plan import SAMPLER, Plan, seed_of, share_of
 
 # Each rank of a DistributedSampler counts positions from `rank << RANK_BITS`: none occurs twice.
@@ -37,10 +39,14 @@ RANK_BITS = 40
 
 
 class Selection(NamedTuple):
-    """The indices of one batch."""
+    """The indices of one batch.
+
+    Attributes:
+        position: Of its first sample in the epoch, which the others follow; or of each of them.
+    """
 
     index: Any
-    position: int = 0
+    position: int | list[int] = 0
     repeated: int = 0
     sampler_states: SamplerStates | None = None
 
@@ -186,7 +192,7 @@ class SamplerSource(Source):
         self.sampler = sampler
         self.iterator: Iterator[Any] | None = None
         self._seed, self._recorders = seed, recorders
-        self._plan, self._as_tensors = plan, as_tensors
+        self._plan, self.as_tensors = plan, as_tensors
 
     def open(self, start: Start, values: Values) -> Reader:
         """See `Source`."""
@@ -220,7 +226,7 @@ class SamplerSource(Source):
         # only ended that epoch, so it is iterated again.
         for _ in range(2 if follows and not start.batch else 1):
             is_empty = True
-            rows = rows_of(sampler) if self._as_tensors else None
+            rows = rows_of(sampler) if self.as_tensors else None
             for number, index in enumerate(rows or iterator or sampler):
                 is_empty = False
                 if number >= skip or number in outstanding:

@@ -13,6 +13,7 @@ another attaches by the descriptor.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import tempfile
@@ -22,6 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from forebay.base.process import descriptors
 from forebay.errors import OptionError
 from forebay.memory.layout import Slot, Space
 
@@ -260,6 +262,8 @@ def _widest(descriptor: int) -> mmap.mmap:
             os.ftruncate(descriptor, size)
             return mmap.mmap(descriptor, size)
         except (OSError, OverflowError) as error:
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                raise  # mmap duplicates the descriptor
             size //= 2
             if size < LEAST:
                 raise OptionError(
@@ -274,7 +278,7 @@ def _widest(descriptor: int) -> mmap.mmap:
 def _descriptors_of(descriptor: int) -> set[int]:
     """Return every descriptor that this process has of the same file."""
     ours, found = os.fstat(descriptor), set()
-    for other in map(int, os.listdir("/dev/fd")):
+    for other in descriptors():
         # The descriptor of the listing itself is already closed.
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(other), ours):

@@ -6,8 +6,10 @@ import hmac
 import mmap
 import os
 import queue
+import selectors
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -152,6 +154,10 @@ _ACCEPTED_ANSWER = b"\1"
 # How long either side waits for the other to introduce itself, and how many may do so at a time.
 _CONNECT_S = 10.0
 _MOST_STRANGERS = 64
+# How often the receiver looks for those whose time is over.
+_LOOK_S = 1.0
+# Half the time that a receiver waits for the next byte of what was sent.
+_SILENT_S = 30.0
 # A machine that stops answering without closing its connections counts as lost after 20 s.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
@@ -184,11 +190,12 @@ class Sender:
             self._socket.sendall(address.key + self._id)
             if self._socket.recv(1) != _ACCEPTED_ANSWER:
                 raise ConnectionRefusedError(f"port {address.port} of {address.host} is another's")
-            _keep_alive(self._socket)
+            # The trainer reads when it needs a batch, which may be much later.
+            _keep_alive(self._socket, None)
+            threading.Thread(target=self._run, name="forebay-sender", daemon=True).start()
         except BaseException:
             self._socket.close()
             raise
-        threading.Thread(target=self._run, name="forebay-sender", daemon=True).start()
 
     def send(self, slot: Slot, nbytes: int) -> Sent:
         """Have the first bytes of a slot sent, after those of earlier calls; then it is free."""
@@ -214,18 +221,27 @@ class Sender:
 
 
 class Receiver:
-    """Listens on one address of this machine, and receives what senders with its key send."""
+    """Listens on one address of this machine, and receives what senders with its key send.
+
+    One thread accepts connections, and waits for no single one: whoever has not introduced itself
+    after _CONNECT_S is turned away, and the oldest of _MOST_STRANGERS as soon as another comes.
+    """
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family)
+        self._listening.setblocking(False)
         port = self._listening.getsockname()[1]
         self.address = Address(host, port, os.urandom(_KEY_BYTES))
         self._connections: dict[bytes, _Connection] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
-        threading.Thread(target=self._listen, name="forebay-receiver", daemon=True).start()
+        self._thread = threading.Thread(target=self._listen, name="forebay-receiver", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system has no more threads
+            self._listening.close()
+            raise OSError(str(error)) from error
 
     def receive(self, sent: Sequence[Sent]) -> list[np.ndarray[Any, Any]]:
         """Wait for bytes of one sender."""
@@ -250,37 +266,73 @@ class Receiver:
         """Stop listening, and close all connections: whoever waits for bytes gets an error."""
         with self._lock:  # no connection is accepted after this
             self._closed.set()
-        _end(self._listening)
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # the thread wakes, and closes it
+        self._thread.join(_CONNECT_S)
         for sender in list(self._connections):
             self.forget(sender)
 
     def _listen(self) -> None:
-        while not self._closed.is_set():
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:  # no descriptor is left, or this is closed
-                self._closed.wait(1.0)
-                continue
-            self._strangers.acquire()
-            threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
+        strangers: dict[socket.socket, tuple[bytearray, float]] = {}  # the oldest first
+        with self._listening, selectors.DefaultSelector() as selector:
+            selector.register(self._listening, selectors.EVENT_READ)
+            while not self._closed.is_set():
+                ready = {key.fileobj for key, _ in selector.select(_LOOK_S)}
+                over: dict[socket.socket, bool] = {}
+                for stranger, (said, until) in strangers.items():
+                    is_known = self._hear(stranger, said) if stranger in ready else None
+                    if is_known is not None or until <= time.monotonic():
+                        over[stranger] = bool(is_known)
+                if self._listening in ready and not self._accept(selector, strangers):
+                    over.setdefault(next(iter(strangers)), False)
+                for stranger, is_known in over.items():
+                    del strangers[stranger]
+                    selector.unregister(stranger)
+                    if not is_known:
+                        _end(stranger)
+            for stranger in strangers:
+                _end(stranger)
 
-    def _admit(self, connection: socket.socket) -> None:
-        """Accept a connection that begins with the key; close any other."""
+    def _accept(
+        self,
+        selector: selectors.BaseSelector,
+        strangers: dict[socket.socket, tuple[bytearray, float]],
+    ) -> bool:
+        """Accept a connection; return whether the oldest of the strangers may stay."""
         try:
-            connection.settimeout(_CONNECT_S)
-            said = connection.recv(_KEY_BYTES + _ID_BYTES)
+            stranger, _ = self._listening.accept()
+            stranger.setblocking(False)
+            selector.register(stranger, selectors.EVENT_READ)
+        except OSError:  # no descriptor is left, or this is closed
+            if not strangers:
+                self._closed.wait(_LOOK_S)
+            return not strangers
+        strangers[stranger] = bytearray(), time.monotonic() + _CONNECT_S
+        return len(strangers) <= _MOST_STRANGERS
+
+    def _hear(self, stranger: socket.socket, said: bytearray) -> bool | None:
+        """Read more of what a connection begins with, and accept it if the key is right.
+
+        Returns None until all of it is there: judged sooner, it would give the key away by bytes.
+        """
+        try:
+            found = stranger.recv(_KEY_BYTES + _ID_BYTES - len(said))
+            said += found
+            if found and len(said) < _KEY_BYTES + _ID_BYTES:
+                return None
             if not hmac.compare_digest(said[:_KEY_BYTES], self.address.key):
-                raise ConnectionRefusedError("a stranger")
-            _keep_alive(connection)
+                return False
+            _keep_alive(stranger, _SILENT_S)
             with self._lock:
                 if self._closed.is_set():
-                    raise ConnectionAbortedError("closed")
-                self._connections[said[_KEY_BYTES:]] = _Connection(connection)
-            connection.sendall(_ACCEPTED_ANSWER)
+                    return False
+                self._connections[bytes(said[_KEY_BYTES:])] = _Connection(stranger)
+            stranger.sendall(_ACCEPTED_ANSWER)
+        except BlockingIOError:
+            return None
         except OSError:
-            _end(connection)
-        finally:
-            self._strangers.release()
+            return False
+        return True
 
 
 class _Connection:
@@ -295,17 +347,23 @@ class _Connection:
         total = sum(sizes)
         if total > len(self._memory):
             self._memory = np.empty(total, np.uint8)
-        view, at = self._memory.data[:total], 0
+        view, at, is_silent = self._memory.data[:total], 0, False
         while at < total:
-            found = self.socket.recv_into(view[at:])
+            try:
+                found = self.socket.recv_into(view[at:])
+            except TimeoutError as error:
+                if is_silent:  # twice, since the first may be a pause of this process
+                    raise TimeoutError(f"no byte came for {2 * _SILENT_S:g} s") from error
+                is_silent = True
+                continue
             if not found:
                 raise ConnectionResetError("it was closed by the other side")
-            at += found
+            at, is_silent = at + found, False
         return np.split(self._memory[:total], np.cumsum(sizes)[:-1])
 
 
-def _keep_alive(connection: socket.socket) -> None:
-    connection.settimeout(None)
+def _keep_alive(connection: socket.socket, timeout: float | None) -> None:
+    connection.settimeout(timeout)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from forebay.base.formatting import byte_size, counted, duration, short_number
 from forebay.errors import shortened
@@ -79,8 +79,15 @@ Cause = Literal[
 HEALTHY_SHARE = 0.03
 # Up to this share counts as healthy if no single change would help.
 SMALL_SHARE = 0.1
-# The simulated rate of the present settings may differ from the measured one by this share.
+# The simulated rate of the present settings may differ from the measured one by this share, and
+# training has to wait in the simulation for at least this share of what it waited for.
 TOLERANCE = 0.15
+EXPLAINED = 0.5
+# A sentence that compares numbers needs one that is so many times as large: so the numbers differ
+# as they are shown, and by more than they vary.
+MARGIN = 1.02
+# A batch is much longer than others if it takes so many times what they take on average.
+MUCH_LONGER = 3.0
 # Steps that wait for a core for a larger share of their time are slowed down by other programs.
 QUEUEING_STEPS = 0.1
 # Training is the limit if the loader could make this many times as many batches as it takes.
@@ -112,6 +119,18 @@ ONE_THREAD_EACH = (
 )
 
 
+class Claim(NamedTuple):
+    """Two numbers of a sentence that is true only if the first is larger."""
+
+    larger: float
+    smaller: float
+
+    @property
+    def holds(self) -> bool:
+        """Return whether it is, by more than rounding."""
+        return self.larger > self.smaller * MARGIN
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A cause, what shows it, and what helps."""
@@ -121,6 +140,7 @@ class Finding:
     change: Change | None = None
     remedy: str = ""
     is_expected: bool = True
+    claims: tuple[Claim, ...] = ()  # what has to hold for `why` to be said
 
 
 class Causes:
@@ -132,42 +152,51 @@ class Causes:
         self._setup, self._recorded = simulated.setup, simulated.recorded
 
     def finding(self) -> Finding:
-        """Return the cause."""
-        recorded, simulated, present = self._recorded, self._simulated, self._simulated.present
+        """Return the first cause that the numbers support."""
+        return next(each for each in self._findings() if each is not None and self.supports(each))
+
+    def supports(self, finding: Finding) -> bool:
+        """Return whether what a finding says is true of its numbers, the promised rate included."""
+        change = finding.change
+        if change is not None and finding.is_expected:
+            gain = Claim(change.result.rate, self._recorded.rate)
+            return gain.holds and all(claim.holds for claim in finding.claims)
+        return all(claim.holds for claim in finding.claims)
+
+    def _findings(self) -> Iterator[Finding | None]:
+        """Yield what may be the cause, the likeliest first; the last one is always true."""
+        recorded, present = self._recorded, self._simulated.present
         if recorded.wait_share < HEALTHY_SHARE:
-            return self._steps_contend() or self._enough()
-        if (finding := self._library_threads()) is not None:
-            return finding
-        if abs(present.rate / recorded.rate - 1.0) > TOLERANCE:
-            return (
-                self._uneven_storage()
-                or self._busy_cores()
-                or Finding(
-                    "unknown",
-                    "The cause is unknown: simulating the present settings gives "
-                    f"{short_number(present.rate)} batches/s, but {short_number(recorded.rate)} "
-                    "were measured.",
-                )
-            )
-        judges: tuple[Callable[[], Finding | None], ...] = (
-            self._in_trainer,
-            self._startup,
-            self._contention,
-            self._skew,
-            self._buffer,
-            self._threads,
-            self._storage_rate,
-            self._workers,
-            self._cpu,
-        )
-        for judge in judges:
-            if (finding := judge()) is not None:
-                return finding
+            yield self._steps_contend()
+            yield from self._enough()
+            return
+        yield self._library_threads()
+        is_off = abs(present.rate / recorded.rate - 1.0) > TOLERANCE
+        if is_off or present.wait_share < EXPLAINED * recorded.wait_share:
+            yield self._uneven_storage()
+            yield self._busy_cores()
+            yield self._crowded()
+            if self._setup.is_sliced:
+                yield self._in_trainer()
+            why = f"batches take so little that waits of {present.wait_share:.1%} were expected"
+            if is_off:
+                rates = f"{short_number(present.rate)} batches/s, but {short_number(recorded.rate)}"
+                why = f"simulating the present settings gives {rates} were measured"
+            yield Finding("unknown", f"The cause is unknown: {why}.")
+            return
+        yield self._in_trainer()
+        yield self._startup()
+        yield self._contention()
+        yield self._skew()
+        yield self._buffer()
+        yield self._threads()
+        yield self._storage_rate()
+        yield self._workers()
+        yield self._cpu()
         if recorded.wait_share < SMALL_SHARE:
-            return Finding("healthy", "No single change would remove that.")
-        return self._skew(is_enough=simulated.helps) or Finding(
-            "unknown", "No single change would remove the waits."
-        )
+            yield Finding("healthy", "No single change would remove that.")
+        yield self._skew(is_enough=self._simulated.helps)
+        yield Finding("unknown", "No single change would remove the waits.")
 
     def _steps_contend(self) -> Finding | None:
         """Handle steps that wait for a core, so that batches are ready in time for them."""
@@ -181,12 +210,25 @@ class Causes:
             found, why=f"{step} itself waits for a core {share:.0%} of its time. {found.why}"
         )
 
-    def _enough(self) -> Finding:
-        capacity, wanted = self._simulated.capacity(), 1.0 / max(self._recorded.step_s, 1e-9)
+    def _enough(self) -> Iterator[Finding]:
+        capacity, recorded = self._simulated.capacity(), self._recorded
         could = f"the loader could make {short_number(capacity)} batches/s"
-        if capacity >= AMPLE * wanted:
-            return Finding("consumer", f"{sentence_case(self._setup.step)} is the limit: {could}.")
-        return Finding("healthy", f"There is nothing to change: {could}.")
+        slicing = f" {self._slicing()}" if self._setup.is_sliced else ""
+        ample = Claim(capacity * recorded.step_s, AMPLE)
+        limit = f"{sentence_case(self._setup.step)} is the limit: {could}."
+        yield Finding("consumer", f"{limit}{slicing}", claims=(ample,))
+        nothing, makes = "There is nothing to change", Claim(capacity, recorded.rate)
+        yield Finding("healthy", f"{nothing}: {could}.{slicing}", claims=(makes,))
+        yield Finding("healthy", f"{nothing}.{slicing}")
+
+    def _slicing(self) -> str:
+        """Return why no workers are started, as a sentence."""
+        count = self._setup.num_workers
+        unused = f", so num_workers={count} starts none" if count else ""
+        return (
+            "Batches are slices of tensors or columns in memory, made in this process: to send "
+            f"them from workers would take longer{unused}."
+        )
 
     def _in_trainer(self) -> Finding | None:
         """Handle batches that are made in the trainer's process."""
@@ -198,8 +240,7 @@ class Causes:
         if self._setup.is_sliced:
             return Finding(
                 "cpu",
-                f"{made}each, by slicing tensors in memory: sending them from a worker would take "
-                "longer.",
+                f"{made}each. {self._slicing()}",
                 remedy="Larger batches take less time per sample.",
             )
         recorded, is_disturbed = self._recorded, self._is_disturbed
@@ -263,12 +304,14 @@ class Causes:
             "batches/s."
         )
         deeper = simulated.deeper()
+        claims = Claim(even.result.rate, self._recorded.rate), Claim(slow, self._recorded.step_s)
         if deeper is not None and simulated.helps(deeper):
-            return Finding("skew", why, deeper)
-        return Finding("skew", why, remedy="Make these samples as fast as the others.")
+            return Finding("skew", why, deeper, claims=claims)
+        remedy = "Make these samples as fast as the others."
+        return Finding("skew", why, remedy=remedy, claims=claims)
 
     def _buffer(self) -> Finding | None:
-        deeper = self._simulated.deeper()
+        recorded, deeper = self._recorded, self._simulated.deeper()
         if deeper is None or not self._simulated.removes_waits(deeper):
             return None
         return Finding(
@@ -276,11 +319,11 @@ class Causes:
             "On average batches are made fast enough, but steps or batches come in bursts, and "
             f"only {self._simulated.depth:,} batches are prefetched.",
             deeper,
+            claims=(Claim(self._setup.num_workers * recorded.step_s, recorded.batch_s),),
         )
 
     def _threads(self) -> Finding | None:
-        recorded, setup = self._recorded, self._setup
-        busy = (recorded.cpu_s + self._simulated.trainer_cpu_s) * recorded.rate
+        setup, busy = self._setup, self._cores_used
         if setup.backend != "thread" or busy < ONE_CORE or busy > 2 * ONE_CORE:
             return None
         return Finding(
@@ -313,10 +356,13 @@ class Causes:
             f"Workers wait for storage {self._storage_share:.0%} of the time that they spend on "
             f"batches, and some batches much longer than others.{self._reading()}"
         )
+        recorded, longest = self._recorded, max(self._recorded.work.batch_s)
+        usual = max(MUCH_LONGER * recorded.batch_s, recorded.step_s)
+        found = Finding("storage", why, is_expected=False, claims=(Claim(longest, usual),))
         change = self._simulated.more_workers()
         if change is None or self._fixed_rate() is not None or setup.most_workers is not None:
-            return Finding("storage", why, remedy=self._faster_storage())
-        return Finding("storage", why, self._tried_out(change), is_expected=False)
+            return replace(found, remedy=self._faster_storage())
+        return replace(found, change=self._tried_out(change))
 
     def _fixed_rate(self) -> str | None:
         """Return why more workers would get no more from storage; None if that is not known."""
@@ -335,10 +381,9 @@ class Causes:
                 f"{short_number(now)}"
             )
         used_s = recorded.cpu_s + self._simulated.trainer_cpu_s
-        if self._is_reading and setup.cores is not None and used_s > 0.0:
-            change, most = self._simulated.more_workers(), BUSY_CORES * setup.cores / used_s
-            if change is None or not self._simulated.helps(change) or most < GAIN * recorded.rate:
-                return f"reading takes processor time, and the {_cores(setup)} allow hardly more"
+        is_limit = BUSY_CORES * (setup.cores or math.inf) < GAIN * recorded.rate * used_s
+        if self._is_reading and is_limit:
+            return f"reading takes processor time, and the {_cores(setup)} allow hardly more"
         return None
 
     def _reading(self) -> str:
@@ -346,9 +391,11 @@ class Causes:
         if not self._is_reading:
             return ""
         recorded = self._recorded
-        given = byte_size(recorded.read_rate)
-        needed = byte_size(recorded.read_bytes / max(recorded.step_s, 1e-9))
-        return f" Storage gives {given}/s, and {self._setup.consumer} could use {needed}/s."
+        needed, given = recorded.read_bytes / max(recorded.step_s, 1e-9), recorded.read_rate
+        if not Claim(needed, given).holds:
+            return ""
+        rates = f"{byte_size(given)}/s, and {self._setup.consumer} could use {byte_size(needed)}/s"
+        return f" Storage gives {rates}."
 
     def _faster_storage(self) -> str:
         recorded, setup = self._recorded, self._setup
@@ -363,36 +410,55 @@ class Causes:
                 "from which the next epochs are read. For the first one: "
                 f"{remedy[:1].lower()}{remedy[1:]}"
             )
+        if not Claim(nbytes, setup.free_memory or 0).holds:
+            return remedy
         return (
             f"All samples together are about {size}, and {free} of memory are free, so they are "
             f"read again in each epoch. {remedy}, with samples that are smaller"
         )
 
     def _workers(self) -> Finding | None:
-        recorded, simulated, setup = self._recorded, self._simulated, self._setup
+        simulated, setup = self._simulated, self._setup
         change = simulated.more_workers()
         if change is None or not simulated.helps(change):
             return None
-        need = (
-            f"A worker takes {duration(recorded.batch_s)} for a batch, and a step takes "
-            f"{duration(recorded.step_s)}: too much for {counted(setup.num_workers, 'worker')}"
-        )
+        need = self._need()
+        if not need:
+            return None
         cause: Cause = "storage" if self._waits_for_storage else "workers"
         if self._storage_share >= READING_SHARE and (self._is_reading or cause == "storage"):
             need += f"; {self._storage_share:.0%} of a batch is waiting for storage"
         if cause == "workers" and not self._is_reading:
             return Finding("workers", f"{need}.", change)
         why = f"{need}.{self._reading()}"
+        # How many reads a disk serves at once is not known: there, workers are tried.
+        is_remote = cause == "storage" and not self._is_reading
+        at_once = simulated.more_at_once() if is_remote else None
+        if at_once is not None and simulated.helps(at_once):
+            why += " A worker can wait for several samples at once, if the dataset allows it."
+            return Finding(cause, why, at_once)
         if self._slowdown is not None:
             most = math.inf if setup.cores is None else WORKERS_PER_CORE * setup.cores
             return Finding(cause, why, change, is_expected=change.num_workers <= most)
-        why += (
-            " Whether storage serves more workers as fast cannot be told from workers that are "
-            "busy all the time"
-        )
+        why += " Whether storage serves more workers as fast cannot be told beforehand"
         if setup.most_workers is not None and setup.num_workers < setup.most_workers:
             return Finding(cause, f'{why}; num_workers="auto" tries it.')
         return Finding(cause, f"{why}.", self._tried_out(change), is_expected=False)
+
+    def _need(self) -> str:
+        """Return why the workers are too few, as a sentence without its end; or nothing."""
+        recorded, count = self._recorded, self._setup.num_workers
+        batch, slow = recorded.batch_s, recorded.slow_batch_s
+        step, quick = recorded.step_s, recorded.quick_step_s
+        for batch_s, step_s, words in (
+            (batch, step, "for a batch, and a step takes {}"),
+            (slow, step, "for the slowest tenth of batches, and a step takes {}"),
+            (batch, quick, "for a batch, and the faster half of the steps take {} each"),
+        ):
+            if Claim(batch_s, count * step_s).holds:
+                takes = f"A worker takes {duration(batch_s)} {words.format(duration(step_s))}"
+                return f"{takes}: too much for {counted(count, 'worker')}"
+        return ""
 
     def _tried_out(self, change: Change) -> Change:
         """Return a change to more workers as an advice to let the loader try it."""
@@ -414,9 +480,8 @@ class Causes:
         return self._busy_cores()
 
     def _busy_cores(self) -> Finding | None:
-        recorded, cores = self._recorded, self._setup.cores
-        used = (recorded.cpu_s + self._simulated.trainer_cpu_s) * recorded.rate
-        is_busy = cores is not None and used >= BUSY_CORES * cores
+        cores = self._setup.cores
+        is_busy = cores is not None and self._cores_used >= BUSY_CORES * cores
         return self._too_few_cores() if is_busy else None
 
     def _library_threads(self) -> Finding | None:
@@ -434,14 +499,38 @@ class Causes:
             f"on average, and there are {short_number(setup.cores)}. Threads beyond the cores wait "
             "for each other.",
             remedy=ONE_THREAD_EACH.format("dataset"),
+            claims=(Claim(max(setup.num_workers, 1) * each, BUSY_CORES * setup.cores),),
+        )
+
+    def _crowded(self) -> Finding | None:
+        """Handle waits that batches do not explain, on cores that other programs use."""
+        cores, idle = self._setup.cores, self._recorded.idle_share
+        if cores is None or idle is None:
+            return None
+        expected, waited = self._simulated.present.wait_share, self._recorded.wait_share
+        used = min(self._cores_used, cores)
+        return Finding(
+            "contention",
+            f"Batches would be ready in time, but the cores are idle only {idle:.0%} of the time, "
+            f"and {self._setup.consumer} and its workers use {used:.1f} of {_cores(self._setup)}: "
+            "other programs use the rest.",
+            remedy=STOP_OTHERS,
+            claims=(
+                Claim(EXPLAINED * waited, expected),
+                Claim(IDLE_CORES, idle),
+                Claim(BUSY_CORES * cores, used),
+            ),
         )
 
     def _too_few_cores(self) -> Finding:
         recorded, setup, needed = self._recorded, self._setup, self._simulated.cores_needed
-        too_few = (
-            f"{sentence_case(setup.consumer)} and its workers need {needed:.1f} cores at full "
-            f"speed and have {_cores(setup)}"
-        )
+        both = f"{sentence_case(setup.consumer)} and its workers"
+        too_few = f"{both} need {needed:.1f} cores at full speed and have {_cores(setup)}"
+        claim = Claim(needed, setup.cores or math.inf)
+        if not claim.holds:
+            used = min(self._cores_used, setup.cores or 0.0)
+            too_few = f"{both} use {used:.1f} of {_cores(setup)}"
+            claim = Claim(used, BUSY_CORES * (setup.cores or 0.0) / MARGIN)
         system = system_time(
             recorded.system_s,
             recorded.cpu_s,
@@ -451,13 +540,19 @@ class Causes:
         )
         if system is not None:
             why, remedy = system
-            return Finding("cpu", f"{too_few}. {why}", remedy=remedy)
+            return Finding("cpu", f"{too_few}. {why}", remedy=remedy, claims=(claim,))
         return Finding(
             "cpu",
             f"{too_few}: no number of workers helps.",
             remedy="Spend less on each sample: forebay.cache() for what is the same in every "
             "epoch, smaller samples, or decoding on the GPU.",
+            claims=(claim,),
         )
+
+    @property
+    def _cores_used(self) -> float:
+        """How many cores training and its workers use."""
+        return (self._recorded.cpu_s + self._simulated.trainer_cpu_s) * self._recorded.rate
 
     @property
     def _is_disturbed(self) -> bool:

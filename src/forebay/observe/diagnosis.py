@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from forebay.base.formatting import counted, short_number, summary
+from forebay.base.formatting import counted, duration, short_number, summary
 from forebay.observe.causes import (
     BUSY_CORES,
     LIBRARY_THREADS,
@@ -28,11 +28,13 @@ from forebay.observe.causes import (
 )
 from forebay.observe.figures import numbers_in
 from forebay.observe.record import MadeRecord, SlowSample, StepRecord
-from forebay.observe.recorded_work import SimulatedLoader, recorded_work
+from forebay.observe.recorded_work import MOST_CONCURRENCY, SimulatedLoader, recorded_work
 from forebay.observe.simulation import Setup
 
 # Fewer steps are too few to judge by.
 LEAST_STEPS = 20
+# A report shows the rate of the whole run: if it differs by this share, a verdict says so.
+OTHER_RATE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class Diagnosis:
             "unknown": there is too little to judge by, or it contradicts itself.
         wait_share: The part of the time that training waited, from 0 to 1.
         advice: Arguments of the loader to change, and their values. Empty if no argument helps.
-        rate: Batches per second that training took.
+        rate: Batches per second that training took, in the last 2,048 steps and without pauses
+            between epochs; a report shows the rate of the whole run.
         expected_rate: Batches per second after following the advice; for "contention", without the
             other programs. None if that cannot be told.
         evidence: The numbers that the diagnosis is based on, by name.
@@ -92,14 +95,15 @@ def diagnose(
     slowest: SlowSample | None = None,
     extra: Mapping[str, float] | None = None,
     since: str = "",
+    run_rate: float | None = None,
 ) -> Diagnosis:
-    """Return why training waits."""
+    """Return why training waits; `run_rate` is that of the whole run, pauses included."""
     recorded = recorded_work(steps, batches, setup.num_workers)
     if recorded is None or recorded.steps < LEAST_STEPS:
         count = 0 if recorded is None else recorded.steps
         why = (
             f"There is too little to judge by: {count} steps were measured{since}, and "
-            f"{LEAST_STEPS} are needed. Ask again later."
+            f"{LEAST_STEPS} are needed. Ask again {_later(steps, max(setup.num_workers, 1))}."
         )
         rate, share = (0.0, 0.0) if recorded is None else (recorded.rate, recorded.wait_share)
         return Diagnosis("unknown", share, {}, rate, None, {"steps": count}, why)
@@ -117,8 +121,19 @@ def diagnose(
         rate=recorded.rate,
         expected_rate=expected,
         evidence=_evidence(simulated) | dict(extra or {}),
-        verdict=_verdict(simulated, finding, expected),
+        verdict=_verdict(simulated, finding, expected, run_rate),
     )
+
+
+def _later(steps: Sequence[StepRecord], num_workers: int) -> str:
+    """Return after how many more steps there is enough to judge by, and how long they take."""
+    known = steps[-1].taken - steps[0].taken if steps else 0
+    # The first ones are the workers' start: one for each worker, or half of them.
+    left = max(LEAST_STEPS + min(num_workers, LEAST_STEPS) - known, 1)
+    if not known:
+        return f"after {counted(left, 'more step')}"
+    took_s = (steps[-1].asked_at - steps[0].got_at) / known
+    return f"after {counted(left, 'more step')}, in about {duration(left * took_s, digits=2)}"
 
 
 def _evidence(simulated: SimulatedLoader) -> dict[str, float]:
@@ -137,7 +152,9 @@ def _evidence(simulated: SimulatedLoader) -> dict[str, float]:
     return numbers_in(known | others)
 
 
-def _verdict(simulated: SimulatedLoader, finding: Finding, expected: float | None) -> str:
+def _verdict(
+    simulated: SimulatedLoader, finding: Finding, expected: float | None, run_rate: float | None
+) -> str:
     rate, change, remedy = simulated.recorded.rate, finding.change, finding.remedy
     waits = f"{sentence_case(simulated.setup.consumer)} waits {simulated.recorded.wait_share:.0%}"
     sentences = [f"{waits} of the time. {finding.why}"]
@@ -146,6 +163,8 @@ def _verdict(simulated: SimulatedLoader, finding: Finding, expected: float | Non
         remedy = f"{'Use' if finding.is_expected else 'Try'} {values}"
     if change is not None and expected is not None:
         gain = f"{short_number(expected)} batches/s instead of {short_number(rate)}"
+        if run_rate is not None and abs(run_rate - rate) > OTHER_RATE * rate:
+            gain += f" ({short_number(run_rate)} over the whole run, start and pauses included)"
         sentences.append(f"{remedy}, for {gain}; then {simulated.limit_after(change)}.")
     elif remedy:
         sentences.append(remedy + "." * (not remedy.endswith(".")))
@@ -180,6 +199,7 @@ class RunTimes:
     record_s: float
     cores: float | None
     decisions: tuple[str, ...] = ()
+    at_once: int = 1  # inputs of each worker
     system_s: float = 0.0
     faults: int = 0
     threads_s: float = 0.0
@@ -193,7 +213,7 @@ def diagnose_run(times: RunTimes) -> Diagnosis:
     `wait_share` is the part of the time that they were idle; `rate` is in inputs per second.
     """
     elapsed_s = max(times.elapsed_s, 1e-9)
-    idle = max(1.0 - times.busy_s / (times.num_workers * elapsed_s), 0.0)
+    idle = max(1.0 - times.busy_s / (times.num_workers * times.at_once * elapsed_s), 0.0)
     cause, verdict = _cause(times, elapsed_s, idle)
     known = numbers_in({each.name: getattr(times, each.name) for each in fields(times)})
     return Diagnosis(cause, idle, {}, times.inputs / elapsed_s, None, known, verdict)
@@ -203,7 +223,7 @@ def _cause(times: RunTimes, elapsed_s: float, idle: float) -> tuple[Cause, str]:
     if times.inputs < LEAST_INPUTS or elapsed_s < LEAST_S:
         return "unknown", (
             f"There is too little to judge by: {times.inputs:,} inputs in {elapsed_s:.1f} s. At "
-            f"least {LEAST_INPUTS} inputs and {LEAST_S:g} s are needed."
+            f"least {LEAST_INPUTS} inputs and {LEAST_S:g} s are needed{_enough(times, elapsed_s)}."
         )
     idled = f"Workers were idle {idle:.0%} of the time"
     if idle >= IDLE_SHARE:
@@ -246,13 +266,31 @@ def _cause(times: RunTimes, elapsed_s: float, idle: float) -> tuple[Cause, str]:
         return "storage", (
             f"{idled}, and waited for a disk, the network or a lock for "
             f"{1 - ran_s / times.busy_s:.0%} of their work. More than "
-            f"num_workers={times.num_workers} may help, as long as storage serves them."
+            f"num_workers={times.num_workers} may help, as long as storage serves them"
+            f"{_at_once(times, ran_s)}."
         )
     if times.num_workers < times.cores:
         return "workers", (
             f"{idled}, and used {used:.1f} of {cores}. Use num_workers={math.ceil(times.cores)}."
         )
     return "healthy", f"{idled}, and used {used:.1f} of {cores}."
+
+
+def _at_once(times: RunTimes, ran_s: float) -> str:
+    """Return that workers can process more inputs at once, as the end of a sentence, if so."""
+    most = min(math.ceil(times.busy_s / max(ran_s, 1e-9)), MOST_CONCURRENCY)
+    if not times.keeps_freed or most <= times.at_once:  # threads are workers themselves
+        return ""
+    return f"; or concurrency={most}, for inputs at once in threads of each worker"
+
+
+def _enough(times: RunTimes, elapsed_s: float) -> str:
+    """Return how many inputs it takes, if there were some, as part of a sentence."""
+    if not times.inputs:
+        return ""
+    enough = max(math.ceil(times.inputs * LEAST_S / elapsed_s), LEAST_INPUTS)
+    took = duration(enough * elapsed_s / times.inputs, digits=2)
+    return f": a run of about {enough:,} inputs, which take {took}"
 
 
 def _busy(times: RunTimes) -> str:

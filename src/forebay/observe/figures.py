@@ -142,6 +142,10 @@ class Statistics:
         pinned_reason: Why not all of that memory is page-locked, if something refused it; or "".
         sources: For a mixture: by name, how many samples of each source were returned over all
             ranks, and how many epochs of the source that is.
+        tokens: For rows of `pack_sequences`, and batches of `batch_by_length`: by name of the
+            source ("dataset" without a mixture), the tokens in those that were returned over all
+            ranks, and the share of their size that is filled. Within an epoch, rows count with
+            their mean.
     """
 
     epoch: int
@@ -171,6 +175,7 @@ class Statistics:
     pinned_bytes: int = 0
     pinned_reason: str = ""
     sources: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    tokens: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, int | float]:
         """Return all numbers in a flat, JSON-serializable dict, for a logger of metrics.
@@ -179,7 +184,8 @@ class Statistics:
             The attributes by name, with the same keys in each call. `ready_from` and `ready_to`
             are two numbers each: `ready_from_epoch` and `ready_from_batch`, -1 if there is no
             such batch. Each source of a mixture adds `sources/NAME/samples` and
-            `sources/NAME/epochs`, from the first batch on.
+            `sources/NAME/epochs`, from the first batch on, and if it is of rows `tokens/NAME` and
+            `tokens/NAME/filled`.
         """
         flat = numbers_in({each.name: getattr(self, each.name) for each in fields(self)})
         for name, first in (("ready_from", self.ready_from), ("ready_to", self.ready_to)):
@@ -187,6 +193,9 @@ class Statistics:
         for source, (samples, epochs) in self.sources.items():
             flat[f"sources/{source}/samples"] = samples
             flat[f"sources/{source}/epochs"] = epochs
+        for source, (tokens, filled) in self.tokens.items():
+            flat[f"tokens/{source}"] = tokens
+            flat[f"tokens/{source}/filled"] = filled
         return flat
 
     def __str__(self) -> str:
@@ -214,6 +223,8 @@ class Statistics:
             )
         for name, (samples, epochs) in self.sources.items():
             lines.append(f"source     {name}: {counted(samples, 'sample')}, {epochs:.3g} epochs")
+        for name, (tokens, filled) in self.tokens.items():
+            lines.append(f"tokens     {name}: {tokens:,}, {filled:.1%} filled")
         lines += [f"decision   {reason}" for reason in self.decisions[-1:]]
         return "\n".join(map(printable, lines))
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from forebay.base.formatting import duration
-from forebay.errors import printable
+from forebay.errors import printable, shown_location, without_credentials
 from forebay.failures import Failure
 from forebay.observe.record import RunTrace
 
@@ -209,6 +209,7 @@ def note(text: str) -> None:
     if sys.stderr is None:  # print would write to stdout
         return
     try:
+        text = without_credentials(text)
         print(f"forebay: {text}", file=sys.stderr, flush=True)  # noqa: T201 - this is its job
     except Exception:  # noqa: BLE001 - a full disk, a reader that is gone, or the user's own object
         _discard_unwritten()
@@ -230,7 +231,8 @@ def _discard_unwritten() -> None:
 
 def label_of(verb: str, output: str | os.PathLike[str]) -> str:
     """Return the label of a run: a verb, and the last component of its output path."""
-    name = printable(os.fspath(output).rstrip("/").rpartition("/")[2] or os.fspath(output))
+    path = shown_location(os.fspath(output))
+    name = printable(path.rstrip("/").rpartition("/")[2] or path)
     return f"{verb} {name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + '…'}"
 
 

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from heapq import nlargest, nsmallest
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 from typing import Any
@@ -64,6 +65,9 @@ class RecordedWork:
     threads_s: float = 0.0
     system_s: float = 0.0
     faults: float = 0.0
+    most_ready: int = 0  # batches, when the trainer asked for one
+    slow_batch_s: float = 0.0  # of the slowest tenth
+    quick_step_s: float = 0.0  # of the faster half
 
     @property
     def other_s(self) -> float:
@@ -129,6 +133,9 @@ def recorded_work(
         threads_s=(last.total_threads_s - first.total_threads_s) / made,
         system_s=(last.total_system_s - first.total_system_s) / made,
         faults=(last.total_faults - first.total_faults) / made,
+        most_ready=max(each.ready for each in steps),
+        slow_batch_s=fmean(nlargest(math.ceil(count / 10), batch_s)),
+        quick_step_s=fmean(nsmallest(math.ceil(count / 2), step_s)),
     )
 
 
@@ -261,9 +268,12 @@ def _loads(batches: Sequence[MadeRecord]) -> list[tuple[float, float]]:
 # A change is worth it if it gives this many times the rate, or leaves this share of the waits.
 GAIN = 1.1
 LEFT = 0.4
+# Prefetching is limited by its depth if at least this share of that was ready at some time.
+FILLED = 0.6
 # The smallest value is advised that gives this share of the rate with the largest.
 NEARLY = 0.98
 MOST_WORKERS = 512
+MOST_CONCURRENCY = 64
 # Batches that take less than this are prefetched in larger numbers.
 TINY_S = 0.001
 # A sample is slow if it takes this many times what the slowest of a batch usually takes, and is
@@ -325,7 +335,7 @@ class SimulatedLoader:
 
     def removes_waits(self, change: Change) -> bool:
         """Return whether most of the waits would be gone."""
-        return change.result.wait_share <= self.present.wait_share * LEFT
+        return change.result.wait_share < self.present.wait_share * LEFT
 
     def limit_after(self, change: Change) -> str:
         """Return what would limit training after a change, as the end of a sentence."""
@@ -334,8 +344,9 @@ class SimulatedLoader:
             return f"{self.setup.step} is the limit"
         used = (recorded.cpu_s + self.trainer_cpu_s) * result.rate
         if cores is not None and used > 0.85 * cores:
-            return f"the {counted(cores, 'core')} are the limit"
-        return f"{self.setup.consumer} still waits {result.wait_share:.0%} of the time"
+            return f"the {counted(cores, 'core')} {'is' if cores == 1 else 'are'} the limit"
+        still = "still " * (result.wait_share < recorded.wait_share)
+        return f"{self.setup.consumer} {still}waits {result.wait_share:.0%} of the time"
 
     @property
     def cores_needed(self) -> float:
@@ -362,6 +373,26 @@ class SimulatedLoader:
         best = max(result(most).rate, result(min(max(needed, now + 1), most)).rate)
         found = _least(now + 1, most, lambda number: result(number).rate >= NEARLY * best)
         return Change({"num_workers": found}, result(found), found)
+
+    def more_at_once(self) -> Change | None:
+        """Return the smallest `concurrency` that gives nearly all that it can; None without one."""
+        recorded, now, count = self.recorded, self.setup.concurrency, self.setup.num_workers
+        if now is None or now >= MOST_CONCURRENCY or not count:
+            return None
+        cpu_s = recorded.batch_s - recorded.other_s
+
+        @cache
+        def result(concurrency: int) -> SimulationResult:
+            # Waits overlap; Python runs the rest in one thread at a time.
+            batch_s = max((cpu_s + recorded.other_s * now) / concurrency, cpu_s)
+            change = min(batch_s / max(recorded.batch_s, 1e-9), 1.0)
+            batches = [seconds * change for seconds in self._work.batch_s]
+            work = self._work.in_rounds(count, batches)
+            return self._within_cores(simulate(work, self._arrangement))
+
+        enough = NEARLY * result(MOST_CONCURRENCY).rate
+        found = _least(now + 1, MOST_CONCURRENCY, lambda each: result(each).rate >= enough)
+        return Change({"concurrency": found}, result(found), count)
 
     def undisturbed(self) -> Change:
         """Return what it would be without other programs on the cores."""
@@ -398,8 +429,10 @@ class SimulatedLoader:
 
     def deeper(self) -> Change | None:
         """Return the smallest number of outstanding batches that gives nearly all that any can."""
-        if not self.setup.num_workers:
-            return None  # nobody makes them
+        # Without workers nobody makes them; and what is never full is not too small.
+        is_filled = self.recorded.most_ready + 1 >= FILLED * self.depth
+        if not self.setup.num_workers or not is_filled:
+            return None
         return self._with_depth(self._arrangement, self.depth + 1, in_buffer=self.setup.has_buffer)
 
     def no_epochs(self) -> Change | None:

@@ -189,6 +189,7 @@ class Setup:
     num_workers: int
     most_workers: int | None = None  # with num_workers="auto": batches are prefetched for so many
     auto_workers: int = 8
+    concurrency: int | None = None  # None for a dataset that cannot have it
     backend: Literal["process", "thread", "ray"] = "process"
     cores: float | None = None  # with the trainer's
     prefetch_factor: int = 2

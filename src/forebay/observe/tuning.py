@@ -30,6 +30,8 @@ FEWEST_BATCHES = 4
 WAITING = 0.02
 # Workers are idle if they are busy for less than this share of their time.
 BUSY = 0.75
+# More of them cannot even out batches that differ if they are busy for less than this share.
+HALF_BUSY = 0.5
 # At first, aim at this many times the workers that are needed on average.
 HEADROOM = 1.1
 # Where that is not enough, try this many times as many.
@@ -158,13 +160,14 @@ class Tuner:
         needed = max(min(math.ceil(on_average * headroom), self._most), 1)
         # At most the trainer's waiting can be gained. While new workers start, it still waits as
         # before.
-        can_gain = before is None and window.waiting > 1 - 1 / HELPED
+        is_busy = window.busy >= HALF_BUSY
+        can_gain = before is None and is_busy and window.waiting > 1 - 1 / HELPED
         if can_gain and on_average <= present < bound:
             needed = max(needed, min(math.ceil(present * UNEVEN), bound))
             self._headroom = max(headroom, needed / on_average)
         self._needed.append(needed)
         target = min(needed, bound)
-        if is_waiting and target > present:
+        if is_waiting and target > present and (is_busy or on_average * HEADROOM > present):
             self._before_growth = _BeforeGrowth(present, headroom, window)
             self._needed.clear()
             return Decision(target, self._more(window, present, target))
@@ -180,7 +183,7 @@ class Tuner:
         if math.isinf(self._cores) or window.cpu_s <= 0:
             return self._most
         free = max(self._cores - window.trainer_cores, 1.0)
-        return max(min(math.ceil(free * window.batch_s / window.cpu_s), self._most), 1)
+        return max(math.ceil(min(free * window.batch_s / window.cpu_s, self._most)), 1)
 
     def _go_back(self, before: _BeforeGrowth, window: _Window, at: float) -> Decision:
         fewer, self._headroom, earlier = before

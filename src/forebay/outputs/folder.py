@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 PUBLISHED_AT_ONCE = 256
 # The most folders about which something is remembered. An output folder can have millions.
 FOLDERS_KNOWN = 100_000
+# The most files that `strays` looks at, in about 50 ms.
+MOST_LOOKED_AT = 10_000
 # Errors of a rename that are due to the file's name. All others are errors of the disk.
 _OF_THE_NAME = frozenset(
     {
@@ -298,6 +300,8 @@ class OutputFolder:
             self.private.mkdir(exist_ok=True)
             with tempfile.TemporaryFile(dir=self.private) as probe:
                 probe.write(b"forebay")
+                probe.flush()
+                self._opened_ns = os.fstat(probe.fileno()).st_mtime_ns  # by the disk's clock
         except OSError as error:
             raise OutputError(
                 f"the output folder {str(path)!r} cannot be written to: {error.strerror}\n"
@@ -372,16 +376,35 @@ class OutputFolder:
 
     def files(self) -> list[tuple[str, int]]:
         """Return the name and bytes of every file, forebay's own left out, sorted."""
+        return [(name, self.size(name) or 0) for name in sorted(self._names())]
 
-        def refuse(error: OSError) -> None:
-            raise _unreadable(error) from error
+    def strays(self, ledger: Ledger) -> list[str]:
+        """Return names of files that were written during this run, but that no output has.
 
-        names = []
-        for folder, folders, files in os.walk(self.path, onerror=refuse):
-            if Path(folder) == self.path and PRIVATE in folders:
-                folders.remove(PRIVATE)
-            names += [os.path.relpath(os.path.join(folder, file), self.path) for file in files]
-        return [(name, self.size(name) or 0) for name in sorted(names)]
+        Only the first MOST_LOOKED_AT files of the folder are looked at.
+        """
+        own, found = {*ledger.own_files()}, []
+        for name in ledger.unknown(islice(self._names(), MOST_LOOKED_AT)):
+            with suppress(OSError):  # it is gone
+                is_new = os.lstat(f"{self._root}/{name}").st_mtime_ns >= self._opened_ns
+                found += [name] if is_new and name not in own else []
+        return sorted(found)
+
+    def _names(self) -> Iterator[str]:
+        """Yield the name of every file, forebay's own left out."""
+        folders = [""]
+        while folders:
+            folder = folders.pop()
+            try:
+                with os.scandir(f"{self._root}/{folder}") as entries:
+                    for entry in entries:
+                        name = folder + entry.name
+                        if not entry.is_dir(follow_symlinks=False):
+                            yield name
+                        elif name != PRIVATE:
+                            folders.append(f"{name}/")
+            except OSError as error:
+                raise _unreadable(error) from error
 
     def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
         """Call `write` with a path, and publish the table; raise FileExistsError for a file."""
@@ -401,6 +424,6 @@ class OutputFolder:
 
 def _unreadable(error: OSError) -> OutputError:
     return OutputError(
-        f"{error.filename!r} cannot be read: {error.strerror}\n"
+        f"{error.filename.rstrip('/')!r} cannot be read: {error.strerror}\n"
         "  Nothing was changed. Check its permissions and the disk, and make the same call again."
     )

@@ -111,11 +111,12 @@ def write_metadata(
             final = {name: final_kind(kind) for name, kind in kinds.items()}
             with atomic_file(path) as file:
                 FORMATS[form].write(file, final, iter(kept))
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise OutputError(
-            f"the metadata table {path} cannot be written: {error.strerror or error}\n"
+            f"the metadata table {path} cannot be written: "
+            f"{getattr(error, 'strerror', None) or error}\n"
             "  The inputs are done and in the ledger; an earlier table is unchanged.\n"
-            "  Free some space, or fix the folder's permissions, and run again to write it."
+            "  Free some space or memory, or fix the permissions, and run again to write it."
         ) from error
 
 
@@ -230,8 +231,8 @@ class LedgerTable:
         for _, source, row, *_, metadata, _ in self._ledger.results():
             if kind != "indices":
                 yield source, row, metadata
-            else:  # the row of a sample that has a name is its index
-                yield int(source) if row is None else source, None, metadata
+            else:  # without a row, a sample is known by its number, perhaps there again: "7#2"
+                yield source if row else int(source.partition("#")[0]), None, metadata
 
     def _foreign(self, form: str) -> OutputError:
         path = str(self._folder.locate(table_name(form)))

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from forebay.base.files import is_url, open_url
+from forebay.base.files import is_url, open_regular, open_url
 from forebay.base.output_names import MEMBER_INDEX, PACKED, shard_name
 from forebay.errors import InputError, LedgerError, shortened
+from forebay.failures import short_tracebacks
 from forebay.ledger.database import connect, in_words
 from forebay.ledger.records import PackedMember
 from forebay.outputs.shard_writer import OpenShards
@@ -141,6 +142,7 @@ _local = threading.local()
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
+@short_tracebacks
 def open_output(path: str | os.PathLike[str]) -> BinaryIO:
     """Open an output of `preprocess` for reading, whether it is a file or packed into a shard.
 
@@ -159,7 +161,7 @@ def open_output(path: str | os.PathLike[str]) -> BinaryIO:
     if is_url(name):
         return open_url(name)
     try:
-        return Path(name).open("rb")
+        return io.BufferedReader(open_regular(name))
     except OSError as error:
         if error.errno not in _ABSENT:
             raise

@@ -18,7 +18,7 @@ from pathlib import Path
 from forebay.base.files import Store, is_url, local_path
 from forebay.base.output_names import PRIVATE, SHARD_BYTES, recorded_name
 from forebay.base.process import LONGEST_WAIT_S, join, wait_until
-from forebay.errors import BusyError, ForebayError, LedgerError, OutputError
+from forebay.errors import BusyError, ForebayError, LedgerError, OutputError, shown_location
 from forebay.ledger.database import DAMAGES, NAME
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.lock import Holder
@@ -313,6 +313,10 @@ class Bucket(OutputFolder):
         """Return the name and bytes of every object, forebay's own left out, sorted."""
         return [each for each in self._store.files() if not each[0].startswith(f"{PRIVATE}/")]
 
+    def strays(self, ledger: Ledger) -> list[str]:
+        """Return none: to list a bucket takes a request for each thousand objects."""
+        return []
+
     def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
         """Call `write` with a local path, and upload the file."""
         if not replaces and self.size(name) is not None:
@@ -346,7 +350,7 @@ class Uploads(Staging):
     def commit(self, output: Output) -> tuple[FileFields, ...]:
         """Upload the files of one input to their final names."""
         root = str(self.folders.path.parent)
-        files = output.collect(root)
+        files = output.collect(root, self.function)
         paths = [(os.path.join(root, staged), name) for name, _, staged, _ in files]
         try:
             if paths:
@@ -367,7 +371,8 @@ def _local_folder(store: Store) -> Path:
     """Return the local folder that belongs to a URL."""
     home = os.environ.get("XDG_STATE_HOME", "")
     states = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "state"
-    digest = hashlib.sha256(store.canonical_url.encode("utf-8", "surrogatepass")).hexdigest()
+    name = shown_location(store.canonical_url)  # the same with a renewed token
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return states / "forebay" / digest[:16]
 
 

@@ -10,10 +10,8 @@ and is cut off when the shard is completed (`shards.py`).
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import stat
 import threading
 import zlib
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
+from forebay.base.files import open_regular
 from forebay.base.output_names import OPEN_SHARDS, PACKED, member_name, shard_name, shard_number
 from forebay.ledger.records import FileFields
 
@@ -64,16 +63,6 @@ class ShardFiles:
         return path if os.path.lexists(path) else self.complete / shard_name(number)
 
 
-def open_shard(path: Path, flags: int = os.O_RDONLY) -> FileIO:
-    """Open a shard that exists."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    file = FileIO(descriptor, "r+" if flags & os.O_RDWR else "r")
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return file
-
-
 def write_at(file: FileIO, data: bytes, at: int) -> None:
     """Write all of `data` to a shard, beginning at the offset `at`."""
     rest = memoryview(data)
@@ -93,7 +82,7 @@ class OpenShards:
         """Return a shard."""
         file = self._open.pop(number, None)
         if file is None:
-            file = open_shard(self._path_of(number))
+            file = open_regular(self._path_of(number), follows=False)
             if len(self._open) >= _KEPT_OPEN:
                 self._open.pop(next(iter(self._open))).close()
         self._open[number] = file

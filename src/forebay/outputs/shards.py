@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import TYPE_CHECKING
 
+from forebay.base.files import open_regular
 from forebay.base.output_names import MEMBER_INDEX, PACKED, member_name, shard_name
 from forebay.errors import OutputError
 from forebay.ledger.names import (
@@ -43,7 +44,6 @@ from forebay.outputs.shard_writer import (
     ShardFiles,
     header,
     header_bytes,
-    open_shard,
     padding,
     write_at,
 )
@@ -153,7 +153,7 @@ def _completed(
     path = files.path(number)
     is_open = path.parent == files.opened
     try:
-        file = open_shard(path, os.O_RDWR if is_open else os.O_RDONLY)
+        file = open_regular(path, os.O_RDWR if is_open else os.O_RDONLY, follows=False)
     except FileNotFoundError:
         raise _damaged(path, "it does not exist") from None
     with file:

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
+import gc
+import io
 import os
+import signal
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Container, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +134,8 @@ class Output:
     def file(self, name: str | os.PathLike[str]) -> Path:
         """Return a private path to write one output file to.
 
-        The file appears under `name` in the output folder only if the whole input succeeds.
+        The file appears under `name` in the output folder only if the whole input succeeds. Close
+        it before the function returns: an input that leaves one open fails.
 
         Args:
             name: Relative to the output folder; may hold folders ("speaker1/a.flac"), which
@@ -252,19 +259,23 @@ class Output:
         """Return the final names in the order they were asked for, files before packed outputs."""
         return [*self._names.values(), *self._packed]
 
-    def collect(self, root: str) -> tuple[FileFields, ...]:
+    def collect(self, root: str, function: str = "the function") -> tuple[FileFields, ...]:
         """Return the files that were written, with staged paths relative to `root`.
 
         Raises:
-            OutputError: A file that was asked for is missing, or is not a regular file; or two of
-                the names are one file.
+            OutputError: A file that was asked for is missing, is not a regular file, or is still
+                open; or two of the names are one file.
         """
         files: list[FileFields] = []
         inodes: set[int] = set()
-        start = len(root) + 1
+        maybe_open: dict[tuple[int, int], str] = {}
+        start, leases = len(root) + 1, len(self._names) <= _MOST_LEASES
         for staged, name in self._names.items():
             try:
-                status = os.lstat(staged)
+                status = _closed(staged) if leases else None
+                if status is None:
+                    status = os.lstat(staged)
+                    maybe_open[status.st_dev, status.st_ino] = name
             except FileNotFoundError:
                 raise OutputError(
                     f"out.file({name!r}) was requested, but the function never wrote it\n"
@@ -286,6 +297,8 @@ class Output:
                 )
             inodes.add(status.st_ino)
             files.append((name, status.st_size, staged[start:], None))
+        if maybe_open and _was_open(maybe_open, function):
+            return self.collect(root, function)  # with the sizes that the files have now
         return tuple(files)
 
     def collect_packed(self) -> tuple[FileFields, ...]:
@@ -316,6 +329,98 @@ class Output:
         self._folders.clear()
 
 
+_current: ContextVar[Output | None] = ContextVar("output", default=None)
+
+
+def get_output() -> Output | None:
+    """Return the `out` of the sample that this thread makes for `preprocess`; None elsewhere.
+
+    It is for a Dataset whose `__getitem__` writes files, which is not called with `out`. It has the
+    method `file(name)`, which returns a path to write an output to. During training, in the
+    calling program and in threads that `__getitem__` starts, the result is None.
+    """
+    return _current.get()
+
+
+@contextmanager
+def current(out: Output) -> Iterator[None]:
+    """Make an output the one that `get_output` returns, in the block."""
+    token = _current.set(out)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+# To look at a file: no link is followed, and a pipe is not waited for.
+_LOOK = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+# Of Linux; elsewhere no file system has leases.
+_SETLEASE, _SETSIG = getattr(fcntl, "F_SETLEASE", -1), getattr(fcntl, "F_SETSIG", -1)
+_SIGNAL = int(signal.SIGURG)
+# A lease takes 2 us. With more files, it is faster to look at all descriptors of the process.
+_MOST_LEASES = 8
+
+
+def _closed(path: str) -> os.stat_result | None:
+    """Return the status of a file that nobody has open for writing; None if that is not known.
+
+    Linux grants a lease for reading on such a file alone, if the file system has leases.
+    """
+    try:
+        descriptor = os.open(path, _LOOK)
+    except OSError:
+        return None
+    try:
+        # If somebody opens the file meanwhile, the kernel sends a signal; this one is ignored.
+        fcntl.fcntl(descriptor, _SETSIG, _SIGNAL)
+        fcntl.fcntl(descriptor, _SETLEASE, fcntl.F_RDLCK)
+        return os.fstat(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _was_open(files: dict[tuple[int, int], str], function: str) -> bool:
+    """Return whether a file of these devices and inodes was open; raise OutputError if one is."""
+    if _open_in_this_process(files) is None:
+        return False
+    # A file that only a cycle of references keeps open is fine: Python closes it when it finds the
+    # cycle. But it may close the descriptor before it writes what is in the buffers.
+    _flush_buffers(files)
+    gc.collect()
+    left = _open_in_this_process(files)
+    if left is None:
+        return True
+    raise OutputError(
+        f"out.file({left!r}) is still open for writing: {function} did not close it\n"
+        "  Nothing of this input was kept, since what is not yet written to the file would be "
+        "missing in it. Close it before the function returns, best with `with`: a global variable, "
+        "a cache, an object or a thread keeps it open."
+    )
+
+
+def _flush_buffers(files: Container[tuple[int, int]]) -> None:
+    for each in gc.get_objects():
+        if issubclass(type(each), io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
+            with suppress(OSError, ValueError):  # it is closed, or over no file
+                status = os.fstat(each.fileno())
+                if (status.st_dev, status.st_ino) in files:
+                    each.flush()
+
+
+def _open_in_this_process(files: dict[tuple[int, int], str]) -> str | None:
+    """Return the name of one of the files that this process has open for writing, if any."""
+    with suppress(FileNotFoundError):  # without /proc, nobody knows
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):  # it was that of the listing, or another thread closed it
+                status = os.fstat(descriptor)
+                name = files.get((status.st_dev, status.st_ino))
+                if name is not None and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE:
+                    return name
+    return None
+
+
 def _as_bytes(name: object, data: Any) -> bytes:
     """Return bytes that nobody else can change."""
     if type(data) is bytes:
@@ -336,6 +441,7 @@ class Staging:
         """Stage below `root`, the output folder; shards have about `shard_bytes`."""
         self._shard_bytes = shard_bytes
         self._shards: ShardWriter | None = None
+        self.function = "the function"  # what messages call it
         self._root = str(root)
         self._driver = os.uname().nodename
         self._is_far = False
@@ -344,7 +450,15 @@ class Staging:
 
     def open(self, worker: int) -> None:
         """Create this worker's folder."""
-        self.folders = StagingFolders(self._root, self._run, worker)
+        try:
+            self.folders = StagingFolders(self._root, self._run, worker)
+        except OSError as error:
+            raise OutputError(
+                f"a worker cannot make its folder for staged files: {error}\n"
+                "  Completed work is kept, and no input counts as failed.\n"
+                "  Free some space and inodes (see df -h and df -i), or make the output folder "
+                "writable; then make the same call again."
+            ) from error
         self._is_far = os.uname().nodename != self._driver
         self._shards = ShardWriter(self._root, self._shard_bytes, self._is_far)
 
@@ -359,7 +473,7 @@ class Staging:
 
     def commit(self, output: Output) -> tuple[FileFields, ...]:
         """Return the staged files and the packed outputs of one input."""
-        files = output.collect(self._root)
+        files = output.collect(self._root, self.function)
         if self._is_far:  # the driver's flush does not reach this machine's page cache
             for _, _, staged, _ in files:
                 _flush(os.path.join(self._root, staged))

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from forebay.base.files import connect
-from forebay.errors import ForebayError, OptionError, OutputError
+from forebay.errors import ForebayError, OptionError, OutputError, WorkerDiedError
 from forebay.failures import Failure
 from forebay.options import Ray, worker_resources
 from forebay.pools import ray_cluster
@@ -58,9 +58,18 @@ class NodeFacts:
 
 
 def check_nodes(
-    nodes: Sequence[Node], known: set[str], where: Ray, check: NodeCheck, over: threading.Event
+    nodes: Sequence[Node],
+    known: set[str],
+    where: Ray,
+    check: NodeCheck,
+    over: threading.Event,
+    alive: Callable[[], None],
 ) -> dict[str, ForebayError]:
-    """Check all large enough nodes that are not `known` yet at the same time; return the errors."""
+    """Check all large enough nodes that are not `known` yet at the same time; return the errors.
+
+    Args:
+        alive: Called every CALL_S while nodes are waited for.
+    """
     need = worker_resources(where)
     nodes = [node for node in nodes if node.id not in known and fitting(node.total, need)]
     if not nodes:
@@ -92,6 +101,7 @@ def check_nodes(
         while waiting and not over.is_set() and time.monotonic() < until:
             with ray_cluster.up():
                 _, waiting = ray.wait(answers, num_returns=len(answers), timeout=CALL_S)
+            alive()
         with ray_cluster.up():
             verdicts = [
                 _verdict(ray, node, answer, check, nonce)
@@ -165,7 +175,20 @@ def _verdict(
             "runtime environment, make the same call again later; otherwise see Ray's logs there, "
             "or stop Ray on that node."
         )
-    except Exception as error:  # noqa: BLE001 - forebay is not installed there, or the node was lost
+    except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
+        return WorkerDiedError(
+            f"node {node.name} died while it was checked\n"
+            "  It got no work. Ray's raylet.out there and the log of its system say why: memory "
+            "ran out, perhaps, or the machine was taken away.\n"
+            "  Make the same call again, with that node or without it."
+        )
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
+        return WorkerDiedError(
+            f"the process that checked node {node.name} died: {ray_cluster.first_line(error)}\n"
+            "  The node got no work. It was loading the function and what that imports, which may "
+            "have crashed or taken all memory: try to import it there, and see Ray's logs."
+        )
+    except Exception as error:  # noqa: BLE001 - forebay is not installed there, for example
         words = str(error).strip() or type(error).__name__
         return OptionError(
             f"node {node.name} cannot run forebay: {words.splitlines()[-1]}\n"
@@ -354,7 +377,7 @@ def listen(
                 reference = next(stream, None)
                 if reference is None:
                     break
-                message = Message(number, ray.get(reference))
+                message = Message(number, ray.get(reference, timeout=PATIENCE_S))
             message.events = complete(message.events)
             report(message)
             if ahead >= 0:

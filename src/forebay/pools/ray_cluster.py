@@ -7,9 +7,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from forebay.errors import OptionError
 
@@ -90,6 +91,7 @@ def _free(node: Node, need: Mapping[str, float]) -> str:
 # Each of them has a test in `tests/ray/test_ray_internals.py` that fails, and says why, when a new
 # version of Ray changes it.
 
+_Result = TypeVar("_Result")
 _replacing = threading.Lock()
 
 
@@ -120,6 +122,26 @@ def free_resources() -> dict[str, dict[str, float]]:
 
     look: Callable[[], dict[str, dict[str, float]]] = state.available_resources_per_node
     return look()
+
+
+def ask_head(address: str) -> None:
+    """Raise what Ray raises, after 40 s, if the head of a cluster accepts connections but is stuck.
+
+    `ray.init` would try again for a quarter of an hour.
+    """
+    from ray import _raylet
+
+    known: Any = _raylet
+    known.GcsClient(address=address)
+
+
+def kill_own_cluster() -> None:
+    """Kill Ray's processes that `ray.init` started for this one."""
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    if node is not None:
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 def stream_options(ahead: int) -> dict[str, Any]:
@@ -211,6 +233,8 @@ _START_ONE = (
 )
 # How long an address may take to accept a connection.
 CONNECT_S = 10.0
+# How long a cluster that was started here may take to shut down before it is killed.
+SHUTDOWN_S = 30.0
 # How many pools use the connection, and its `session` if the cluster was started for them.
 _pools = 0
 _ours: tuple[str, str] | None = None
@@ -258,7 +282,40 @@ def leave() -> None:
         if ours is not None:
             with suppress(ConnectionError):  # the user has shut it down
                 if session() == ours:
-                    _ray().shutdown()
+                    _shut_down()
+
+
+def _shut_down() -> None:
+    shutdown = _ray().shutdown
+    try:
+        within(SHUTDOWN_S, "ray.shutdown()", shutdown)
+    except ConnectionError:
+        # Calls to a process of Ray's that is stuck end when it is killed.
+        kill_own_cluster()
+        within(SHUTDOWN_S, "ray.shutdown()", shutdown)
+
+
+def within(limit_s: float, what: str, call: Callable[[], _Result]) -> _Result:
+    """Return what a call to Ray returns; raise ConnectionError if it is stuck.
+
+    It runs in a thread of its own, since some calls cannot be interrupted.
+    """
+    result: futures.Future[_Result] = futures.Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="forebay-cluster", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter ends, or the system has no more threads
+        return call()
+    if futures.wait([result], limit_s).not_done:
+        raise ConnectionError(f"{what} did not return within {limit_s:g} s")
+    return result.result()
 
 
 @contextmanager
@@ -304,7 +361,15 @@ def _connect(address: str | None, say: Callable[[str], None]) -> bool:
             _connect_to(address or _AUTO, at, options)
             return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no consent was given
-    ray.init(_LOCAL, include_dashboard=False, **options)
+    try:
+        ray.init(_LOCAL, include_dashboard=False, **options)
+    except Exception as error:  # Ray raises Exception itself when a process of its own died
+        raise OptionError(
+            f"{missing}, and none could be started on this machine: {first_line(error)}\n"
+            "  Nothing was processed. Ray's logs, /tmp/ray/session_latest/logs, say why; a machine "
+            "with much other work may be too slow.\n"
+            "  Make the same call again, or leave backend='ray' out."
+        ) from error
     resources = ray.cluster_resources()
     say(
         f"{missing}, so one was started on this machine: {resources.get('CPU', 0):g} CPUs, "
@@ -339,6 +404,8 @@ def _lookup(address: str | None) -> tuple[str | None, str]:
 def _connect_to(address: str, at: str, options: dict[str, Any]) -> None:
     ray = _ray()
     try:
+        if "://" not in at:
+            ask_head(at)
         ray.init(address, **options)
     # Ray says the same of another version as of a token that the cluster refuses.
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
@@ -373,6 +440,10 @@ def nodes() -> list[Node]:
         with up():
             free = free_resources()
             listed = ray.nodes()
+            here = ray.get_runtime_context().get_node_id()
+        for each in listed:
+            if each["NodeID"] == here:
+                _check_own_node(each)
     except Exception as error:  # whatever Ray raises when its head does not answer
         raise ConnectionError(first_line(error)) from error
     return [
@@ -385,6 +456,24 @@ def nodes() -> list[Node]:
         for each in listed
         if each["Alive"]
     ]
+
+
+def _check_own_node(node: Mapping[str, Any]) -> None:
+    """Raise ConnectionError if Ray's process for this machine has died.
+
+    Ray ends a program some seconds after it has noticed that, without an exception.
+    """
+    is_dead = not node["Alive"]
+    if os.path.exists(node["RayletSocketName"]):  # of a `ray://` address it is another machine's
+        try:
+            at = node["NodeManagerAddress"], node["NodeManagerPort"]
+            socket.create_connection(at, 1.0).close()
+        except ConnectionRefusedError:
+            is_dead = True
+        except OSError:  # too busy to answer: Ray's head decides about that
+            pass
+    if is_dead:
+        raise ConnectionError("Ray's raylet on this machine has died; its raylet.out says why")
 
 
 def _check_port(address: str) -> None:

@@ -43,6 +43,7 @@ from forebay.pools.events import (
     as_received,
 )
 from forebay.pools.ray_checks import (
+    PATIENCE_S,
     ClusterLost,
     ClusterState,
     HostEnded,
@@ -53,7 +54,7 @@ from forebay.pools.ray_checks import (
     listen,
     monitor,
 )
-from forebay.pools.ray_cluster import capacity, place, shutdown_guard, why_waiting
+from forebay.pools.ray_cluster import Node, capacity, place, shutdown_guard, why_waiting
 from forebay.pools.ray_host import Host, Hosting
 from forebay.pools.worker import failure_of
 
@@ -66,6 +67,12 @@ PENDING_S = 60.0
 CLOSE_S = 2.0
 # How long workers may wait for room before a message says so, and between such messages.
 SAY_S, SAY_AGAIN_S = 5.0, 60.0
+# How long a pool without a single worker waits: for a node that is large enough, and for hosts to
+# start on nodes that have room. There is no limit while others use all that the nodes have.
+ROOM_S, HOSTS_S = 900.0, 3 * PENDING_S
+# How long `wait` may hear nothing at all: the monitor alone reports every second. And how long to
+# wait for that at a time, so that a pause of this process counts only once.
+SILENT_S, LISTEN_S = 90.0, 5.0
 
 
 @dataclass(slots=True)
@@ -151,6 +158,8 @@ class RayPool(Pool):
         self._to_place = False
         self._waiting: deque[tuple[int, int]] = deque()  # incarnations without a node, worker IDs
         self._waiting_since: float | None = None
+        self._idle_since: float | None = None  # without a worker, or hope of one
+        self._silent_s = 0.0
         self._said_at = 0.0
         self._fresh: Counter[str] = Counter()  # placed since the nodes were polled
         self._gone: str | None = None
@@ -167,20 +176,38 @@ class RayPool(Pool):
         try:
             self._actor = _actor_of(where)
             self._node = ray.get_runtime_context().get_node_id()
-            session, self._nodes = ray_cluster.session(), ray_cluster.nodes()
-            checks = partial(check_nodes, known=set(), where=where, check=check, over=self._closed)
-            for error in checks(self._nodes).values():
-                raise error
-            self._monitor = threading.Thread(
+            alive = partial(self._messages.put, Message(None, []))
+            checks = partial(
+                check_nodes, known=set(), where=where, check=check, over=self._closed, alive=alive
+            )
+
+            def prepare() -> tuple[tuple[str, str], list[Node], Any]:
+                session, nodes = ray_cluster.session(), ray_cluster.nodes()
+                for error in checks(nodes).values():
+                    raise error
+                with ray_cluster.up():
+                    return session, nodes, ray.put(hosting)
+
+            limit_s = PATIENCE_S + SILENT_S
+            session, self._nodes, self._hosting = ray_cluster.within(
+                limit_s, "a first look at its nodes", prepare
+            )
+            thread = threading.Thread(
                 target=monitor,
                 args=(session, checks, self._messages.put, self._closed),
                 name="forebay-monitor",
                 daemon=True,
             )
-            self._monitor.start()
+            thread.start()
+            self._monitor = thread
             self.num_workers = max(self._within(capacity(self._nodes, self._need)), 1)
             self._adapt()
-            self._hosting: Any = ray.put(hosting)
+        except ConnectionError as error:
+            self.close()
+            raise WorkerDiedError(
+                f"the Ray cluster is gone: {error}\n"
+                "  Nothing was started. Make the same call again, on a cluster or on this machine."
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -242,13 +269,20 @@ class RayPool(Pool):
             due = [host.kill_at for host in self._hosts.values() if host.kill_at is not None]
             due += [until] if until is not None else []
             due += [now + SAY_S] if self._waiting else []
+            patience_s = max(min([*due, now + LISTEN_S]) - now, 0.0)
             try:
-                message = self._messages.get(timeout=max(min(due) - now, 0.0) if due else None)
+                message = self._messages.get(timeout=patience_s)
             except queue.Empty:
+                self._silent_s += patience_s
+                if self._silent_s >= SILENT_S:
+                    self._gone = (
+                        f"the Ray cluster is gone: nothing was heard of it for {SILENT_S:g} s"
+                    )
                 if until is not None and time.monotonic() >= until:
                     until = now  # check what is due again, then return
                 self._meet_deadlines()
                 continue
+            self._silent_s = 0.0
             events += self._handle(message)
             while not self._messages.empty():
                 events += self._handle(self._messages.get_nowait())
@@ -324,6 +358,12 @@ class RayPool(Pool):
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = time.monotonic()
+        has_hosts = any(host.pending_since is None for host in self._hosts.values())
+        is_large_enough = bool(capacity(self._nodes, self._need))
+        if has_hosts or (not self._hosts and (is_large_enough or not self._waiting)):
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = time.monotonic()
 
     def _take_waiting(self, most: int) -> list[tuple[int, int]]:
         return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
@@ -337,6 +377,9 @@ class RayPool(Pool):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         where, room = self._where, len(workers)
+        number, self._hosts_started = self._hosts_started, self._hosts_started + 1
+        complete = partial(self._receiver.complete, number)
+        put, closed = self._messages.put, self._closed
         try:
             with ray_cluster.up():
                 actor = self._actor.options(
@@ -347,25 +390,22 @@ class RayPool(Pool):
                     **environment_of(where),
                 ).remote(self._hosting, self._collect_s, os.getcwd(), list(sys.path))
                 order = actor.order.options(concurrency_group="orders")
-        except Exception as error:  # noqa: BLE001 - whatever Ray raises when it is gone
+            listener = threading.Thread(
+                target=listen,
+                args=(number, actor, room, workers, self._ahead, complete, put, closed),
+                name=f"forebay-listener-{number}",
+                daemon=True,
+            )
+            listener.start()
+        except Exception as error:  # noqa: BLE001 - Ray is gone, or the system has no more threads
             message = f"no host could be started for it: {ray_cluster.first_line(error)}"
             failure = Failure("crash", "WorkerDiedError", message)
             deaths = [WorkerDied(each, failure, external=True) for each, _ in workers]
             self._messages.put(Message(None, list(deaths)))
             return
-        number, self._hosts_started = self._hosts_started, self._hosts_started + 1
-        complete = partial(self._receiver.complete, number)
-        put, closed = self._messages.put, self._closed
-        listener = threading.Thread(
-            target=listen,
-            args=(number, actor, room, workers, self._ahead, complete, put, closed),
-            name=f"forebay-listener-{number}",
-            daemon=True,
-        )
         now = time.monotonic()
         self._hosts[number] = _Host(node, actor, order, listener, room, {}, pending_since=now)
         self._add(number, workers)
-        listener.start()
 
     def _order(self, number: int, what: str, payload: Any = None) -> None:
         host = self._hosts.get(number)
@@ -516,6 +556,18 @@ class RayPool(Pool):
         if since is not None and now - since >= SAY_S and now - self._said_at >= SAY_AGAIN_S:
             self._said_at = now
             self._say(why_waiting(self._nodes, self._need, len(self._waiting)))
+        idle_s = 0.0 if self._idle_since is None else now - self._idle_since
+        if self._hosts and idle_s >= HOSTS_S:
+            names = {each.id: each.name for each in self._nodes}
+            where = ", ".join(sorted({names.get(h.node, h.node[:8]) for h in self._hosts.values()}))
+            self._gone = (
+                f"Ray has started no worker for {HOSTS_S:g} s, although there is room: on {where}\n"
+                "  raylet.out and dashboard_agent.log there, in Ray's folder of logs, say why; "
+                "restart Ray on that node."
+            )
+        elif not self._hosts and idle_s >= ROOM_S:
+            why = why_waiting(self._nodes, self._need, len(self._waiting))
+            self._gone = f"no node was large enough for {ROOM_S / 60:g} minutes: {why}"
 
     def _within(self, count: int) -> int:
         return count if self._most is None else min(count, self._most)

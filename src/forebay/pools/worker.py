@@ -10,8 +10,10 @@ import fcntl
 import io
 import os
 import pickle
+import queue
 import select
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -80,6 +82,11 @@ def serve(
         report(WorkerDied(incarnation, failure_of(error)))
         return
     report(WorkerStarted(incarnation))
+    if (copies := getattr(job, "copies", None)) is not None:
+        _serve_at_once(incarnation, copies, receive, report)
+        return
+    if begin := getattr(job, "begin", None):
+        receive = _Ahead(receive, begin).receive
     held: deque[Assignment] = deque()
     while (received := receive(True)) is not None:
         held.extend(received)
@@ -96,6 +103,101 @@ def serve(
         if received is None:
             break
     job.close()
+
+
+class _Ahead:
+    """Lets a job begin tasks as soon as they arrive, while it runs those before."""
+
+    def __init__(
+        self,
+        receive: Callable[[bool], Sequence[Assignment] | None],
+        begin: Callable[[Assignment], None],
+    ) -> None:
+        self._receive, self._begin = receive, begin
+        self._arrived: queue.SimpleQueue[Sequence[Assignment] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="forebay-ahead", daemon=True).start()
+
+    def _read(self) -> None:
+        received: Sequence[Assignment] | None = ()
+        while received is not None:
+            received = self._receive(True)
+            for each in received or ():
+                self._begin(each)
+            self._arrived.put(received)
+
+    def receive(self, wait: bool) -> Sequence[Assignment] | None:
+        """Return tasks that have arrived, as the `receive` of `serve` does."""
+        try:
+            return self._arrived.get(block=wait)
+        except queue.Empty:
+            return ()
+
+
+def _serve_at_once(
+    incarnation: int,
+    jobs: Sequence[Job],
+    receive: Callable[[bool], Sequence[Assignment] | None],
+    report: Callable[[Event], None],
+) -> None:
+    """Run tasks in a thread for each job, until `receive` returns None."""
+    tasks, reporting = _SharedTasks(receive), threading.Lock()
+
+    def run(job: Job) -> None:
+        while (assignment := tasks.take()) is not None:
+            event = perform(incarnation, job, assignment)
+            with reporting:
+                report(event)
+            seconds = event.seconds
+            del event, assignment
+            if seconds > GIVE_BACK_S and not job.keeps_tasks:
+                returned = TasksReturned(incarnation, tasks.take_all())
+                with reporting:
+                    report(returned)
+        job.close()
+
+    threads = [
+        threading.Thread(target=run, args=(job,), name=f"forebay-input-{number}", daemon=True)
+        for number, job in enumerate(jobs[1:], 1)
+    ]
+    for thread in threads:
+        thread.start()
+    run(jobs[0])
+    for thread in threads:
+        thread.join()
+
+
+class _SharedTasks:
+    """The tasks of a worker, for several threads; one that finds none waits for the next ones."""
+
+    def __init__(self, receive: Callable[[bool], Sequence[Assignment] | None]) -> None:
+        self._receive, self._held = receive, deque[Assignment]()
+        self._has_ended, self._lock = False, threading.Lock()
+
+    def take(self) -> Assignment | None:
+        """Return the next task, waiting for it; None at the end."""
+        with self._lock:
+            while not self._held and not self._has_ended:
+                self._add(self._receive(True))
+            return None if self._has_ended else self._held.popleft()
+
+    def take_all(self) -> tuple[int, ...]:
+        """Return the numbers of the tasks that none has begun, and that none is to begin."""
+        if not self._lock.acquire(blocking=False):
+            return ()  # another thread waits for a task, or takes them back
+        try:
+            while received := self._receive(False):
+                self._add(received)
+            if received is None:
+                self._add(None)
+            returned = tuple(each.task for each in self._held)
+            self._held.clear()
+            return returned
+        finally:
+            self._lock.release()
+
+    def _add(self, received: Sequence[Assignment] | None) -> None:
+        self._has_ended |= received is None
+        self._held.extend(received or ())
 
 
 class SealedError(Exception):

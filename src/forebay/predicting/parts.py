@@ -13,7 +13,7 @@ import torch
 from pyarrow import parquet
 
 from forebay.base import trees
-from forebay.base.arrow_arrays import array_of, array_of_numpy
+from forebay.base.arrow_arrays import array_of, array_of_numpy, check_memory
 from forebay.devices.device import Device
 from forebay.errors import FailuresError, OptionError, OutputError
 from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog, failure_to_json
@@ -323,6 +323,7 @@ class PartWriter:
         for name in self._held[0]:
             columns[name] = array_of_numpy(np.concatenate([each[name] for each in self._held]))
         rows = pa.table(columns)
+        check_memory(rows.nbytes)
         if self._file is None:
             # Dictionary encoding does not help predictions: their values rarely repeat.
             self._file = parquet.ParquetWriter(

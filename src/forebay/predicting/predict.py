@@ -17,8 +17,17 @@ from forebay.errors import FailuresError, OptionError
 from forebay.failures import short_tracebacks
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, check_killable, cluster_of
-from forebay.runs.fingerprint import Fingerprint, describe_parts
-from forebay.runs.ranges import Cut, SampleProgress, enrol_ranges, range_of, recorded_cut
+from forebay.runs.fingerprint import Fingerprint, describe_bases, describe_parts
+from forebay.runs.ranges import (
+    Cut,
+    SampleProgress,
+    Samples,
+    enrol_ranges,
+    range_of,
+    recorded_cut,
+    sample_ranges,
+    samples_of,
+)
 from forebay.runs.report import Later, PredictionReport
 from forebay.runs.run import Session
 
@@ -135,13 +144,14 @@ def predict(
         on_error="raise",
     )
     with evaluating(model):
-        described = partial(_described, model, reader, load)
+        listed = samples_of(reader.dataset) if table is None else table
+        described = partial(_described, model, reader, load, listed)
         with Session(model, output, options, described=described, verb="predict") as session:
             resumed, diagnosis = _process_parts(
                 session,
                 model,
                 reader,
-                table,
+                listed,
                 device,
                 has_factory=has_factory,
                 retry_failed=retry_failed,
@@ -186,7 +196,7 @@ def _process_parts(
     session: Session,
     model: Any,
     reader: RangeReader,
-    table: Table | None,
+    listed: Table | Samples,
     device: str | torch.device | None,
     *,
     has_factory: bool,
@@ -195,14 +205,18 @@ def _process_parts(
 ) -> tuple[int, Callable[[], Diagnosis]]:
     """Make the parts that are not done; return how many samples were, and what diagnoses it."""
     from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, check_number_of_parts
-    from forebay.predicting.reader import identities
+    from forebay.predicting.reader import identities, shown_rows
 
-    cut = recorded_cut(session, reader.samples, may_grow=table is not None)
-    cut = cut or Cut(reader.samples, reader.part_size)
-    size = cut.size
-    check_number_of_parts(cut.samples, size)
+    recorded = recorded_cut(session)
+    size = reader.part_size if recorded is None else recorded.size
+    check_number_of_parts(reader.samples, size)
     reader = replace(reader, part_size=size, batch_size=min(reader.batch_size, size))
-    enrol_ranges(session, cut, None if table is None else partial(identities, table.listing, size))
+    cut = Cut(reader.samples, size)
+    if isinstance(listed, Samples):
+        listing = sample_ranges(session, cut, listed.of(session))
+    else:
+        listing = cut.listing(partial(identities, listed.listing, size))
+    enrol_ranges(session, cut, listing)
     ledger = session.ledger
     before = CompletedParts.of(ledger.results())
     again = before.failing if retry_failed else []
@@ -217,7 +231,7 @@ def _process_parts(
         reader,
         model,
         device=device,
-        table=None if table is None else table.rows,
+        table=None if isinstance(listed, Samples) else shown_rows(listed.rows),
         known=before.columns,
         here=None if has_factory else MadeHere(parts, progress.advance, trace),
     )
@@ -255,12 +269,13 @@ def _check_workers(reader: RangeReader, has_factory: bool) -> None:
         )
 
 
-def _described(model: Any, reader: RangeReader, load: Any) -> Fingerprint:
+def _described(model: Any, reader: RangeReader, load: Any, listed: Any) -> Fingerprint:
     """Return the code and parameters that the predictions depend on, for change detection.
 
     A table's rows are not included: each part has a separate fingerprint of its rows.
     """
-    parts = {"model": model}
-    parts |= {"data": reader.dataset} if load is None else {"load": load}
-    parts |= {} if reader.collate_fn is None else {"collate_fn": reader.collate_fn}
-    return describe_parts(parts)
+    parts = {"model": model, "load": load, "collate_fn": reader.collate_fn}
+    found = describe_parts({role: each for role, each in parts.items() if each is not None})
+    if isinstance(listed, Samples):
+        found = replace(found, bases=describe_bases(listed.bases, listed.lengths, fixed=True))
+    return found

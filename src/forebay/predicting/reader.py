@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
+from pyarrow import compute
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, default_collate
 
 from forebay.base.datasets import is_map_style
-from forebay.base.files import is_url
+from forebay.base.files import is_url, shown_values
 from forebay.devices.device import Device, copying_device
 from forebay.errors import InputError, OptionError, OutputError
 from forebay.failures import Failure
@@ -32,7 +33,7 @@ from forebay.loader import DataLoader
 from forebay.loading.epochs import feed_of
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.planner import Planner
-from forebay.loading.set_epoch import SetEpochRecorders, Values
+from forebay.loading.samplers import SetEpochRecorders, Values
 from forebay.loading.settings import Settings
 from forebay.loading.sources import Reader, Selection, Source, Start
 from forebay.observe.record import Trace
@@ -117,7 +118,9 @@ class RangeReader:
 
         loader = self._loader(self.num_workers or 0, self.backend)
         setup = setup_of(Settings(loader), trace)
-        return diagnosis_of(trace, replace(setup, consumer="the model", step="the model"))
+        return diagnosis_of(
+            trace, replace(setup, consumer="the model", step="the model", concurrency=None)
+        )
 
     def _loader(self, num_workers: int, backend: str | Ray) -> DataLoader[Any]:
         in_workers: dict[str, Any] = {"backend": backend, "timeout": self.timeout}
@@ -381,6 +384,21 @@ def open_table(data: Any, folder: str | os.PathLike[str] | None) -> Table:
             "predict gives to the number of the row\n  Nothing was started. Rename the column."
         )
     return Table(rows.replace_schema_metadata(None).combine_chunks(), listing)
+
+
+def shown_rows(rows: pa.Table) -> pa.Table:
+    """Return a table without the credentials of its URLs, as it is stored beside predictions."""
+    for at, field in enumerate(rows.schema):
+        if "string" not in str(field.type):
+            continue
+        column = rows.column(at)
+        is_plain = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+        if is_plain and not compute.any(compute.match_substring(column, "://")).as_py():
+            continue
+        values = column.to_pylist()
+        if (shown := shown_values(values)) != values:
+            rows = rows.set_column(at, field, pa.array(shown, field.type))
+    return rows
 
 
 def identities(listing: Listing, size: int) -> Iterator[str]:

@@ -6,6 +6,7 @@ See `runs/run.py` for how the work is done, and `caching/` for what is in the fi
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.base.datasets import is_map_style
+from forebay.base.files import read_regular
 from forebay.base.output_names import PRIVATE
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
 from forebay.caching.columns import CachePlan, Index, check_size, nbytes_of
@@ -26,16 +28,30 @@ from forebay.failures import Failure, short_tracebacks
 from forebay.ledger.database import reading
 from forebay.ledger.snapshot import read_entries
 from forebay.options import PreprocessOptions, Ray
-from forebay.runs.fingerprint import Fingerprint, describe, difference
-from forebay.runs.ranges import Cut, SampleProgress, enrol_ranges, failed_in, range_of, recorded_cut
+from forebay.runs.fingerprint import Fingerprint, describe_bases
+from forebay.runs.ranges import (
+    Cut,
+    SampleProgress,
+    Samples,
+    enrol_ranges,
+    failed_in,
+    range_of,
+    recorded_cut,
+    sample_ranges,
+    samples_of,
+    text_of,
+)
 from forebay.runs.report import Report
 from forebay.runs.run import Session
+from forebay.runs.source_code import sha256_of
 
 # Less than a shard of packed outputs has: a kill costs each worker the shard that it was writing.
 SHARD_BYTES = 64 * 2**20
 # Minimum number of shards, if there are as many samples, so that every core has work and a kill
 # costs little even if samples are small or slow.
 LEAST_SHARDS = 128
+# How many times smaller the shards of fewer samples may be before those of all are made anew.
+MOST_SMALLER = 4
 
 Transform = Callable[[Any], Any]
 
@@ -98,19 +114,23 @@ def cache(
         WorkerDiedError: Workers cannot be kept alive.
     """
     options = PreprocessOptions.of(locals(), on_error="skip")
-    folder, samples = folder_of(directory), _length_of(dataset)
-    work = None if version is not None and resume else describe(dataset)
+    folder, samples = folder_of(directory), _samples_of(dataset)
+    described = functools.cache(functools.partial(_described, samples))
     index = Index.read(folder / PRIVATE) if resume else None
     classes: dict[Identity, type] = {}
-    if index is None or not _is_same(index, samples, version, work) or index.missing(folder):
-        if work is None:
-            work = describe(dataset)
-        with Session(dataset, folder, options, described=lambda: work, verb="cache") as session:
-            index = _made(session, dataset, samples, work, classes)
+    if index is None or not _is_same(index, samples, version, described) or index.missing(folder):
+        with Session(dataset, folder, options, described=described, verb="cache") as session:
+            index = _made(session, dataset, samples, described(), classes)
     return CachedDataset(folder, index.plan, transform, classes)
 
 
-def _length_of(dataset: Any) -> int:
+def _described(samples: Samples) -> Fingerprint:
+    """Return the description of the Datasets that samples come from, for change detection."""
+    bases = describe_bases(samples.bases, samples.lengths, fixed=True)
+    return Fingerprint(bases[0].name, None, (), (), bases)
+
+
+def _samples_of(dataset: Any) -> Samples:
     if not is_map_style(dataset) or isinstance(dataset, str):  # the name of a folder, probably
         raise OptionError(
             f"cache needs a map-style Dataset, with __getitem__ and __len__; got "
@@ -118,61 +138,71 @@ def _length_of(dataset: Any) -> int:
             "  Nothing was started. forebay.from_folder(folder, load) makes one of the files in a "
             "folder, and forebay.from_table(table, load) of the rows of a table."
         )
-    samples = len(dataset)
-    if samples < 1:
-        raise InputError(f"the dataset has {samples} samples\n  There is nothing to cache.")
+    samples = samples_of(dataset)
+    if not len(samples):
+        raise InputError("the dataset has 0 samples\n  There is nothing to cache.")
     return samples
 
 
-def _is_same(index: Index, samples: int, version: str | None, work: Fingerprint | None) -> bool:
-    """Return whether a finished cache is of this dataset: by `version`, or else by comparison."""
-    if index.plan.samples != samples:
+def _is_same(
+    index: Index, samples: Samples, version: str | None, described: Callable[[], Fingerprint]
+) -> bool:
+    """Return whether a finished cache is of these samples: by `version`, or else by comparison."""
+    if index.samples != _digest(samples) or version not in (None, index.version):
         return False
-    if work is None:
-        return index.version == version
-    return not difference(Fingerprint.from_json(index.fingerprint), work)
+    known = Fingerprint.from_json(index.fingerprint)
+    is_only = len(known.bases) == len(samples.bases) == 1  # several might be in another order
+    return (version is not None and is_only) or known == described()
+
+
+def _digest(samples: Samples) -> str:
+    return sha256_of(f"{samples.lengths} {text_of(samples.places)}".encode())
 
 
 def _made(
     session: Session,
     dataset: Any,
-    samples: int,
+    samples: Samples,
     work: Fingerprint,
     classes: dict[Identity, type],
 ) -> Index:
     """Make the missing shards, and write the index."""
     ledger, private = session.ledger, session.folder.private
-    cut = recorded_cut(session, samples, may_grow=False)
-    if cut is None:
-        plan = _plan(dataset, samples, session.options.shard_bytes, classes)
-        cut = Cut(samples, plan.per_shard, json.dumps(plan.to_json()))
-    else:
+    cut, total, plan = recorded_cut(session), len(samples), None
+    if cut is not None:
         with reading("the plan"):
-            plan = replace(CachePlan.from_json(json.loads(cut.facts)), samples=samples)
+            plan = replace(CachePlan.from_json(json.loads(cut.facts)), samples=total)
         for name, size, _ in ledger.outputs():
             if (there := session.folder.size(name)) is not None:
                 check_size(Path(session.folder.locate(name)), there, size)
+    if cut is None or plan is None or cut.samples < total:
+        fresh = _plan(dataset, total, session.options.shard_bytes, classes)
+        if plan is None or fresh.per_shard > MOST_SMALLER * plan.per_shard:
+            plan = fresh
+    cut = Cut(total, plan.per_shard, json.dumps(plan.to_json()))
+    listing = sample_ranges(session, cut, samples.of(session))
     Index.remove(private)  # until all shards exist again
     marks = private / "marks"
     shutil.rmtree(marks, ignore_errors=True)  # left by a run that was killed
-    enrol_ranges(session, cut)
+    enrol_ranges(session, cut, listing)
     counts = ledger.counts()
     if counts.done < counts.total:
         timeout = session.options.timeout
         if timeout is not None:
             session.options = replace(session.options, timeout=timeout * plan.per_shard)
         session.start_workers("rows", doing=ShardWork(dataset, plan, marks), seeds_owned=False)
-        progress = SampleProgress(session, cut, min(counts.done * cut.size, samples))
+        progress = SampleProgress(session, cut, min(counts.done * cut.size, total))
         report = session.process_inputs(progress=progress)
         if report.failed:
-            raise FailuresError(_failed_samples(report, private, samples, marks))
+            raise FailuresError(_failed_samples(report, private, total, marks))
         shutil.rmtree(marks, ignore_errors=True)
     else:
         session.remember_work()
     sizes = {name: size for name, size, _ in ledger.outputs()}
     version = ledger.get_meta("version")
     with reading("shards"):
-        index = Index(plan, tuple(sizes[name] for name in plan.names()), work.to_json(), version)
+        shards = tuple(sizes[name] for name in plan.names())
+    index = Index(plan, shards, work.to_json(), version, _digest(samples))
     index.write(private)
     return index
 
@@ -226,7 +256,7 @@ def _failed_samples(report: Report, folder: Path, samples: int, marks: Path) -> 
             failures
             and entry.metadata is None
             and mark.exists()
-            and (index := mark.read_text().strip())
+            and (index := read_regular(mark, 64).strip())
         ):
             failures, number = [each._replace(source=int(index)) for each in failures], 1
         found += failures

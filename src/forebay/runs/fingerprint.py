@@ -17,15 +17,15 @@ import inspect
 import json
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from forebay.errors import LedgerError
+from forebay.errors import LedgerError, is_credential, without_credentials
 from forebay.runs.source_code import (
     HASH,
     PLAIN,
@@ -41,6 +41,7 @@ from forebay.runs.source_code import (
     is_own,
     is_plain,
     label_of,
+    module_name,
     name_of,
     namespace_of,
     place_of,
@@ -55,9 +56,33 @@ from forebay.runs.source_code import (
 _LONGEST_DIFFERENCE = 60  # lines
 _MOST_NAMES = 8  # in one line
 _WEIGHTS = "weights."  # begins the names of an nn.Module's
+_MOST_NAMED = 1000  # keys of a dict that may be names of credentials
 _LONGEST_VALUE = 200  # characters; a longer one is shown as its hash
 _CODE = (type, FunctionType)
 _SCALARS = frozenset({str, int, float})  # checked first, since there may be a million of them
+_FRAMEWORKS = frozenset({"torch", "forebay", "datasets"})  # whose classes are no code of the user's
+
+Pairs = tuple[tuple[str, str], ...]
+Extents = tuple[tuple[int, int], ...]
+
+
+class Base(NamedTuple):
+    """A Dataset that samples come from.
+
+    Attributes:
+        extents: Where an output folder numbers its samples: the first number and the count of each
+            stretch. In the description of a call, its samples follow those of the Datasets before.
+    """
+
+    name: str
+    code: Pairs
+    parameters: Pairs
+    extents: Extents
+
+    @property
+    def length(self) -> int:
+        """The number of samples that have numbers."""
+        return sum(count for _, count in self.extents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +93,46 @@ class Fingerprint:
         reference: Where to find it again, "/there/split.py:split_audio" or
             "package.module:split_audio"; None if it has no importable name: a lambda, a local
             function, a partial, a Dataset or other object, a notebook's function.
+        bases: The Datasets that samples come from; in a ledger also those of earlier calls, since
+            another call may use them again.
     """
 
     name: str
     reference: str | None
-    code: tuple[tuple[str, str], ...]
-    parameters: tuple[tuple[str, str], ...]
+    code: Pairs
+    parameters: Pairs
+    bases: tuple[Base, ...] = ()
 
     def to_json(self) -> str:
         """Return it as an ASCII string for the ledger."""
-        return json.dumps(asdict(self))
+        codes = list(dict.fromkeys(each.code for each in self.bases))
+        bases = [each._replace(code=codes.index(each.code)) for each in self.bases]  # type: ignore[arg-type]
+        return json.dumps(asdict(replace(self, bases=())) | {"codes": codes, "bases": bases})
 
     @classmethod
     def from_json(cls, text: str) -> Fingerprint:
         """Return what `to_json` wrote."""
         try:
             found = json.loads(text)
-            parts = [found["code"], found["parameters"]]
-            code, parameters = (tuple((str(k), str(v)) for k, v in part) for part in parts)
-            return cls(found["name"], found["reference"], code, parameters)
-        except (ValueError, KeyError, TypeError) as error:
+            code, parameters, *codes = map(
+                _pairs, (found["code"], found["parameters"], *found.get("codes", ()))
+            )
+            bases = []
+            for name, number, given, stretches in found.get("bases", ()):
+                extents = tuple((int(first), int(count)) for first, count in stretches)
+                if any(not 0 <= first <= first + count < 1 << 62 for first, count in extents):
+                    raise ValueError(f"the samples {extents}")
+                bases.append(Base(str(name), codes[number], _pairs(given), extents))
+            return cls(found["name"], found["reference"], code, parameters, tuple(bases))
+        except (ValueError, ArithmeticError, LookupError, TypeError) as error:
             raise LedgerError(
                 f"the ledger's description of the work is damaged: {error!r}\n"
                 "  Start over with resume=False."
             ) from error
+
+
+def _pairs(found: Any) -> Pairs:
+    return tuple((str(k), str(v)) for k, v in found)
 
 
 def describe(work: object) -> Fingerprint:
@@ -119,27 +160,36 @@ def difference(old: Fingerprint, new: Fingerprint) -> str:
 
     Changed code comes as a unified diff; then the names of the weights and other values that are
     too large to show; then one line for each other parameter. `name` and `reference` are not
-    compared: a folder that was moved is the same work.
+    compared: a folder that was moved is the same work. A Dataset that only one of them has is a
+    change if the other one has another instead.
     """
-    was, now = dict(old.code), dict(new.code)
+    pairs = _paired(old.bases, new.bases, accepts=False)
+    gained = [each for each, at in zip(new.bases, pairs, strict=True) if at is None]
+    lost = [each for at, each in enumerate(old.bases) if at not in {*pairs}]
+    compared: list[tuple[Any, Any]] = [(old, new)]
+    if gained and lost:  # one pair tells enough: of one class, if there are such
+        both = ((one, other) for one in lost for other in gained if one.name == other.name)
+        compared.append(next(both, (lost[0], gained[0])))
     lines: list[str] = []
-    for label in dict.fromkeys((*now, *was)):
-        before, after = was.get(label, ""), now.get(label, "")
-        if before != after:
-            pair = before.splitlines(), after.splitlines()
-            lines += unified_diff(*pair, f"{label} (before)", f"{label} (now)", "", "", 2, "")
-    was, now = dict(old.parameters), dict(new.parameters)
     shown, large, weights = [], [], []
-    for name in sorted({*was, *now}):
-        before, after = was.get(name, "(none)"), now.get(name, "(none)")
-        if before == after:
-            continue
-        if _WEIGHTS in name:
-            weights.append(name.partition(_WEIGHTS)[2])
-        elif before.startswith(HASH) and after.startswith(HASH):
-            large.append(name)
-        else:
-            shown.append(f"parameter {name}: {before} -> {after}")
+    for one, other in compared:
+        was, now = dict(one.code), dict(other.code)
+        for label in dict.fromkeys((*now, *was)):
+            before, after = was.get(label, ""), now.get(label, "")
+            if before != after:
+                pair = before.splitlines(), after.splitlines()
+                lines += unified_diff(*pair, f"{label} (before)", f"{label} (now)", "", "", 2, "")
+        was, now = dict(one.parameters), dict(other.parameters)
+        for name in sorted({*was, *now}):
+            before, after = was.get(name, "(none)"), now.get(name, "(none)")
+            if before == after:
+                continue
+            if _WEIGHTS in name:
+                weights.append(name.partition(_WEIGHTS)[2])
+            elif before.startswith(HASH) and after.startswith(HASH):
+                large.append(name)
+            else:
+                shown.append(f"parameter {name}: {before} -> {after}")
     lines = _capped(lines)
     if weights:
         lines.append(f"the weights changed ({_listed(weights)})")
@@ -180,7 +230,7 @@ class _Walk:
             self.code[label_of(inner)] = "(built in)"
             return label_of(inner)
         inner = inner if isinstance(inner, _CODE) else type(inner)
-        self._add(inner, is_work=True)
+        self._add(inner, is_work=module_name(inner).partition(".")[0] not in _FRAMEWORKS)
         owner = getattr(work, "__self__", work)
         self._add(owner)  # of a method, its object; or what a decorator made
         if owner is not work or inner is type(work) or is_own(type(work)):
@@ -196,7 +246,7 @@ class _Walk:
         """Add a value by name, and each weight of it by its own name if it is an nn.Module."""
         with suppress(Exception):  # an object that raises when inspected
             self._add_weights(f"{name}.", value)
-        self._put(self.parameters, name, self._text_of(value))
+        self._put(self.parameters, name, self._text_of(value, name))
 
     def _add_weights(self, prefix: str, value: Any) -> None:
         for name, tensor in weights_of(value):
@@ -260,7 +310,7 @@ class _Walk:
         if (not is_set and self._add(value)) or not self._is_new(label):
             return
         if is_data and not is_set:
-            self._put(self.code, label, f"{name} = {self._text_of(value)}")
+            self._put(self.code, label, f"{name} = {self._text_of(value, name)}")
             return
         homes: list[Holder] = [holder]
         if not is_data:  # it may be imported from one of the user's modules
@@ -282,16 +332,17 @@ class _Walk:
     def _put(self, table: dict[str, str], label: str, text: str) -> None:
         """Store a string under a label; a number is added to a label that is taken."""
         lines = (line.rstrip() for line in textwrap.dedent(text).strip("\n").splitlines())
-        text, name, count = "\n".join(lines).rstrip(), label, 1
+        # A renewed signature is no change, and the ledger shows what is compared.
+        text, name, count = without_credentials("\n".join(lines).rstrip()), label, 1
         while table.get(name, text) != text:
             count += 1
             name = f"{label} ({count})"
         table[name] = text
 
-    def _text_of(self, value: object) -> str:
-        """Return a value as short JSON, or as a hash."""
+    def _text_of(self, value: object, name: str = "") -> str:
+        """Return a value as short JSON, or as a hash: a large one, or one that may be a secret."""
         try:
-            text = dumps(self._plain(value))
+            text = without_credentials(dumps(_hidden(name, self._plain(value))))
         except Exception:  # noqa: BLE001 - a cycle, or an object that raises when inspected
             return json.dumps(type_name(value))
         data = text.encode("utf-8", "backslashreplace")
@@ -308,7 +359,10 @@ class _Walk:
         if isinstance(value, dict):
             if all(type(key) is str for key in value):
                 plain = self._plain
-                return {k: v if type(v) in _SCALARS else plain(v) for k, v in value.items()}
+                found = {k: v if type(v) in _SCALARS else plain(v) for k, v in value.items()}
+                if len(found) > _MOST_NAMED:  # data
+                    return found
+                return {k: _hidden(k, v) for k, v in found.items()}
             return {"pairs": {dumps(self._plain(k)): self._plain(v) for k, v in value.items()}}
         if isinstance(value, set | frozenset):
             return {"set": sorted(map(self._plain, value), key=dumps)}
@@ -327,6 +381,13 @@ class _Walk:
             return label_of(value)
         state = state_of(value)
         return {label_of(type(value)): self._plain(state)} if state else type_name(value)
+
+
+def _hidden(name: str, plain: Any) -> Any:
+    """Return a value, or its hash if it may be a password or a token."""
+    if not isinstance(plain, str | list | dict) or not is_credential(name):
+        return plain
+    return sha256_of(dumps(plain).encode("utf-8", "backslashreplace"))
 
 
 def _signature(work: Any) -> Mapping[str, inspect.Parameter]:
@@ -351,3 +412,80 @@ def describe_parts(parts: Mapping[str, Any]) -> Fingerprint:
         code.update(found.code)
         parameters += [(f"{role}.{key}", value) for key, value in found.parameters]
     return Fingerprint(name, None, tuple(code.items()), tuple(parameters))
+
+
+# ---- bases ---------------------------------------------------------------------------------------
+# The Datasets that samples come from, and the numbers of their samples in an output folder: a
+# Dataset has the same ones in every call, whichever others are used with it.
+
+
+# What two descriptions of one Dataset have in common; all but the first if it changed.
+_SAME: tuple[Callable[[Base], object], ...] = (
+    lambda base: (base.code, base.parameters),
+    lambda base: (base.name, base.parameters),
+    lambda base: base.name,
+    lambda _: None,
+)
+
+
+def describe_bases(
+    datasets: Sequence[Any], lengths: Sequence[int], *, fixed: bool
+) -> tuple[Base, ...]:
+    """Describe the Datasets that samples come from; `fixed` if another length is a change."""
+    bases: list[Base] = []
+    first = 0
+    for dataset, length in zip(datasets, lengths, strict=True):
+        found = describe(dataset)
+        parameters = found.parameters + (("len()", str(length)),) * fixed
+        bases.append(Base(found.name, found.code, parameters, ((first, length),)))
+        first += length
+    return tuple(bases)
+
+
+def number_bases(
+    known: Sequence[Base], found: Sequence[Base], *, accepts: bool
+) -> tuple[tuple[Base, ...], list[int]]:
+    """Return the Datasets of a ledger and of a call together, and where those of the call are.
+
+    New Datasets and the new samples of one that grew get the numbers after all others.
+
+    Args:
+        accepts: Whether a Dataset that changed is still the same one.
+    """
+    bases, numbers = list(known), []
+    end = max((first + count for each in known for first, count in each.extents), default=0)
+    pairs = _paired(known, found, accepts=accepts)
+    for each, at in zip(found, pairs, strict=True):
+        number = len(bases) if at is None else at
+        extents = () if at is None else bases[at].extents
+        more = each.length - sum(count for _, count in extents)
+        if more > 0:
+            extents, end = (*extents, (end, more)), end + more
+        bases[number : number + 1] = [each._replace(extents=extents)]
+        numbers.append(number)
+    return tuple(bases), numbers
+
+
+def _paired(known: Sequence[Base], found: Sequence[Base], *, accepts: bool) -> list[int | None]:
+    """Return which of the known Datasets each found one is; None if it is new.
+
+    Two are the same one if the first rule, or a later one, gives both the same value. Several are
+    so in their order, but by a later rule only if there are as many in both.
+    """
+    pairs: list[int | None] = [None] * len(found)
+    for number, rule in enumerate(_SAME if accepts else _SAME[:1]):
+        left: dict[object, list[int]] = {}
+        wanted: dict[object, list[int]] = {}
+        taken = {*pairs}
+        for at, each in enumerate(known):
+            if at not in taken:
+                left.setdefault(rule(each), []).append(at)
+        for place, each in enumerate(found):
+            if pairs[place] is None:
+                wanted.setdefault(rule(each), []).append(place)
+        for value, places in wanted.items():
+            others = left.get(value, [])
+            if number == 0 or len(others) == len(places):
+                for place, at in zip(places, others, strict=False):
+                    pairs[place] = at
+    return pairs

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any
 
 from forebay.base.datasets import OwnedGenerators
-from forebay.base.files import NoInputError, is_url
+from forebay.base.files import NoInputError, is_url, shown_values
 from forebay.base.randomness import (
     SetSeed,
     ThreadTurns,
@@ -24,7 +24,7 @@ from forebay.base.randomness import (
 )
 from forebay.errors import OutputError
 from forebay.ledger.records import located
-from forebay.outputs.staging import Output, Staging
+from forebay.outputs.staging import Output, Staging, current
 from forebay.pools.events import Answer, Assignment, Refusal
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -40,7 +40,9 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
     """Return the rows in what a function returned, exhausting it if it is a generator.
 
     None is returned as it is. A mapping is one row, and an iterable of mappings is one row for
-    each; anything else is one row with the value in the column `metadata`.
+    each; anything else is one row with the value in the column `metadata`. Of a tuple or list of an
+    array and other values, such as (image, label), each has its column, `metadata_0` and so on: as
+    one value they would have no type but JSON.
     """
     if returned is None:
         return None
@@ -52,7 +54,8 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
             f"metadata must be dicts, one for each row, not a {kind.__name__}\n"
             "  Return to_dict('records') of pandas, to_dicts() of polars, to_pylist() of pyarrow."
         )
-    if isinstance(returned, _SCALARS) or not isinstance(returned, Iterable):
+    is_array = hasattr(kind, "dtype") and hasattr(kind, "tolist")
+    if is_array or isinstance(returned, _SCALARS) or not isinstance(returned, Iterable):
         return [{"metadata": returned}]
     values = list(returned)
     mappings = sum(isinstance(value, Mapping) for value in values)
@@ -64,6 +67,9 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
             f"metadata must all be dicts, but one of {len(values)} values is of type "
             f"{type(other).__name__}"
         )
+    dimensions = {getattr(value, "ndim", -1) for value in values}
+    if len(dimensions) > 1 and max(dimensions) > 0:
+        return [{f"metadata_{at}": value for at, value in enumerate(values)}]
     return [{"metadata": values}]
 
 
@@ -86,7 +92,7 @@ def encode(
     for row in rows:
         for column, value in row.items():
             if type(value) is str:
-                row[column] = final_name(value) or value
+                row[column] = final_name(value) or shown_values(value)
             elif isinstance(value, _NESTED):
                 row[column] = _named(value, final_name)
     try:
@@ -105,12 +111,9 @@ def _plain(final_name: Callable[[str], str | None], value: Any) -> Any:
     if isinstance(value, os.PathLike):
         text = os.fspath(value)
         return final_name(text) or text
-    for method in ("item", "tolist"):  # numpy's and torch's numbers, then arrays
-        if hasattr(value, method) and hasattr(value, "dtype"):
-            try:
-                return getattr(value, method)()
-            except (ValueError, RuntimeError):
-                continue
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # of numpy or torch
+        with suppress(ValueError, RuntimeError):
+            return value.tolist()
     if isinstance(value, set | frozenset):
         return sorted(value)
     if isinstance(value, Mapping):
@@ -122,7 +125,7 @@ def _plain(final_name: Callable[[str], str | None], value: Any) -> Any:
 
 def _named(value: Any, final_name: Callable[[str], str | None]) -> Any:
     if type(value) is str:
-        return final_name(value) or value
+        return final_name(value) or shown_values(value)
     if isinstance(value, list | tuple):
         return [_named(one, final_name) for one in value]
     if isinstance(value, dict):
@@ -163,9 +166,14 @@ class PreprocessJob:
 
     Args:
         folder: Where a row's relative `destination` starts; None if the rows are not from a table.
+        concurrency: Inputs that a worker processes at once, each in a thread of its own.
+
+    Attributes:
+        copies: The jobs of these threads, once it is open; None for one at a time.
     """
 
     keeps_tasks = False
+    copies: list[PreprocessJob] | None = None
 
     def __init__(
         self,
@@ -178,14 +186,17 @@ class PreprocessJob:
         save: Callable[[Any, Output], Any] | None = None,
         *,
         seeds_owned: bool = True,
+        concurrency: int = 1,
     ) -> None:
         self._turns = turns
+        self._concurrency = concurrency
         self._seeds_owned = seeds_owned
         self._save = save
         self._folder = folder
         self._work = work
         self._kind = kind
         self._outputs = outputs
+        outputs.function = name_of_work(work, kind, save)
         self._fetch = fetch
         self._directory: str | None = None
         self._owned = OwnedGenerators()
@@ -193,15 +204,34 @@ class PreprocessJob:
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Make the staging folder, and record the working directory."""
-        self._outputs = copy(self._outputs)  # worker threads share what their jobs refer to
-        self._outputs.open(incarnation)
+        outputs = self._outputs  # worker threads share what their jobs refer to
+        self._outputs = copy(outputs)
+        self._outputs.open(incarnation * self._concurrency)
         with suppress(FileNotFoundError):  # it was removed
             self._directory = os.getcwd()
         seed_on_import(True)
         if self._seeds_owned:
             self._owned = OwnedGenerators(work=self._work, save=self._save)
-        if self._owned and self._turns is not None:
+        if self._concurrency > 1:
+            self._open_copies(outputs, incarnation)
+        elif self._owned and self._turns is not None:
             self._turns.run_alone()
+
+    def _open_copies(self, outputs: Staging, incarnation: int) -> None:
+        """Make the jobs of the threads, which share all but their outputs."""
+        from forebay.base.local_generators import LocalGenerators
+
+        local = LocalGenerators()
+        self._turns = ThreadTurns(local)
+        if not local.own(self._owned):
+            self._turns.run_alone()
+        self._owned = OwnedGenerators()  # seeded with the others, for each thread
+        self.copies = [self]
+        for number in range(1, self._concurrency):
+            other = copy(self)
+            other._outputs = copy(outputs)
+            other._outputs.open(incarnation * self._concurrency + number)
+            self.copies.append(other)
 
     def close(self) -> None:
         """Stop seeding libraries that are imported; close the outputs."""
@@ -213,8 +243,13 @@ class PreprocessJob:
         return self._turns is not None and self._turns.abandon(thread)
 
     def run(self, assignment: Assignment) -> Answer:
-        """Return `((name, size, staged, place), …), metadata JSON` for one input, (source, row)."""
-        source, row = assignment.payload
+        """Return `((name, size, staged, place), …), metadata JSON` for one input.
+
+        Its payload is its source, its row, and, of a sample its index, or, if it has credentials,
+        what opens it.
+        """
+        source, row, *others = assignment.payload
+        opens = others[0] if others else source if row is None else row
         seed = seed_of_text(source if row is None else row)
         out = self._outputs.begin(source)
 
@@ -227,12 +262,12 @@ class PreprocessJob:
             if self._turns is None:
                 seed_generators(seed)
                 self._owned.seed(seed)
-                metadata = self._metadata(source, row, out)
+                metadata = self._metadata(source, row, opens, out)
             else:
 
                 def call(set_seed: SetSeed) -> str:
                     self._owned.beside(set_seed)(seed)
-                    return self._metadata(source, row, out)
+                    return self._metadata(source, row, opens, out)
 
                 metadata = self._turns.run(call, undo)
             files = self._outputs.commit(out)  # last: into a bucket, it publishes them
@@ -240,16 +275,17 @@ class PreprocessJob:
             full = isinstance(error, Exception) and self._is_environment(error)
             out.discard()
             if full:
-                raise Refusal("environment") from error
+                cause = error.__cause__ if isinstance(error, Refusal) else error
+                raise Refusal("environment") from cause
             if isinstance(error, OutputError):
                 raise Refusal("output") from error
             raise
         return Answer((files, metadata), len(metadata))
 
-    def _metadata(self, source: str, row: str | None, out: Output) -> str:
+    def _metadata(self, source: str, row: str | None, opens: str, out: Output) -> str:
         """Call the function for one input; return the metadata as JSON."""
         try:
-            returned, final_name = self._call(source, row, out)
+            returned, final_name = self._call(source, row, opens, out)
             return _checked(encode(out.rows(rows_of(returned)), out.names(), final_name))
         finally:
             self._restore_directory()
@@ -267,18 +303,18 @@ class PreprocessJob:
             with suppress(OSError):
                 os.chdir(self._directory)
 
-    def _call(self, source: str, row: str | None, out: Output) -> tuple[Any, _Naming]:
+    def _call(self, source: str, row: str | None, opens: str, out: Output) -> tuple[Any, _Naming]:
         """Return what the function returned, and how to name the paths in it."""
         if self._kind == "indices":
-            sample = self._work[int(source if row is None else row)]
-            if self._save is not None:
-                sample = _exhausted(self._save(sample, out))
-            return sample, out.final_name
+            with current(out):
+                sample = self._work[int(opens)]
+                returned = sample if self._save is None else self._save(sample, out)
+                return _exhausted(returned), out.final_name
         if row is not None:
-            listed = located(json.loads(row), self._folder)
+            listed = located(json.loads(opens), self._folder)
             return _exhausted(self._work(listed, out)), out.final_name
         if is_url(source) and self._fetch is not None:
-            return self._call_fetched(self._fetch, source, out)
+            return self._call_fetched(self._fetch, source, opens, out)
         try:
             mode = os.stat(source).st_mode
         except OSError as error:
@@ -291,10 +327,12 @@ class PreprocessJob:
             self._parent = source[:at], Path(source[:at])
         return _exhausted(self._work(self._parent[1] / source[at:], out)), out.final_name
 
-    def _call_fetched(self, fetch: Fetch, source: str, out: Output) -> tuple[Any, _Naming]:
+    def _call_fetched(
+        self, fetch: Fetch, source: str, opens: str, out: Output
+    ) -> tuple[Any, _Naming]:
         """Call the function with a download of its input."""
         try:
-            with fetch(source) as path:
+            with fetch(opens) as path:
                 returned = _exhausted(self._work(path, out))
         except NoInputError as error:
             raise Refusal("input") from error.__cause__
@@ -309,6 +347,15 @@ class PreprocessJob:
             return self._outputs.is_full()
         except OSError:
             return False
+
+
+def name_of_work(work: Any, kind: str, save: Any) -> str:
+    """Return what messages call the user's code."""
+    called = getattr(work, "func", work) if kind != "indices" else save  # `func`: of a partial
+    name = str(getattr(called, "__qualname__", type(called).__qualname__))
+    if kind != "indices":
+        return name
+    return f"{type(work).__qualname__}.__getitem__{f' or {name}' if save is not None else ''}"
 
 
 def _checked(metadata: str) -> str:

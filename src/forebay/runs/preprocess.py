@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from fnmatch import translate
 from functools import partial
 from typing import Any, Literal
 
-from forebay.base.datasets import is_map_style, names_of
+from forebay.base.datasets import is_map_style
 from forebay.base.output_names import SHARD_BYTES
-from forebay.errors import LedgerError, OptionError, shortened
+from forebay.errors import InputError, LedgerError, OptionError, shortened
 from forebay.failures import short_tracebacks
-from forebay.inputs.listing import Listing, indices, keep_apart, list_inputs, without_outputs
+from forebay.inputs.listing import Listing, keep_apart, list_inputs, without_outputs
 from forebay.inputs.tables import is_table
-from forebay.ledger.database import reading
+from forebay.ledger.database import DONE, reading
+from forebay.ledger.records import Todo
 from forebay.options import PreprocessOptions, Ray
 from forebay.outputs.places import snapshot_of
-from forebay.runs.fingerprint import Fingerprint, describe, describe_parts
-from forebay.runs.ranges import verb_of
+from forebay.runs.fingerprint import Fingerprint, describe, describe_bases, describe_parts
+from forebay.runs.ranges import Samples, sample_listing, samples_of, verb_of
 from forebay.runs.report import Report
 from forebay.runs.run import Session
 
@@ -34,12 +38,14 @@ def preprocess(
     folder: str | os.PathLike[str] | None = None,
     num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray = "process",
+    concurrency: int | None = None,
     timeout: float | None = None,
     retries: int | None = None,
     on_error: str | None = None,
     max_failures: int | float | None = None,
     limit: int | None = None,
     resume: bool = True,
+    redo: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
     metadata: str = "parquet",
     version: str | None = None,
     shard_bytes: int = SHARD_BYTES,
@@ -66,7 +72,7 @@ def preprocess(
     The same call again continues: inputs that are done are skipped, those that failed are tried
     again, and a changed input is processed again, its old outputs removed. An input is its path as
     written, so `a.wav` and `./a.wav` are two; one that is not listed again keeps its outputs and
-    leaves the table.
+    leaves the table, with a note on stderr.
 
     Args:
         work: The function, or the Dataset.
@@ -75,7 +81,9 @@ def preprocess(
             of `preprocess` stands for its table: a manifest in which `destination` is a path
             that can be opened from any working directory. Or a table in memory: a DataFrame of
             pandas or polars, a `pyarrow.Table`, or a list of dicts. The same rows again are the
-            same inputs, whichever of these they come from. All values of a .csv are strings.
+            same inputs, whichever of these they come from. All values of a .csv are strings. A URL
+            may have a password or a signature: neither is written or shown, and a renewed one is no
+            other input.
         output: Folder for the outputs, the table and forebay's own `.forebay`, created if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces". It is never part of the
             inputs, and files in it that forebay did not make are left as they are.
@@ -89,16 +97,26 @@ def preprocess(
             is the same as None.
         backend: "process", or "thread" for work that releases the interpreter lock; "ray", or a
             `forebay.Ray`, for the nodes of a cluster.
+        concurrency: How many inputs each worker process works on at once, in threads: for a
+            function that waits for a network or a disk, and can be called by several threads; it
+            must not change the working directory. The outputs are the same. None is 1. Not with
+            `num_workers=0` or `backend="thread"`.
         timeout: Seconds one input may take; then its worker is killed and its stack recorded.
         retries: How often an input that failed is tried again; None for 1, or for 0 where the
             first failure ends the run.
         on_error: "skip" records failures and continues; "raise" stops at the first and raises the
             function's own exception. None means "skip", or "raise" if `limit` is set.
         max_failures: Stop once more inputs failed: a count, or a fraction such as 0.01 of those
-            that are listed by then.
+            that are listed by then. None: stop only if the first 20 inputs fail alike, 100 in a
+            row do, or the outputs of 20 in a row have names that other inputs took.
         limit: Process only that many of the first inputs, in this process unless `num_workers` is
             set: for trying a function.
         resume: False forgets the earlier run and removes its outputs first.
+        redo: Inputs that are processed again, although they are done: a name, a pattern in which
+            `*`, `?` and `[...]` stand for any characters, or a list of these. An input's name is
+            its path, as written, or the last part of it; a table's row that names no path is known
+            by its JSON. Their outputs are removed first. If the run is interrupted, the same call
+            without `redo` does the rest.
         metadata: Format of the table: "parquet", "csv" or "jsonl".
         version: Your own name for the state of `work`. While it stays the same, changes of the
             code are accepted; with a new one every input is processed again.
@@ -113,12 +131,12 @@ def preprocess(
 
     Raises:
         OptionError: A setting is impossible, or `work` cannot be used as it is.
-        InputError: The inputs are missing, empty or damaged.
+        InputError: The inputs are missing, empty or damaged, or none has a name in `redo`.
         OutputError: The output folder cannot be written to, is full, or is not the same folder
             on every node.
         ChangedError: `work` differs from that of the earlier run.
         BusyError: Another run is working on this output folder.
-        FailuresError: More failed than `max_failures`, or the first inputs all failed alike.
+        FailuresError: More failed than `max_failures`, or many in a row alike.
         WorkerDiedError: Workers cannot be kept alive.
     """
     options = PreprocessOptions.of(locals())
@@ -127,9 +145,13 @@ def preprocess(
     listing = listing_for(work, inputs, save=save, folder=folder)
     keep_apart(inputs, output)
     listing = without_outputs(listing, output)
-    with Session(work, output, options, described=partial(_described, work, save)) as session:
+    described = partial(_described, work, save, listing.samples)
+    with Session(work, output, options, described=described) as session:
         session.start_workers(listing.kind, inputs, folder=listing.folder, save=save)
-        session.enrol(listing)
+        if listing.samples is not None:
+            listing = sample_listing(listing.samples.of(session))
+        session.enrol(listing, whole=options.redo is not None)
+        _redo(session)
         return session.process_inputs()
 
 
@@ -141,6 +163,7 @@ def retry(
     save: Callable[[Any, Any], Any] | None = None,
     num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray = "process",
+    concurrency: int | None = None,
     timeout: float | None = None,
     retries: int | None = None,
     version: str | None = None,
@@ -148,7 +171,8 @@ def retry(
 ) -> Report:
     """Try the failed inputs of an earlier run of `preprocess` again, and nothing else.
 
-    To retry the others, call them again: `predict` with `retry_failed=True`, `cache` as it is.
+    To retry the others, call them again: `predict` with `retry_failed=True`, `cache` as it is; and
+    `preprocess` itself if its inputs had credentials in their URLs, which are not stored.
     """
     options = PreprocessOptions.of(locals(), on_error="skip")
     verb = verb_of(snapshot_of(output).meta)
@@ -158,7 +182,9 @@ def retry(
             f"{os.fspath(output)!r} was made by {verb}, and retry only applies to preprocess\n"
             f"  Nothing was started. Call {verb} again, {way}."
         )
-    with Session(work, output, options, described=partial(_described, work, save)) as session:
+    samples = listing_for(work, None, save=save).samples if is_map_style(work) else None
+    described = partial(_described, work, save, samples)
+    with Session(work, output, options, described=described) as session:
         # A new version accepts the new code for the failed inputs; the others stay done.
         recorded = session.ledger.get_meta("call")
         if recorded is None:
@@ -171,13 +197,72 @@ def retry(
             kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
             folder = None if call["folder"] is None else str(call["folder"])
             session.options = replace(options, metadata=call["metadata"])
+            is_private = bool(call.get("is_private")) or session.ledger.needs_listing
+        if is_private:
+            raise OptionError(
+                f"inputs of the run in {os.fspath(output)!r} had credentials in their URLs or "
+                "rows, which forebay does not store\n"
+                "  Nothing was started. Make the call of preprocess again: it tries the failed "
+                "inputs again, too."
+            )
+        todo = None if samples is None else _found_again(session, samples)
         session.start_workers(kind, folder=folder, save=save)
-        return session.process_inputs(failed_only=True)
+        return session.process_inputs(failed_only=True, todo=todo)
 
 
-def _described(work: Any, save: Any) -> Fingerprint:
+def _found_again(session: Session, samples: Samples) -> list[Todo]:
+    """Return the failed samples, each with its index in a Dataset that may have another order."""
+    failed = {each.row or each.source: each for each in session.ledger.todo(failed_only=True)}
+    todo = []
+    for index, one in enumerate(sample_listing(samples.of(session))):
+        if each := failed.pop(one.row or one.source, None):
+            todo.append(each._replace(opens=str(index)))
+    if failed:
+        first = next(iter(failed.values())).source
+        raise OptionError(
+            f"{len(failed):,} of the failed samples are not in this Dataset, such as "
+            f"{shortened(first)}\n"
+            "  Nothing was started. Pass the Dataset of the call in which they failed."
+        )
+    return sorted(todo)
+
+
+def _redo(session: Session) -> None:
+    """Make done inputs with the names in the options todo again, and remove their outputs."""
+    options, ledger = session.options, session.ledger
+    if options.redo is None:
+        return
+    is_meant, last = _matching(options.redone), options.limit or math.inf
+    meant = [each for each in ledger.listed() if is_meant(each.source or each.row or "")]
+    if not meant:
+        raise InputError(
+            f"redo= names no input: {shortened(', '.join(options.redone))}\n"
+            "  Nothing was processed, and nothing is lost. The first input is called "
+            f"{shortened(ledger.name_of(1))}; a pattern such as '*.wav' stands for several."
+        )
+    ledger.mark_todo(one.ordinal for one in meant if one.state == DONE and one.ordinal <= last)
+    session.perform_pending()
+
+
+def _matching(names: list[str]) -> Callable[[str], bool]:
+    """Return what tells whether an input's name, or the last part of it, is one of the names."""
+    known = frozenset(names)
+    matches = [re.compile(translate(each)).match for each in names if {*each} & {*"*?["}]
+
+    def is_meant(name: str) -> bool:
+        short = name.rpartition("/")[2]
+        return name in known or short in known or any(one(name) or one(short) for one in matches)
+
+    return is_meant
+
+
+def _described(work: Any, save: Any, samples: Samples | None) -> Fingerprint:
     """Return the description of what makes the outputs, for change detection."""
-    return describe(work) if save is None else describe_parts({"dataset": work, "save": save})
+    if samples is None:
+        return describe(work)
+    bases = describe_bases(samples.bases, samples.lengths, fixed=False)
+    parts = describe_parts({} if save is None else {"save": save})
+    return replace(parts, name=bases[0].name, bases=bases)
 
 
 def listing_for(
@@ -198,7 +283,7 @@ def listing_for(
         _check_dataset(work, inputs, folder)
         if save is not None:
             _check_save(save)
-        return indices(len(work), names_of(work))
+        return sample_listing(samples_of(work))
     if save is not None:
         raise OptionError(
             "save= writes the samples of a Dataset, and the work is of type "

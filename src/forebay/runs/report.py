@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.base.formatting import duration, summary
-from forebay.failures import Failure
+from forebay.base.formatting import byte_size, counted, duration, summary
+from forebay.errors import FailuresError, shown_location
+from forebay.failures import Failure, Group, grouped, short_tracebacks
 
 if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     import pyarrow
 
+    from forebay.ledger.inputs import Enrolment
     from forebay.observe.diagnosis import Diagnosis
+
+
+# Metadata of an input that may be an image by mistake, in characters of JSON, and the fewest
+# numbers of that image. An embedding is smaller.
+LARGE_METADATA, MANY_NUMBERS = 1 << 16, 1000
+_NUMBERS = re.compile(r"[-+.\deE,\[\]]+")
+# Failures that a report lists in the terminal; more of them are grouped by their errors.
+SHOWN = 10
 
 
 class Later:
@@ -37,6 +48,85 @@ class Later:
         return vars(self)
 
 
+def note_on_gone(enrolment: Enrolment, kind: str) -> str:
+    """Return what to say of inputs of an earlier run that are not listed now."""
+    gone, kept = enrolment.gone, enrolment.same + enrolment.changed
+    if enrolment.new and not kept and kind == "rows":
+        return (
+            f"of the {gone:,} rows of the earlier run none is in the manifest now, so each is "
+            "processed. A row with another value, or with other columns, is another input."
+        )
+    noun = {"rows": "row", "indices": "sample"}.get(kind, "input")
+    return (
+        f"{gone:,} of the {counted(gone + kept, noun)} of the earlier run "
+        f"{'is' if gone == 1 else 'are'} not listed now, so the table is without them; their files "
+        "stay in the folder. For one table of all, list them too; for two tables, use another "
+        "output folder."
+    )
+
+
+def too_many(reason: str, name: str, failure: Failure) -> FailuresError:
+    """Return the error that ends a run in which too many inputs fail."""
+    return FailuresError(
+        f"stopped early: {reason}\n"
+        f"  The last of them, {name}: {failure.error}: {failure.message}\n"
+        "  Completed work is kept. See `forebay failures`, fix the cause, and make the same call "
+        f"again.\n{failure.traceback}"
+    )
+
+
+def note_on_strays(names: Sequence[str], folder: str, function: str, call: str) -> str:
+    """Return what to say of files that were written into the output folder directly.
+
+    Args:
+        call: What returns the path to write to instead, such as "out.file".
+    """
+    first = names[0]
+    was = "file was" if len(names) == 1 else "files were"
+    return (
+        f"{len(names):,} {was} written to {folder} without {call}(), such as {first!r}\n"
+        "  A kill leaves such a file incomplete, nothing removes it when its input changes, and "
+        "`forebay verify` counts it as an orphan.\n"
+        f"  In {function}, write to {call}({first!r}) instead of {os.path.join(folder, first)!r}, "
+        "and remove what is there."
+    )
+
+
+def note_on_arrays(metadata: Sequence[str], total: int, function: str, call: str) -> str | None:
+    """Return what to say if one of these metadata, as JSON, is large and has an array.
+
+    Args:
+        total: How many inputs there are.
+        call: As for `note_on_strays`.
+    """
+    largest = max(metadata, key=len, default="")
+    if len(largest) < LARGE_METADATA or not any(
+        found.group().count(",") >= MANY_NUMBERS for found in _NUMBERS.finditer(largest)
+    ):
+        return None
+    way = f"{function} writes it to {call}(), with numpy.save for example, and returns a dict"
+    if call != "out.file":
+        way = (
+            f"pass save=, a function(sample, out) that writes what {function} returns to out.file()"
+        )
+    return (
+        f"the metadata of one input have {byte_size(len(largest))}, with an array of numbers; for "
+        f"all {total:,} that may be {byte_size(len(largest) * total)}\n"
+        "  The table keeps them as lists, which is slow. It is meant for what describes a file: "
+        f"{way}."
+    )
+
+
+def lines_by_error(groups: Iterable[Group], examples: int | None = None) -> list[str]:
+    """Return what shows groups of failures, with so many examples of each; None for all."""
+    lines: list[str] = []
+    for group in groups:
+        count = f"{group.count:,}"
+        lines.append(f"{count}  {group.error}")
+        lines += (f"{' ' * len(count)}  {each}" for each in group.examples[:examples])
+    return lines
+
+
 # ---- report --------------------------------------------------------------------------------------
 
 
@@ -52,6 +142,7 @@ class RunReport:
     elapsed_s: float
     later: Later = field(compare=False)
     decisions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def diagnosis(self) -> Diagnosis:
@@ -84,19 +175,26 @@ class RunReport:
     def _failure_lines(self, again: str) -> list[str]:
         if not self.failures:
             return []
-        lines = ["failures", *(f"  {failure}" for failure in self.failures[:10])]
-        if self.failed > 10:
-            lines.append(f"  … and {self.failed - 10:,} more")
-        command = shlex.join(["forebay", "failures", str(self.output), "--traceback"])
+        if self.failed <= SHOWN:
+            lines = ["failures", *(f"  {failure}" for failure in self.failures)]
+        else:
+            groups, known = grouped(self.failures), len(self.failures)
+            first = f", of the first {known:,}" if known < self.failed else ""
+            lines = [f"failures by error{first}, with an example of each"]
+            lines += (f"  {line}" for line in lines_by_error(groups[:SHOWN], 1))
+            if len(groups) > SHOWN:
+                lines.append(f"  … and {counted(len(groups) - SHOWN, 'other error')}")
+        output = shown_location(str(self.output))
+        command = shlex.join(["forebay", "failures", output, "--traceback"])
         return [*lines, f"  What happened to each, and what to do: {command}", f"  {again}"]
 
-    def _html(self, title: str, done: str, places: Mapping[str, object]) -> str:
+    def _html(self, title: str, done: str, places: Mapping[str, str]) -> str:
         facts = {
             done: self.done,
             "done by earlier runs": self.resumed,
             "failed": self.failed,
             "time": duration(self.elapsed_s),
-            **places,
+            **{name: shown_location(place) for name, place in places.items()},
         }
         return summary(title, facts, self.failures, self.failed)
 
@@ -114,6 +212,8 @@ class Report(RunReport):
         elapsed_s: Seconds this run took.
         metadata_path: The metadata table; a URL, as a string, if the output is one.
         decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
+        notes: What is probably not as it was meant, such as files that were written into the output
+            folder without `out.file`.
         diagnosis: What the workers of this run waited for; its `wait_share` is the part of the time
             that they were idle, and its `rate` is in inputs per second.
         details: What `save` shows besides these: what took how long, and when.
@@ -123,6 +223,7 @@ class Report(RunReport):
     metadata_path: Path | str = field(kw_only=True)
 
     @property
+    @short_tracebacks
     def metadata(self) -> pyarrow.Table:
         """The metadata table, read again at each access: one row per output, in input order."""
         from forebay.inputs.tables import read_table
@@ -134,15 +235,16 @@ class Report(RunReport):
         resumed = f" ({self.resumed:,} by earlier runs)" if self.resumed else ""
         lines = [
             f"{self.done:,} done{resumed}, {self.failed:,} failed in {self._took('input')}",
-            f"outputs   {self.output}",
-            f"metadata  {self.metadata_path}",
+            f"outputs   {shown_location(self.output)}",
+            f"metadata  {shown_location(str(self.metadata_path))}",
         ]
+        lines += (f"note      {each}" for each in self.notes)
         again = "To try them again, repeat the call or use `forebay retry`."
         return "\n".join([*lines, *self._failure_lines(again)])
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        places = {"outputs": self.output, "metadata": self.metadata_path}
+        places = {"outputs": self.output, "metadata": str(self.metadata_path)}
         return self._html("preprocess", "done", places)
 
 
@@ -168,14 +270,14 @@ class PredictionReport(RunReport):
         resumed = f" ({self.resumed:,} samples were done earlier)" if self.resumed else ""
         lines = [
             f"{self.done:,} predicted, {self.failed:,} failed in {self._took('sample')}{resumed}",
-            f"output    {self.output}",
+            f"output    {shown_location(str(self.output))}",
         ]
         again = "They have no row. To try them again, use retry_failed=True or `forebay retry`."
         return "\n".join([*lines, *self._failure_lines(again)])
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        return self._html("predict", "predicted", {"output": self.output})
+        return self._html("predict", "predicted", {"output": str(self.output)})
 
 
 # ---- verification --------------------------------------------------------------------------------
@@ -233,10 +335,15 @@ def verify(
 
 
 # ---- failure budget ------------------------------------------------------------------------------
-# When to stop early: too many failures, or a bug that fails every input. PURE.
+# When to stop early: too many failures, or a cause that fails one input after the other. PURE.
 
 # If the first inputs all fail with the same error, that many are enough to stop.
 ALIKE = 20
+# Later, that many in a row: the cause is probably not in the inputs, but some may be beside others
+# that are as damaged. Outputs that are refused have names that other inputs took, which a function
+# does again and again.
+ALIKE_LATER = 100
+REFUSED = 20
 
 
 class FailureBudget:
@@ -244,7 +351,8 @@ class FailureBudget:
 
     Args:
         max_failures: How many inputs may fail: a count, or a fraction of all (0 < x < 1);
-            None for any number.
+            None for any number that are not in a row.
+        known: Inputs that failed in earlier runs: the first as many failures are not in a row.
     """
 
     def __init__(
@@ -253,13 +361,15 @@ class FailureBudget:
         total: int,
         watch: bool = True,
         unit: str = "input",
+        known: float = 0,
     ) -> None:
-        self._max_failures, self._unit = max_failures, unit
+        self._max_failures, self._unit, self._known = max_failures, unit, known
         self.set_total(total)
         self._failed = 0
         self._tried: set[int] = set()  # the first inputs, until one of them differs
         self._alike: str | None = None
         self._watching = watch
+        self._row, self._row_error, self._refused = 0, "", 0
 
     def set_total(self, total: int) -> None:
         """Set the number of inputs, once more of them are known."""
@@ -268,8 +378,8 @@ class FailureBudget:
         self._total = total
 
     def succeeded(self) -> None:
-        """Stop watching the first inputs: one of them succeeded."""
-        self._watching = False
+        """Begin a new row, and stop watching the first inputs: one of them succeeded."""
+        self._watching, self._row = False, 0
 
     def attempt_failed(self, ordinal: int, error: str) -> str | None:
         """Return why to stop if the first inputs all failed with this `error`; else None."""
@@ -284,12 +394,41 @@ class FailureBudget:
             return None
         return f"the first {ALIKE} {self._unit}s all failed alike, with {error}"
 
-    def failed(self) -> str | None:
-        """Count an input that failed for good; return why to stop if it is one too many."""
+    def failed(self, error: str) -> str | None:
+        """Count an input that failed for good; return why to stop, if it is one too many."""
+        self._row = self._row + 1 if error == self._row_error else 1
+        self._row_error = error
+        what = f"{ALIKE_LATER} {self._unit}s in a row all failed alike, with {error}"
+        return self._counted() or self._in_a_row(self._row, ALIKE_LATER, what)
+
+    def refused(self, published: Iterable[int], refused: Collection[int]) -> str | None:
+        """Count inputs whose outputs were refused; return why to stop, if they are too many.
+
+        Args:
+            published: Inputs whose outputs were to be published, in the order in which they ended.
+        """
+        if not refused:  # the usual case
+            self._refused = 0
+            return None
+        reasons = [self._counted() for _ in refused]
+        for ordinal in published:
+            self._refused = self._refused + 1 if ordinal in refused else 0
+            what = f"the outputs of {REFUSED} {self._unit}s in a row were refused"
+            reasons.append(self._in_a_row(self._refused, REFUSED, what))
+        return next(filter(None, reasons), None)
+
+    def _counted(self) -> str | None:
         self._failed += 1
-        if self._limit is not None and self._failed > self._limit:
-            return (
-                f"{self._failed} input{'s' * (self._failed != 1)} failed, more than "
-                f"max_failures allows ({self._limit} of {self._total})"
-            )
-        return None
+        if self._limit is None or self._failed <= self._limit:
+            return None
+        return (
+            f"{self._failed} input{'s' * (self._failed != 1)} failed, more than "
+            f"max_failures allows ({self._limit} of {self._total})"
+        )
+
+    def _in_a_row(self, row: int, most: int, what: str) -> str | None:
+        if row < most or self._limit is not None or self._failed < self._known + most:
+            return None
+        return (
+            f"{what}\n  If more of them may fail, say how many: max_failures=, or --max-failures."
+        )

@@ -19,8 +19,9 @@ import resource
 import textwrap
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from forebay.base.files import Download, location_text
 from forebay.base.output_names import PRIVATE, table_name
 from forebay.base.process import ProcessTimes, fewer_collections
 from forebay.base.randomness import ThreadTurns, generators_kept, generators_restored
-from forebay.engine.commands import Limits, Outcome, ReportFailure, ReportRetry
+from forebay.engine.commands import DeliverResult, Limits, Outcome, ReportFailure, ReportRetry
 from forebay.engine.engine import Engine
 from forebay.errors import (
     ChangedError,
@@ -39,12 +40,13 @@ from forebay.errors import (
     SampleTimeoutError,
     WorkerDiedError,
     shortened,
+    shown_location,
 )
-from forebay.failures import MAX_KEPT, Failure
+from forebay.failures import MAX_KEPT, Failure, shown_error
 from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inputs
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
-from forebay.ledger.records import FailedInput, Todo
+from forebay.ledger.records import Todo
 from forebay.observe.progress import Progress, label_of, log, log_failed, note
 from forebay.observe.record import PUBLISH_S, RunTrace
 from forebay.observe.tuning import Totals, Tuner
@@ -54,9 +56,10 @@ from forebay.pools.base import InlinePool, Pool, ThreadPool
 from forebay.pools.launch import occupy_standard_descriptors
 from forebay.pools.processes import ProcessPool
 from forebay.pools.worker import SealedError
-from forebay.runs.commits import Commits, perform_pending
-from forebay.runs.fingerprint import Fingerprint, difference
-from forebay.runs.job import PreprocessJob
+from forebay.runs import report
+from forebay.runs.commits import Commit, Commits, perform_pending
+from forebay.runs.fingerprint import Fingerprint, difference, number_bases
+from forebay.runs.job import PreprocessJob, name_of_work
 from forebay.runs.report import FailureBudget, Later, Report
 from forebay.show.page import LiveRun
 
@@ -83,12 +86,15 @@ class RunTuning:
 
     Args:
         times: What the workers did, up to each update; None if they are threads of this process.
+        at_once: Inputs that each worker processes at once.
         began: When the run began, in seconds of a monotonic clock.
     """
 
-    def __init__(self, most: int, times: ProcessTimes | None, began: float) -> None:
+    def __init__(
+        self, most: int, times: ProcessTimes | None, began: float, at_once: int = 1
+    ) -> None:
         self.decisions: deque[str] = deque(maxlen=KEPT_DECISIONS)
-        self._times = times
+        self._times, self._at_once = times, at_once
         self._tuner = Tuner(min(whole_cores(), most), most, whole_cores(), "inputs")
         self._due = began
         self._began = self._since = began  # `_since`: when the present number was set
@@ -131,7 +137,7 @@ class RunTuning:
             steps=0,
             steps_s=0.0,
             made=trace.tasks,
-            made_s=trace.busy_s,
+            made_s=trace.busy_s / self._at_once,
             cpu_s=cpu_s,
             queued_s=queued_s,
             trainer_cpu_s=driver_s,
@@ -175,14 +181,19 @@ def workers_for(
 
 
 def _payloads(
-    listed: Iterable[Todo], progress: Progress, budget: FailureBudget
-) -> Iterator[tuple[int, tuple[str, str | None]]]:
-    """Yield ordinals and payloads, and raise the total if the listing turns out to be longer."""
+    listed: Iterable[Todo], progress: Progress, budget: FailureBudget, kind: str
+) -> Iterator[tuple[int, tuple[str | None, ...]]]:
+    """Yield ordinals and payloads, and raise the total if the listing turns out to be longer.
+
+    A payload is a source, a row and, only if there are credentials, what opens the input; for a
+    sample, the index of it, which is listed in the order of its Dataset.
+    """
     for each in listed:
         if each.ordinal > progress.total:
             progress.total = each.ordinal
             budget.set_total(each.ordinal)
-        yield each.ordinal, each[1:]
+        opens = str(each.ordinal - 1) if each.opens is None and kind == "indices" else each.opens
+        yield each.ordinal, each[1:3] if opens is None else (*each[1:3], opens)
 
 
 def _used_by_workers(pool: Pool) -> resource.struct_rusage:
@@ -191,19 +202,10 @@ def _used_by_workers(pool: Pool) -> resource.struct_rusage:
     return resource.getrusage(resource.RUSAGE_CHILDREN if is_child else resource.RUSAGE_SELF)
 
 
-def _name_of(payload: tuple[str, str | None]) -> str:
+def _name_of(payload: tuple[str | None, ...]) -> str:
     """Return what the log calls an input: its path, its row, or its index."""
-    source, row = payload
+    source, row, *_ = payload
     return source or row or ""
-
-
-def _too_many(reason: str, name: str, failure: Failure) -> FailuresError:
-    return FailuresError(
-        f"stopped early: {reason}\n"
-        f"  The last of them, {name}: {failure.error}: {failure.message}\n"
-        "  Completed work is kept. See `forebay failures`, fix the cause, and make the same call "
-        f"again.\n{failure.traceback}"
-    )
 
 
 def _full(failure: Failure) -> OutputError:
@@ -222,7 +224,7 @@ def _as_exception(outcome: ReportFailure, name: str) -> BaseException:
         own = own.opened()
     error: BaseException
     if isinstance(own, Exception):
-        error = own
+        error = shown_error(own)
     elif failure.kind == "timeout":
         error = SampleTimeoutError(f"{name} {failure.message}")
     elif failure.kind == "crash":
@@ -278,7 +280,8 @@ class Session:
         self._began, self._changed = time.monotonic(), False
         self._call: dict[str, str] = {}  # recorded when the work begins
         self._has_table, self.verb = verb == "preprocess", verb
-        self._kind = ""  # what the inputs are; set by `start_workers`
+        self._kind, self._notes = "", list[str]()  # `_kind`: of the inputs
+        self._user = "", ""  # the user's code in messages, and the call that names its files
         self._progress: Progress | None = None  # of the work that was begun
         self._pool: Pool | None = None
         self._num_workers = 1
@@ -297,7 +300,9 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
     ) -> None:
         if isinstance(error, KeyboardInterrupt):
-            again = "the same call" + ("" if self.options.resume else " without resume=False")
+            given = {"resume=False": not self.options.resume, "redo=": self.options.redo}
+            without = " and ".join(name for name, is_given in given.items() if is_given)
+            again = f"the same call{' without ' * bool(without)}{without}"
             error.add_note(f"forebay: interrupted; completed work is kept, {again} continues")
         self._closing.__exit__(kind, error, traceback)
 
@@ -319,7 +324,8 @@ class Session:
         seeds_owned: bool = True,
     ) -> None:
         """Start the workers, which continue to start while the inputs are listed."""
-        self._kind = kind
+        call = "out.file" if kind != "indices" or save is not None else "forebay.get_output().file"
+        self._kind, self._user = kind, (name_of_work(self._work, kind, save), call)
         if self._has_table:
             self._table.check(self.options.metadata)
         fetch = Download(self.folder.private / "staging" / "fetched")
@@ -334,6 +340,7 @@ class Session:
             folder,
             save,
             seeds_owned=seeds_owned,
+            concurrency=self.options.at_once,
         )
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
@@ -352,7 +359,9 @@ class Session:
             self._merge(listing, ahead)
         self.perform_pending()
         metadata = self.options.metadata
-        call = {"kind": listing.kind, "folder": listing.folder, "metadata": metadata}
+        folder = None if listing.folder is None else shown_location(listing.folder)
+        call: dict[str, object] = {"kind": listing.kind, "folder": folder, "metadata": metadata}
+        call["is_private"] = folder != listing.folder
         self._call = {"call": json.dumps(call)}
 
     def _merge(self, listing: Listing, ahead: int | None) -> None:
@@ -368,14 +377,8 @@ class Session:
             read_on=listing.read_on,
         )
         self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
-        others = enrolment.gone and enrolment.new and not enrolment.same + enrolment.changed
-        if others and listing.kind == "rows" and not self.starts_over:
-            say = note if self.options.progress else log.warning
-            say(
-                f"{self.output}: of the {enrolment.gone:,} rows of the earlier run none is in the "
-                "manifest now, so each of its rows is processed. A row with another value, or with "
-                "other columns, is another input."
-            )
+        if enrolment.gone and self._has_table and not self.starts_over:
+            self.say(report.note_on_gone(enrolment, listing.kind))
 
     def process_inputs(
         self,
@@ -401,7 +404,9 @@ class Session:
         total = total if options.limit is None else min(options.limit, total)
         listed = ledger.todo(options.limit, failed_only=failed_only) if todo is None else todo
         progress = progress or Progress(total, before.done, options.progress, label=label)
-        budget = FailureBudget(options.max_failures, total, watch=not before.done)
+        # Only preprocess can be told how many may fail, so only there a row of failures ends a run.
+        known = before.failed if self.verb == "preprocess" else math.inf
+        budget = FailureBudget(options.max_failures, total, watch=not before.done, known=known)
         self._progress = progress
         self._closing.callback(LiveRun(self.verb, self.output, progress).remove)
         kept = generators_kept if options.workers == 0 else fewer_collections
@@ -412,6 +417,10 @@ class Session:
         if self._has_table:
             with fewer_collections():
                 self._table.update(options.metadata, self._kind, is_stale=self._changed)
+        if self._has_table and times["committed"] and (strays := self.folder.strays(ledger)):
+            self._notes.append(
+                report.note_on_strays(strays, shown_location(self.output), *self._user)
+            )
         counts = ledger.counts()
         return Report(
             output=self.output,
@@ -423,6 +432,7 @@ class Session:
             metadata_path=self.folder.locate(table_name(options.metadata)),
             later=Later(diagnosis=partial(_diagnosed, times), details=self.details()),
             decisions=times["decisions"],
+            notes=tuple(self._notes),
         )
 
     def _run(
@@ -434,10 +444,12 @@ class Session:
         living, looked_at, tuning = ProcessTimes(), -math.inf, None
         if isinstance(options.num_workers, AutoWorkers) and options.cluster is None:
             times = living if isinstance(pool, ProcessPool) else None
-            tuning = RunTuning(int(options.num_workers), times, time.monotonic())
+            most = int(options.num_workers)
+            tuning = RunTuning(most, times, time.monotonic(), options.at_once)
         limits = Limits(
             num_workers=self._num_workers if tuning is None else tuning.num_workers,
             slots=SLOTS if options.cluster is None else CLUSTER_SLOTS,
+            at_once=options.at_once,
             max_bytes=MAX_BYTES,
             retries=options.further_tries,
             timeout_s=options.timeout,
@@ -446,7 +458,8 @@ class Session:
             lookahead=LOOKAHEAD,
             max_suspects=1 if options.stops_at_first_failure else 64,
         )
-        engine = Engine(pool, limits, _payloads(todo, progress, budget), name_of=_name_of)
+        payloads = _payloads(todo, progress, budget, self._kind)
+        engine = Engine(pool, limits, payloads, name_of=_name_of)
         trace.longest_task = engine.longest_task
         commits = Commits(self.ledger, self.folder)
         committed, record_s = 0, 0.0
@@ -459,14 +472,14 @@ class Session:
                 wait_s = PUBLISH_S if due_in is None else min(due_in, PUBLISH_S)
                 outcomes = engine.step(wait_s, collect_s=COLLECT_S)
                 others = commits.add(outcomes, trace.took)
-                if len(others) < len(outcomes):
-                    budget.succeeded()
                 for outcome in others:
                     if isinstance(outcome, ReportFailure):
                         trace.spent(outcome.seconds)
                     elif isinstance(outcome, ReportRetry):
                         trace.retries += 1
-                for outcome in others:
+                if outcomes and not others:
+                    budget.succeeded()
+                for outcome in outcomes if others else ():  # in their order: some are in a row
                     self._stop_if_due(outcome, budget)
                 if (now := time.monotonic()) >= looked_at:
                     looked_at = now + LOOK_S
@@ -482,7 +495,8 @@ class Session:
                     engine.release(commit.delivered)
                     progress.update(commit.done, commit.failed, commit.metadata)
                     committed += len(commit.delivered) + commit.failed
-                    self._stop_if_refused(commit.refused, budget)
+                    self._look_at_metadata(commit.metadata, progress.total)
+                    self._stop_if_refused(commit, budget)
         finally:
             # However the run ends, including Ctrl-C: end all workers, and commit the results.
             engine.close()
@@ -500,6 +514,7 @@ class Session:
             "elapsed_s": now - began,
             "num_workers": self._num_workers if tuning is None else tuning.mean_workers(now),
             "busy_s": trace.busy_s,
+            "at_once": options.at_once,
             "cpu_s": None if options.cluster else after.ru_utime - before.ru_utime + system_s,
             "system_s": system_s,
             "faults": after.ru_minflt - before.ru_minflt,
@@ -514,6 +529,8 @@ class Session:
 
     def _stop_if_due(self, outcome: Outcome, budget: FailureBudget) -> None:
         """Raise the exception that ends the run, if this outcome requires that."""
+        if isinstance(outcome, DeliverResult):
+            budget.succeeded()
         if not isinstance(outcome, ReportRetry | ReportFailure):
             return
         failure = outcome.failure
@@ -525,20 +542,27 @@ class Session:
         if isinstance(outcome, ReportFailure):
             if self.options.stops_at_first_failure:
                 raise _as_exception(outcome, self.ledger.name_of(outcome.task))
-            reason = budget.failed() or reason
+            reason = budget.failed(failure.error) or reason
         if reason is not None:
-            raise _too_many(reason, self.ledger.name_of(outcome.task), failure)
+            raise report.too_many(reason, self.ledger.name_of(outcome.task), failure)
 
-    def _stop_if_refused(self, refused: list[FailedInput], budget: FailureBudget) -> None:
+    def _stop_if_refused(self, commit: Commit, budget: FailureBudget) -> None:
         """Raise the exception that ends the run, if inputs with refused outputs require that."""
-        for ordinal, failure, _ in refused:
+        for ordinal, failure, _ in commit.refused:
             name = self.ledger.name_of(ordinal)
             log_failed(name, failure)
             if self.options.stops_at_first_failure:
                 raise OutputError(failure.message)
-            reason = budget.failed()
-            if reason is not None:
-                raise _too_many(reason, name, failure)
+        refused = {each.ordinal for each in commit.refused}
+        if reason := budget.refused(commit.delivered, refused):
+            raise report.too_many(reason, name, failure)
+
+    def _look_at_metadata(self, metadata: Sequence[str], total: int) -> None:
+        """Say once, early, that metadata are large arrays."""
+        if self._has_table and not self._notes:
+            self._notes += filter(None, [report.note_on_arrays(metadata, total, *self._user)])
+            for each in self._notes:
+                self.say(each)
 
     def details(self, **others: Any) -> Callable[[], dict[str, Any]]:
         """Return what makes the part of a report besides its counts; empty if nothing was left.
@@ -551,6 +575,11 @@ class Session:
         names = {task: self.ledger.name_of(task) for _, task in self._progress.trace.slowest}
         known = self._progress, self.verb, self._described.name, names.__getitem__, self.options
         return partial(_details, *known, **others)
+
+    def say(self, text: str) -> None:
+        """Say something of the output: above the progress display, or in the log without one."""
+        say = note if self.options.progress else log.warning
+        say(f"{shown_location(self.output)}: {text}")
 
     def perform_pending(self) -> None:
         """Perform the file changes that this run or an earlier one left pending."""
@@ -579,8 +608,8 @@ class Session:
         if ledger.get_meta("trial") == "yes":
             return True
         keep = was_version or "2"
-        # A range of samples is known by its indices alone.
-        only = "" if self.verb == "preprocess" else ", if every sample has the index that it had"
+        known = "name or index" if self.verb == "preprocess" else "index"
+        only = f", if every sample has the {known} that it had" if self._described.bases else ""
         raise ChangedError(
             f"{self._described.name} changed since the earlier run: {self.output!r} would mix "
             f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
@@ -600,8 +629,17 @@ class Session:
             others["trial"] = "no"
         elif ledger.get_meta("trial") is None:
             others["trial"] = "yes"
-        ledger.set_meta("work", self._described.to_json(), verb=self.verb, **others)
+        ledger.set_meta("work", self.work[0].to_json(), verb=self.verb, **others)
 
     @cached_property
     def _described(self) -> Fingerprint:
         return self._describe()
+
+    @cached_property
+    def work(self) -> tuple[Fingerprint, list[int]]:
+        """The description for the ledger, with Datasets of earlier calls; where its own are."""
+        was = None if self.starts_over else self.ledger.get_meta("work")
+        known = () if was is None else Fingerprint.from_json(was).bases
+        accepts = self.options.version is not None
+        bases, numbers = number_bases(known, self._described.bases, accepts=accepts)
+        return replace(self._described, bases=bases), numbers

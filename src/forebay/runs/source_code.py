@@ -239,6 +239,7 @@ def _lambda_source(text: str, code: CodeType) -> str:
     return ast.get_source_segment(text, max(found, key=lambda node: node.col_offset)) or ""
 
 
+@functools.lru_cache(maxsize=64)  # a ConcatDataset may have very many Datasets of one class
 def class_source(kind: type) -> tuple[str, CodeType | None]:
     """Return a class's source, as text and compiled; "" and None without source, as in a shell."""
     try:
@@ -293,6 +294,7 @@ def _parsed(text: str) -> tuple[ast.Module, frozenset[str]]:
     return tree, frozenset(name for names in declared for name in names)
 
 
+@functools.lru_cache(maxsize=1024)
 def dotted_names(code: CodeType) -> list[list[str]]:
     """Return the dotted names that start at a global, such as ["numpy", "mean"]."""
     chains: list[list[str]] = []

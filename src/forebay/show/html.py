@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forebay.base.files import atomic_file
+from forebay.base.files import atomic_file, open_regular, read_regular
 from forebay.base.formatting import duration, short_number
 from forebay.errors import InputError, OptionError
 
@@ -226,10 +226,12 @@ def write_report(html: str, path: str | os.PathLike[str]) -> Path:
 
 def read_report(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the summary in a report. Nothing in the file is executed."""
-    with open(path, "rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise _unusable(path, f"it has more than {MAX_BYTES:,} bytes")
+    try:
+        content = read_regular(path, MAX_BYTES)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EFBIG):
+            raise
+        raise _unusable(path, str(error.strerror)) from None
     text = content.decode("utf-8", "replace")
     begin = text.rfind(DATA_BEGIN)
     end = text.find(DATA_END, begin)
@@ -245,10 +247,11 @@ def read_report(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _is_report_or_empty(target: Path) -> bool:
-    if not target.is_file():
+    try:
+        with open_regular(target) as file:
+            return file.read(len(MARKER)) in (b"", MARKER.encode())
+    except OSError:
         return False
-    with target.open("rb") as file:
-        return file.read(len(MARKER)) in (b"", MARKER.encode())
 
 
 def _unusable(path: str | os.PathLike[str], reason: str) -> InputError:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from forebay.base.process import is_alive, kernel, state_and_start
+from forebay.errors import shown_location
 from forebay.observe.progress import Progress
 from forebay.observe.record import RunTrace, Trace
 
@@ -140,12 +141,11 @@ class LivePage:
 
 def read_page(path: str) -> dict[str, Any] | None:
     """Return the data of a file; None if it is gone, or no page."""
+    from forebay.base.files import open_regular  # what only publishes a page needs no files
+
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            content = os.read(descriptor, PAGE_BYTES + 1)
-        finally:
-            os.close(descriptor)
+        with open_regular(path, follows=False) as file:
+            content = file.read(PAGE_BYTES + 1)
         data = json.loads(content) if len(content) <= PAGE_BYTES else None
     except (OSError, ValueError, RecursionError):
         return None
@@ -279,7 +279,7 @@ class LiveRun(LivePage):
         self._verb, self._progress = verb, progress
         from forebay.base.files import absolute  # a loader, whose page is here too, needs no files
 
-        self._output = absolute(output)
+        self._output = shown_location(absolute(output))
         self._began = time.time()
         self._ended: deque[tuple[float, ...]] = deque(maxlen=SECONDS + 1)
         progress.trace.publish_from(0.0, self)

@@ -14,6 +14,7 @@ from operator import sub
 from typing import Any
 
 from forebay.base.formatting import byte_size, byte_unit, counted, duration
+from forebay.errors import shown_location, without_credentials
 from forebay.failures import Failure, Group, grouped
 from forebay.observe.figures import numbers_in, shown_figures
 from forebay.observe.progress import Progress
@@ -412,7 +413,8 @@ def _shown(value: object) -> str:
 
 
 def cut(text: str, most: int = MAX_TEXT) -> str:
-    """Return a string, cut off if it is longer than `most` characters."""
+    """Return a string without credentials, cut off if it is longer than `most` characters."""
+    text = without_credentials(text)
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -474,7 +476,7 @@ def run_details(
 def run_summary(report: Any) -> dict[str, Any]:
     """Return the summary of a run, from what `preprocess` or `predict` returned."""
     details, known = report.details, report.details.get("totals", {})
-    folder = os.fspath(report.output).rstrip("/").rpartition("/")[2]
+    folder = shown_location(os.fspath(report.output)).rstrip("/").rpartition("/")[2]
     kind = details.get("kind", "run")
     title = " ".join(filter(None, [kind, details.get("work", ""), f"→ {folder}"]))
     totals = {
@@ -490,6 +492,7 @@ def run_summary(report: Any) -> dict[str, Any]:
         **({"environment": environment()} if details else {}),
         "failures": failure_groups(report.failures),
         "failures_known": len(report.failures),
+        "notes": [cut(each, 1000) for each in getattr(report, "notes", ())],
     }
     return _summary(kind, title, str(report.diagnosis), totals, others)
 
@@ -524,7 +527,8 @@ def _run_sections(summary: Mapping[str, Any]) -> list[str]:
         slowest = table(["time", f"slowest {task}"], rows, code=(1,))
         throughput = section("Throughput", _throughput(summary))
         sections = [throughput, section("Durations", durations, slowest)]
-    return [*sections, section("Failures", _failures(summary))]
+    notes = "".join(paragraph(each) for each in summary.get("notes", ()))
+    return [section("Notes", notes), section("Failures", _failures(summary)), *sections]
 
 
 def _throughput(summary: Mapping[str, Any]) -> str:

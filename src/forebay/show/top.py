@@ -153,8 +153,9 @@ def headline(views: Sequence[View], clock: str, signs: Signs) -> str:
 
 def _loader(view: View, now: float, width: int, signs: Signs) -> list[str]:
     where = f"epoch {view.epoch}, batch {view.batch:,}" if view.epoch >= 0 else "no batch yet"
-    facts = [where, f"{short_number(view.rate)} batches/s", _waiting(view)]
-    facts += top_figures(view.kind, view.totals)
+    seconds = max(len(view.waits), 1)  # there are no more in the first half minute
+    rates = f"{short_number(view.rate)} batches/s, training waited {view.wait_share:.0%}"
+    facts = [where, f"last {seconds} s: {rates}", *top_figures(view.kind, view.totals)]
     texts = _title(view, now, signs), view.title, view.verdict, f" {signs.dot} ".join(facts)
     lines = [line for text in texts for line in _wrapped(text, width)]
     lines.append(f"{'buffer':<{LABEL}}{_buffer(view, width, signs)}")
@@ -194,11 +195,6 @@ def _title(view: View, now: float, signs: Signs) -> str:
     age = f"nothing new for {duration(quiet)}" if quiet > QUIET_S else ""
     parts = [view.program, f"pid {view.pid}", duration(max(now - view.began, 0.0)), age]
     return f" {signs.dot} ".join(filter(None, parts))
-
-
-def _waiting(view: View) -> str:
-    seconds = max(len(view.waits), 1)  # there are no more in the first half minute
-    return f"training waited {view.wait_share:.0%} of the last {seconds} s"
 
 
 def _buffer(view: View, width: int, signs: Signs) -> str:

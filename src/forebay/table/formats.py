@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
 
-from forebay.base.arrow_arrays import array_of
+from forebay.base.arrow_arrays import array_of, check_memory
 from forebay.errors import InputError
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ def batches(kinds: dict[str, Kind], rows: Iterator[Row]) -> Iterator[pyarrow.Rec
 
     schema = schema_of(kinds)
     while group := list(islice(rows, GROUP_ROWS)):
+        check_memory(_CELL_BYTES * len(group) * len(kinds))
         arrays = []
         for (name, kind), column in zip(kinds.items(), schema, strict=True):
             values = [row.get(name) for row in group]
@@ -268,6 +269,7 @@ def table_of(rows: Callable[[], Iterator[Row]]) -> pyarrow.Table:
 # What differs between CSV, JSONL and Parquet. An error in a file says in which line or row it is.
 
 GROUP_ROWS = 65_536
+_CELL_BYTES = 16
 # Characters. It also limits the damage of an unclosed quote; csv's own limit is 131072.
 _LARGEST_CELL = 1 << 29
 _PARQUET_BATCH_ROWS = 1024
@@ -456,7 +458,10 @@ class _Parquet:
         import pyarrow.parquet
 
         with file.open() as opened:
-            table = pyarrow.parquet.ParquetFile(opened).read()
+            found = pyarrow.parquet.ParquetFile(opened)
+            groups = map(found.metadata.row_group, range(found.num_row_groups))
+            check_memory(sum(each.total_byte_size for each in groups))
+            table = found.read()
         table.validate(full=True)  # strings of other writers may not be UTF-8
         return table
 

@@ -1,0 +1,405 @@
+"""`forebay.pack_sequences` and `forebay.batch_by_length`: rows and batches by tokens.
+
+    dataset, lengths ──> rows.py: which samples share a row ──> SequenceRows: a map-style dataset
+
+A row is a list of samples. Everything else is a loader's usual work: the rows are shuffled, shared
+by ranks, resumed, mixed and made in workers as any samples are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from operator import index as as_index
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from forebay.base import trees
+from forebay.base.batches import items_in
+from forebay.base.datasets import getitems_of, is_map_style
+from forebay.base.formatting import counted, noun_for
+from forebay.errors import InputError, OptionError
+from forebay.options import check_positive
+from forebay.packed import PackedSequence
+from forebay.plan import EPOCH, Integers
+from forebay.rows import PatternsOf, Rows, arranged, grouped_patterns, packed_patterns, tally
+
+Long = Literal["split", "truncate", "drop", "raise"]
+_LONG = ("split", "truncate", "drop", "raise")
+Cost = Callable[[npt.NDArray[np.float64]], npt.ArrayLike]
+
+# How much longer the longest samples of a class of `batch_by_length` are than its shortest, at
+# most: about half of that is padding.
+RATIO = 1.03
+# The first and last token of a piece have 32 bits.
+LONGEST = 2**31 - 1
+
+
+def pack_sequences(
+    dataset: Any,
+    lengths: Any,
+    *,
+    size: int,
+    long: Long = "split",
+    window: int | None = None,
+    cost: Cost | None = None,
+) -> SequenceRows:
+    """Pack samples of different lengths into rows of one size, for a `forebay.DataLoader`.
+
+    A sample of the returned dataset is a row: a list of samples that together have at most `size`
+    tokens. `forebay.collate.sequences(size=size)` makes tensors of a batch of rows.
+
+    Which samples share a row depends on the lengths and the epoch alone, so a loader's state stays
+    a few numbers, and any number of ranks has the same global batches. The number of rows is the
+    same in every epoch. Among the ranks of a global batch, rows are dealt by `cost`, longest first.
+
+    Samples are packed by their histogram: the longest one that is left, and those that fill its row
+    best. In each epoch, samples of equal length change places at random.
+
+    Args:
+        dataset: A map-style dataset. A sample is a tensor, array or list of tokens, or a container
+            with at least one field of as many items as the sample has tokens.
+        lengths: The number of tokens of each sample: integers, one for each sample; the name of a
+            column of a `cache`, of a Hugging Face dataset, or of the table of `from_table` (with
+            `load` or `columns`), whose values are numbers, or lists to be counted; or a function
+            that returns either for the dataset. The column of a cached sample that is a tensor
+            itself is `sample`.
+        size: Tokens of a row, at most.
+        long: What to do with a sample of more than `size` tokens: "split" it into pieces,
+            "truncate" it to its first `size` tokens, "drop" it, or "raise" an error.
+        window: Samples that are packed together: the first `window` ones, the next, and so on.
+            None packs all of them together, which fills rows best.
+        cost: What a sample costs in a step, as a function of an array of lengths; None for the
+            square of the length, which is what attention costs.
+
+    Returns:
+        A map-style dataset of rows. Without a forebay.DataLoader, `rows[i]` is row `i` of epoch 0.
+
+    Raises:
+        OptionError: An argument is impossible.
+        InputError: The lengths do not belong to the dataset, one is not positive, or one is longer
+            than `size` with `long="raise"`; the message names the sample.
+    """
+    check_positive("size", size)
+    if long not in _LONG:
+        raise OptionError(f"long={long!r} is not valid; it must be one of {', '.join(_LONG)}")
+    known = _lengths(dataset, lengths)
+    if long == "raise":
+        _check_longest(known, size, "size")
+    firsts, sizes = _pieces(known, size, long)
+    bounds = _bounds(known, window)
+    if firsts is not None:
+        bounds = np.unique(firsts[bounds])
+    rows = _rows(sizes, cost, partial(packed_patterns, size=size), bounds)
+    return SequenceRows(dataset, known, rows, size, int(sizes.sum()), firsts)
+
+
+def batch_by_length(
+    dataset: Any,
+    lengths: Any,
+    *,
+    max_tokens: int,
+    max_samples: int | None = None,
+    window: int | None = None,
+    cost: Cost | None = None,
+) -> SequenceRows:
+    """Make padded batches of samples of similar lengths, for a `forebay.DataLoader`.
+
+    A sample of the returned dataset is a batch: a list of samples. Their number times the longest
+    is at most `max_tokens`. Load it with `batch_size=None` and a `collate_fn` that pads:
+    `forebay.DataLoader(groups, batch_size=None, collate_fn=forebay.collate.pad())`.
+
+    The batches come in random order with `shuffle=True`, are as many in every epoch, and every
+    rank has the same number of them. In each epoch, samples of nearly equal lengths (3 %) change
+    places at random.
+
+    Args:
+        dataset: A map-style dataset.
+        lengths: As in `pack_sequences`.
+        max_tokens: Tokens of a batch at most, padding included.
+        max_samples: Samples of a batch, at most.
+        window: As in `pack_sequences`.
+        cost: As in `pack_sequences`, for each sample padded to the longest of its batch.
+
+    Returns:
+        A map-style dataset of lists of samples.
+
+    Raises:
+        OptionError: An argument is impossible.
+        InputError: The lengths do not belong to the dataset, one is not positive, or one is more
+            than `max_tokens`; the message names the sample.
+    """
+    check_positive("max_tokens", max_tokens)
+    if max_samples is not None:
+        check_positive("max_samples", max_samples, " or None")
+    known = _lengths(dataset, lengths)
+    _check_longest(known, max_tokens, "max_tokens")
+    patterns = partial(grouped_patterns, max_tokens=max_tokens, max_samples=max_samples)
+    rows = _rows(known, cost, patterns, _bounds(known, window), ratio=RATIO)
+    return SequenceRows(dataset, known, rows, max_tokens, int(known.sum()), is_packed=False)
+
+
+# ---- lengths -------------------------------------------------------------------------------------
+
+
+def _lengths(dataset: Any, lengths: Any) -> Integers:
+    """Return the number of tokens of each sample."""
+    if not is_map_style(dataset):
+        raise OptionError(
+            f"lengths decide which samples share a row, so the dataset needs __getitem__ and "
+            f"__len__; got {type(dataset).__name__}\n"
+            "  forebay.cache(dataset, directory) makes such a dataset of the samples."
+        )
+    if callable(lengths) and not isinstance(lengths, torch.Tensor):
+        lengths = lengths(dataset)
+    if isinstance(lengths, str):
+        lengths = _column(dataset, lengths)
+    try:
+        found = np.asarray(lengths)
+    except ValueError:  # lists of different lengths
+        found = np.array(lengths, object)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise OptionError(
+            f"lengths takes one integer for each sample; got {found.dtype} of shape {found.shape}"
+        )
+    if len(found) != len(dataset):
+        raise InputError(
+            f"there are {len(found):,} lengths for {counted(len(dataset), 'sample')}\n"
+            "  Nothing was packed. Give one length for each sample of the dataset, in its order."
+        )
+    if not len(found):
+        raise InputError("the dataset has no samples\n  There is nothing to pack.")
+    wrong = (found < 1) | (found > LONGEST)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise InputError(
+            f"the length of sample {at} is {found[at]}; {int(wrong.sum()):,} of {len(found):,} "
+            f"lengths are wrong\n  A length is from 1 to {LONGEST:,}. Nothing was packed. Leave "
+            "samples without tokens out: torch.utils.data.Subset(dataset, indices)."
+        )
+    return found.astype(np.int32)
+
+
+def _column(dataset: Any, name: str) -> Any:
+    """Return the numbers in a column, or the lengths of its values, without reading a sample."""
+    import pyarrow as pa
+
+    if isinstance(dataset, Subset):
+        return _column(dataset.dataset, name)[list(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        return np.concatenate([_column(each, name) for each in dataset.datasets])
+    names, items = getattr(dataset, "columns", ()), getattr(dataset, "items", None)
+    if hasattr(dataset, "select_columns"):  # Hugging Face, which names the columns in its error
+        table = dataset.select_columns([name]).with_format("arrow")[:]
+    elif hasattr(dataset, "table"):  # a cache
+        table = dataset.table()
+    elif isinstance(items, PackedSequence):  # the rows of a table
+        table = pa.table({name: [row[names.index(name)] for row in items]} if name in names else {})
+    elif hasattr(dataset, "columns_to_slice"):  # a table by column
+        columns = dataset.columns_to_slice
+        names = tuple(columns.types)
+        table = pa.table({name: columns.counts(name)} if name in names else {})
+    else:
+        raise OptionError(
+            f"lengths={name!r} names a column, but a {type(dataset).__name__} has no columns\n"
+            "  Give the lengths themselves, or a function that returns them for the dataset."
+        )
+    if name not in table.column_names:
+        known = ", ".join(names or table.column_names) or "none"
+        raise OptionError(f"there is no column {name!r}; the columns are: {known}")
+    found = [_counted(chunk, name) for chunk in table[name].chunks]
+    return pa.chunked_array(found, pa.int64()).to_numpy()
+
+
+def _counted(values: Any, name: str) -> Any:
+    """Return the integers of an Arrow array, or the lengths of its lists or tensors; 0 for null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = values.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.array(np.full(len(values), kind.shape[0]))
+    if pa.types.is_struct(kind) and "shape" in kind.names:  # a cache's tensors
+        values = pc.list_element(values.field("shape"), 0)
+    elif not pa.types.is_integer(kind):
+        try:
+            values = pc.list_value_length(values)
+        except pa.ArrowNotImplementedError as error:
+            raise OptionError(
+                f"the column {name!r} has values of type {kind}, which have no number of tokens\n"
+                "  Name a column of integers, or of lists or tensors of tokens."
+            ) from error
+    return pc.fill_null(values.cast(pa.int64()), 0)
+
+
+def _check_longest(lengths: Integers, most: int, name: str) -> None:
+    too_long = lengths > most
+    if too_long.any():
+        at = int(np.argmax(too_long))
+        raise InputError(
+            f"sample {at} has {lengths[at]:,} tokens, more than {name}={most:,}; so have "
+            f"{int(too_long.sum()):,} of {len(lengths):,} samples\n"
+            f"  Nothing was packed. Choose a larger {name}, or shorten the samples: pack_sequences "
+            'does with long="split" or "truncate".'
+        )
+
+
+def _bounds(lengths: Integers, window: int | None) -> Integers:
+    """Return where each window of samples begins, and the end of the last."""
+    if window is not None:
+        check_positive("window", window, " or None")
+    return np.append(np.arange(0, len(lengths), window or len(lengths)), len(lengths))
+
+
+def _pieces(lengths: Integers, size: int, long: Long) -> tuple[Integers | None, Integers]:
+    """Return the first piece of each sample, and their number, and the length of each piece.
+
+    The first pieces are None if each sample is one piece.
+    """
+    if int(lengths.max()) <= size:
+        return None, lengths
+    if long == "truncate":
+        return None, np.minimum(lengths, size)
+    counts = lengths <= size if long == "drop" else -(-lengths // size)
+    firsts = np.append(0, np.cumsum(counts)).astype(np.uint32)
+    if not firsts[-1]:
+        _check_longest(lengths, size, "size")
+    pieces = np.arange(firsts[-1], dtype=np.uint32)
+    pieces -= np.repeat(firsts[:-1], counts)
+    return firsts, np.minimum(np.repeat(lengths, counts) - pieces.view(np.int32) * size, size)
+
+
+def _rows(
+    lengths: Integers,
+    cost: Cost | None,
+    patterns_of: PatternsOf,
+    bounds: Integers,
+    ratio: float = 1.0,
+) -> Rows:
+    """Return the rows of samples or pieces of these lengths; see `arranged`."""
+    most = int(lengths.max())
+    is_table = most < 4 * len(lengths)  # ten times as fast as a search
+    different = np.flatnonzero(tally(lengths, most + 1)) if is_table else np.unique(lengths)
+    classes: Integers = np.arange(len(different))
+    if ratio > 1:
+        classes = np.unique(np.floor(np.log(different) / np.log(ratio)), return_inverse=True)[1]
+    longest = different[np.append(np.diff(classes), 1) > 0]
+    number = classes.astype(np.min_scalar_type(len(longest)))  # 16 bits are sorted fast
+    if is_table:
+        table = np.zeros(most + 1, number.dtype)
+        table[different] = number
+        own: Integers = table[lengths]
+    else:
+        own = number[np.searchsorted(different, lengths)]
+    each = longest.astype(np.float64)
+    costs = each**2 if cost is None else np.asarray(cost(each), np.float64)
+    if costs.shape != each.shape or not (costs >= 0).all() or not np.isfinite(costs).all():
+        raise OptionError("cost takes an array of lengths, and returns a cost for each, from 0")
+    return arranged(own, bounds.tolist(), longest, costs, patterns_of, padded=ratio > 1)
+
+
+# ---- dataset -------------------------------------------------------------------------------------
+
+
+@dataclass(repr=False, eq=False)
+class SequenceRows(Dataset[Any]):
+    """Rows of samples; made by `pack_sequences` and `batch_by_length`.
+
+    Attributes:
+        dataset: The dataset of the samples.
+        lengths: The tokens of each sample.
+        rows: Which samples each row has, in every epoch.
+        size: Tokens of a row, at most.
+        tokens: Tokens of all rows.
+        firsts: The first piece of each sample, and their number; None if each is one piece.
+        is_packed: Whether a row is packed; otherwise it is a batch to be padded.
+    """
+
+    dataset: Any
+    lengths: Integers
+    rows: Rows
+    size: int
+    tokens: int
+    firsts: Integers | None = None
+    is_packed: bool = True
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> list[Any]:
+        """Return a row: a list of samples, cut where a sample was split.
+
+        Args:
+            index: The number of the row; plus `10**12` times the epoch for another than epoch 0.
+
+        Raises:
+            InputError: A sample has another number of tokens than its length says.
+        """
+        numbers, begins = self._members(index)
+        together = getitems_of(self.dataset)
+        try:
+            found = together(numbers) if together else [self.dataset[at] for at in numbers]
+        except Exception as error:
+            error.add_note(f"forebay: row {index % EPOCH} is made of samples {numbers}")
+            raise
+        if not self.is_packed:
+            return list(found)
+        return [self._cut(*each) for each in zip(found, numbers, begins, strict=True)]
+
+    def members(self, index: int) -> list[int]:
+        """Return the indices of a row's samples in the dataset, as `rows[index]` has them."""
+        return self._members(index)[0]
+
+    def costs_of(self, indices: Integers) -> npt.NDArray[np.float64]:
+        """Return what rows cost, by their indices: float64 [rows]."""
+        return self.rows.costs_of(indices % EPOCH)
+
+    @property
+    def filled(self) -> float:
+        """The share of all rows that is tokens."""
+        return self.tokens / (len(self) * self.size if self.is_packed else self.rows.space)
+
+    def __repr__(self) -> str:
+        kind = noun_for(len(self), "row") if self.is_packed else "batch" + "es" * (len(self) != 1)
+        return (
+            f"<SequenceRows: {counted(len(self.dataset), 'sample')} in {len(self):,} {kind} of up "
+            f"to {self.size:,} tokens, {self.filled:.2%} filled>"
+        )
+
+    def _members(self, index: int) -> tuple[list[int], list[int]]:
+        """Return a row's samples, and the first token of each that is in the row."""
+        at = as_index(index)
+        epoch, row = divmod(at, EPOCH) if at >= 0 else (0, at + len(self))
+        if not 0 <= row < len(self):
+            raise IndexError(f"there is no row {index}: there are {len(self):,}")
+        pieces = self.rows.samples(row, epoch)
+        if self.firsts is None:
+            return pieces.tolist(), [0] * len(pieces)
+        samples = np.searchsorted(self.firsts, pieces, side="right") - 1
+        return samples.tolist(), ((pieces - self.firsts[samples]) * self.size).tolist()
+
+    def _cut(self, sample: Any, number: int, begin: int) -> Any:
+        """Return the tokens of a sample from `begin` on that belong into a row."""
+        length = int(self.lengths[number])
+        sizes = [items_in(leaf) for leaf in trees.leaves(sample, lists=False)]
+        if length not in sizes:
+            sizes = [each for each in sizes if each is not None]
+            raise InputError(
+                f"sample {number} has {' and '.join(map(str, sizes)) or 'no'} tokens, but its "
+                f"length was given as {length}\n"
+                "  Give the lengths of this dataset, in its order; a random transform must not "
+                "change them."
+            )
+        end = min(begin + self.size, length)
+        if begin == 0 and end == length:
+            return sample
+        return trees.mapped(
+            lambda value: value[begin:end] if items_in(value) == length else value,
+            sample,
+            lists=False,
+        )

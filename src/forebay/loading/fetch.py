@@ -1,0 +1,512 @@
+"""Fetch the samples of a batch: by index, one by one or several at once, or from an iterator.
+
+    MapFetcher        a map-style dataset: by one call, one by one, or in `SampleThreads`
+    IterableFetcher   this worker's part of an iterable dataset
+
+With `concurrency`, samples of the next batches are fetched in the same threads, in their order, so
+that threads have something to do while a batch has only its last samples left.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import default_collate
+
+from forebay.base.datasets import OwnedGenerators, getitems_of
+from forebay.base.randomness import (
+    SeedsIfDrawn,
+    SetSeed,
+    ThreadTurns,
+    seed_generators,
+    seed_nothing,
+)
+from forebay.collating.padding import slicing
+from forebay.collating.rules import collated
+from forebay.errors import OptionError
+from forebay.failures import Failure
+from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
+from forebay.loading.samplers import NO_STATE, has_state
+from forebay.observe.record import SlowSample
+from forebay.plan import COLLATE, SAMPLE, child_seed, seed_of
+
+# ---- sample threads ------------------------------------------------------------------------------
+
+# How long `close` waits in total for threads that are in the middle of a sample.
+CLOSE_S = 1.0
+
+_Queue = queue.SimpleQueue[tuple["Future[Any]", Callable[[], Any]] | None]
+
+
+class SampleThreads:
+    """Threads that make calls in the order in which these are submitted.
+
+    They are daemons, unlike those of `concurrent.futures`: nothing waits for a sample that hangs.
+
+    Args:
+        around: What each thread does its work in.
+    """
+
+    def __init__(
+        self, count: int, around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> None:
+        self._count, self._around = count, around
+        self._begin()
+
+    def _begin(self) -> None:
+        self.threads: list[threading.Thread] = []
+        self.process = os.getpid()
+        self._calls: _Queue = queue.SimpleQueue()
+        # Drops the calls that are not begun, and ends the threads, which do not keep it alive.
+        self.end = weakref.finalize(self, _end, self._calls, self._count)
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        """Have a thread make a call; the future has what it returns or raises."""
+        if self.process != os.getpid():  # a fork lacks the threads
+            self._begin()
+        future: Future[Any] = Future()
+        self._calls.put((future, call))
+        if len(self.threads) < self._count:
+            name = f"forebay-sample-{len(self.threads)}"
+            args = self._calls, self._around
+            thread = threading.Thread(target=_make_calls, args=args, name=name, daemon=True)
+            thread.start()
+            self.threads.append(thread)
+        return future
+
+    def close(self) -> None:
+        """Drop the calls that are not begun, and wait for a moment for those that are."""
+        self.end()
+        until = time.monotonic() + CLOSE_S
+        for thread in self.threads:
+            thread.join(max(until - time.monotonic(), 0.0))
+
+
+def _end(calls: _Queue, count: int) -> None:
+    with suppress(queue.Empty):
+        while submitted := calls.get_nowait():
+            submitted[0].cancel()
+    for _ in range(count):
+        calls.put(None)
+
+
+def _make_calls(calls: _Queue, around: Callable[[], AbstractContextManager[Any]]) -> None:
+    with around():
+        while (submitted := calls.get()) is not None:
+            future, call = submitted
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # noqa: BLE001 - whoever takes the result raises it
+                    future.set_exception(error)
+            del submitted, future, call  # while it waits for the next one, nothing holds these
+
+
+# ---- map-style datasets --------------------------------------------------------------------------
+
+# If samples take less than `TIMED_S` on average, they are timed one by one only in one of
+# `TIMED_BATCHES` batches.
+TIMED_S = 0.0001
+TIMED_BATCHES = 16
+FEW_SAMPLES = 4
+
+# With `concurrency`, so many times as many samples are being fetched, or wait for a thread or for
+# their batch, besides those of the batch that is being made.
+AHEAD = 2
+
+# Calls a function with one that seeds the generators; returns what it returns.
+RunSeeded = Callable[[Callable[[SetSeed], Any]], Any]
+
+
+class EndOfDataset(Exception):  # noqa: N818 - not an error: the end of the data
+    """The dataset's iterator is exhausted."""
+
+
+class SampleError(Exception):
+    """A sample raised; the user's exception is the `__cause__`."""
+
+    def __init__(self, index: Any) -> None:
+        """Store the sample's index."""
+        super().__init__(index)
+        self.index = index
+
+
+class _Sliced(NamedTuple):
+    """A whole batch, sliced from arrays instead of being collated from samples."""
+
+    batch: Any
+
+
+class _Fetched(NamedTuple):
+    """What a thread fetched, the seconds that this took, and those of processor time."""
+
+    sample: Any
+    seconds: float
+    cpu_s: float
+
+
+class _Begun(NamedTuple):
+    """A batch that threads fetch.
+
+    Attributes:
+        calls: One for each sample.
+        process: Where the threads are.
+    """
+
+    request: BatchRequest
+    calls: list[Future[_Fetched]]
+    process: int
+
+
+def _fetched(call: Callable[[], Any]) -> _Fetched:
+    began, cpu_s = time.perf_counter(), time.thread_time()
+    sample = call()
+    return _Fetched(sample, time.perf_counter() - began, time.thread_time() - cpu_s)
+
+
+class MapFetcher:
+    """Fetches samples of a map-style dataset, by index.
+
+    With a seed of the user, the generators that the dataset and `collate_fn` own are seeded like
+    the global ones. Without workers they are unchanged after each batch.
+
+    Args:
+        turns: Runs the calls of threads, which share the random generators; None in a process.
+        seeds: Runs the calls of a worker process; None elsewhere.
+        threads: Fetches several samples at once; None for one at a time.
+        later: With these threads, requests whose samples are to be fetched.
+
+    Attributes:
+        slowest: The slowest sample of the last batch; None if samples were not timed one by one.
+        cpu_s: Processor time of the threads, in seconds.
+    """
+
+    def __init__(
+        self,
+        spec: BatchSpec,
+        turns: ThreadTurns | None = None,
+        seeds: SeedsIfDrawn | None = None,
+        threads: SampleThreads | None = None,
+        later: deque[BatchRequest] | None = None,
+    ) -> None:
+        self.slowest: SlowSample | None = None
+        self.cpu_s = 0.0
+        self._threads, self._later = threads, deque() if later is None else later
+        self._beginning = threading.RLock()
+        self._current: tuple[int, int | None] | None = None  # epoch, and the dataset's
+        self._begun: dict[int, _Begun] = {}  # by the ID of the request
+        self._untimed = 0  # batches until the next one whose samples are timed
+        self._spec = spec
+        self._turns, self._seeds = turns, seeds
+        self._owned, self._epoch = OwnedGenerators(), -1
+        self._run_seeded: RunSeeded = (
+            (lambda call: call(seed_generators)) if turns is None else turns.run
+        )
+        # For very few samples, seeding takes less time than to find whether they draw.
+        self._run_many_seeded: RunSeeded = self._run_seeded if seeds is None else seeds.run
+        self._sliced = slicing(spec.dataset, spec.collate_fn) if spec.auto_collation else None
+        self._is_seeded = spec.seed is not None and self._sliced is None  # a slice draws nothing
+        self._getitems = getitems_of(spec.dataset)
+
+    def fetch(self, request: BatchRequest, failures: list[Failure]) -> Any:
+        """Return the samples of a batch, for `collate`."""
+        index = request.index
+        if self._sliced is not None:
+            try:
+                return _Sliced(self._sliced(index))
+            except Exception:  # fetching one by one finds the sample
+                if not self._sliced.has_samples:
+                    raise
+            index = torch.as_tensor(index).tolist()
+        if self._threads is not None:
+            return self._fetched_at_once(request, failures)
+        if not self._spec.auto_collation:
+            samples = self._one_by_one(request, [index], failures)
+            return samples[0] if samples else samples
+        if self._getitems is not None:
+            try:
+                return self._call_seeded(request, SAMPLE, lambda: self._getitems(index))
+            except Exception:
+                if not self._spec.skip_errors:
+                    raise
+        return self._one_by_one(request, index, failures)
+
+    def begin(self, request: BatchRequest) -> None:
+        """Prepare for a batch; begin to fetch its samples and the next ones, if several at once."""
+        self._find_owned(request.epoch)
+        if self._threads is None:
+            return
+        with self._beginning:
+            if any(each is request for each in self._later):
+                while self._later.popleft() is not request:
+                    pass
+            self._begin(request)
+            self._current = request.epoch, request.dataset_epoch
+            self.begin_more()
+
+    def _find_owned(self, epoch: int) -> None:
+        """Find the generators that the dataset owns, before the first batch of an epoch."""
+        spec = self._spec
+        if not self._is_seeded or not spec.seeds_owned or epoch == self._epoch:
+            return
+        self._epoch = epoch  # the user may have changed the dataset between epochs
+        owned = OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn)
+        if self._turns is not None and self._turns.local is not None:
+            if not self._turns.local.own(owned):
+                self._turns.run_alone()
+            return
+        self._owned = owned
+        if self._owned:
+            # Whether they draw is not detected: it is most likely.
+            self._run_many_seeded = self._run_seeded
+            if self._turns is not None:
+                self._turns.run_alone()
+
+    def owned_states(self) -> list[Any] | None:
+        """Return the states to restore after a batch; None in a worker, also in a thread."""
+        is_worker = self._seeds is not None or self._turns is not None
+        return None if is_worker or not self._owned else self._owned.states()
+
+    def restore_owned(self, states: list[Any]) -> None:
+        """Undo what a batch did to the generators that the dataset owns."""
+        self._owned.restore(states)
+
+    def _one_by_one(
+        self, request: BatchRequest, indices: Sequence[Any], failures: list[Failure]
+    ) -> list[Any]:
+        def fetched(set_seed: SetSeed) -> list[Any]:
+            failures.clear()
+            return self._fetched(request, indices, failures, set_seed)
+
+        if not self._is_seeded:
+            return fetched(seed_nothing)
+        is_few = len(indices) < FEW_SAMPLES
+        samples: list[Any] = (self._run_seeded if is_few else self._run_many_seeded)(fetched)
+        return samples
+
+    def _fetched(
+        self,
+        request: BatchRequest,
+        indices: Sequence[Any],
+        failures: list[Failure],
+        set_seed: SetSeed,
+    ) -> list[Any]:
+        spec, dataset, samples, seed = self._spec, self._spec.dataset, [], 0
+        is_seeded = set_seed is not seed_nothing
+        if is_seeded:
+            assert spec.seed is not None
+            set_seed = self._owned.beside(set_seed)
+            seed = seed_of(spec.seed, SAMPLE, request.epoch)
+        is_timed, slowest_s, slowest = not self._untimed, 0.0, None
+        first = began = time.perf_counter() if is_timed else 0.0
+        for position, index in zip(request.positions(len(indices)), indices, strict=True):
+            try:
+                if is_seeded:
+                    set_seed(child_seed(seed, position))
+                samples.append(dataset[index])
+                if is_timed:
+                    ended = time.perf_counter()
+                    if ended - began > slowest_s:
+                        slowest_s, slowest = ended - began, index
+                    began = ended
+            except Exception as error:
+                if not spec.skip_errors:
+                    raise SampleError(index) from error
+                failures.append(
+                    Failure.of(error, source=index, epoch=request.epoch, batch=request.batch)
+                )
+        self.slowest = None
+        if not is_timed:
+            self._untimed -= 1
+        elif began - first <= TIMED_S * len(indices):
+            self._untimed = TIMED_BATCHES - 1
+        if slowest_s > TIMED_S:
+            self.slowest = SlowSample(slowest_s, slowest, request.epoch, request.batch)
+        return samples
+
+    def _call_seeded(self, request: BatchRequest, purpose: int, call: Callable[[], Any]) -> Any:
+        """Make a call for the whole batch, with generators seeded for it if there is a seed."""
+        if not self._is_seeded or self._spec.seed is None:
+            return call()
+        seed = seed_of(self._spec.seed, purpose, request.epoch, request.positions(1)[0])
+
+        def seeded(set_seed: SetSeed) -> Any:
+            if set_seed is not seed_nothing:
+                self._owned.beside(set_seed)(seed)
+            return call()
+
+        return self._run_seeded(seeded)
+
+    # ---- several at once -----------------------------------------------------------------------
+
+    def begin_more(self) -> None:
+        """Begin batches of the same epoch, until threads have enough to do."""
+        later = self._later
+        with self._beginning:
+            while later and (later[0].epoch, later[0].dataset_epoch) == self._current:
+                begun = sum(len(self._indices(each.request)) for each in self._begun.values())
+                if begun >= AHEAD * self._spec.concurrency:
+                    break
+                self._begin(later.popleft())
+
+    def _begin(self, request: BatchRequest) -> None:
+        if id(request) not in self._begun:
+            self._begun[id(request)] = self._submitted(request)
+
+    def drop(self, request: BatchRequest) -> None:
+        """Do not fetch the samples of a batch that are not begun."""
+        begun = self._begun.pop(id(request), None)
+        for each in () if begun is None else begun.calls:
+            each.cancel()
+
+    def _indices(self, request: BatchRequest) -> Sequence[Any]:
+        return request.index if self._spec.auto_collation else [request.index]
+
+    def _submitted(self, request: BatchRequest) -> _Begun:
+        """Have threads fetch the samples of a batch."""
+        assert self._threads is not None
+        indices, submit = self._indices(request), self._threads.submit
+        calls = [
+            submit(partial(_fetched, partial(self._sample, request.epoch, position, index)))
+            for position, index in zip(request.positions(len(indices)), indices, strict=True)
+        ]
+        return _Begun(request, calls, os.getpid())
+
+    def _sample(self, epoch: int, position: int, index: Any) -> Any:
+        spec = self._spec
+        if spec.seed is None:
+            return spec.dataset[index]
+        seed = child_seed(seed_of(spec.seed, SAMPLE, epoch), position)
+
+        def seeded(set_seed: SetSeed) -> Any:
+            set_seed(seed)
+            return spec.dataset[index]
+
+        return self._run_seeded(seeded)
+
+    def _fetched_at_once(self, request: BatchRequest, failures: list[Failure]) -> Any:
+        """Return the samples of a batch when all are there."""
+        with self._beginning:
+            self._begin(request)
+            begun = self._begun.pop(id(request))
+            if begun.process != os.getpid():
+                begun = self._submitted(request)
+            self.begin_more()
+        try:
+            samples = self._gathered(request, begun.calls, failures)
+        except BaseException as error:
+            self._begun[id(request)] = begun
+            if not isinstance(error, KeyboardInterrupt):  # after that it may be asked for again
+                self.drop(request)
+            raise
+        return samples if self._spec.auto_collation or not samples else samples[0]
+
+    def _gathered(
+        self, request: BatchRequest, calls: Sequence[Future[_Fetched]], failures: list[Failure]
+    ) -> list[Any]:
+        samples, slowest, slowest_s = [], None, 0.0
+        for index, call in zip(self._indices(request), calls, strict=True):
+            try:
+                fetched = self._taken(call)
+            except Exception as error:
+                if not self._spec.skip_errors:
+                    raise SampleError(index) from error
+                failures.append(
+                    Failure.of(error, source=index, epoch=request.epoch, batch=request.batch)
+                )
+                continue
+            samples.append(fetched.sample)
+            if fetched.seconds > slowest_s:
+                slowest_s, slowest = fetched.seconds, index
+        self.slowest = SlowSample(slowest_s, slowest, request.epoch, request.batch)
+        return samples
+
+    def _taken(self, call: Future[_Fetched]) -> _Fetched:
+        fetched = call.result()
+        self.cpu_s += fetched.cpu_s
+        return fetched
+
+    def collate(self, request: BatchRequest, samples: Any) -> Any:
+        """Make a batch from the samples that `fetch` returned."""
+        if isinstance(samples, _Sliced):
+            return samples.batch
+        collate_fn = self._spec.collate_fn
+        if collate_fn is default_collate:  # it draws no random numbers
+            return collated(collate_fn, samples)
+        return self._call_seeded(request, COLLATE, lambda: collated(collate_fn, samples))
+
+    def state(self) -> WorkerState:
+        """Return the state of the dataset."""
+        return WorkerState(self._spec.dataset.state_dict(), None, "within")
+
+
+class IterableFetcher:
+    """Fetches samples of this worker's part of an iterable dataset, in its order.
+
+    Args:
+        seed: 64 bits for the generators that the dataset owns; None to leave them as they are.
+        state: The state to continue from; None to start at the beginning.
+    """
+
+    def __init__(
+        self, spec: BatchSpec, seed: int | None = None, state: WorkerState | None = None
+    ) -> None:
+        self._spec, self.ended, dataset = spec, False, spec.dataset
+        if seed is not None:
+            OwnedGenerators(dataset=dataset, collate_fn=spec.collate_fn).seed(seed)
+        if state is not None and state.dataset is not None:
+            dataset.load_state_dict(state.dataset)
+        self._samples: Iterator[Any] = iter(dataset)
+        # Not before: a dataset that is its own iterator may start over in `__iter__`.
+        if state is not None and state.iterator is not None:
+            if not has_state(self._samples):
+                kind = type(self._samples).__name__
+                raise OptionError(NO_STATE.format("dataset's iterator", kind))
+            self._samples.load_state_dict(state.iterator)  # type: ignore[attr-defined]
+            if state.phase != "within":  # the state is from before this epoch
+                self._samples = iter(dataset)
+
+    def state(self) -> WorkerState:
+        """Return the states of the dataset and its iterator."""
+        dataset, samples = self._spec.dataset, self._samples
+        iterator = samples.state_dict() if has_state(samples) else None  # type: ignore[attr-defined]
+        is_own = samples is dataset
+        state = None if is_own or not has_state(dataset) else dataset.state_dict()
+        return WorkerState(state, iterator, "ended" if self.ended else "within")
+
+    def fetch(self, request: BatchRequest, _: list[Failure]) -> Any:
+        """Return the next samples as a list, or the next sample; no sample is ever skipped."""
+        if self.ended:
+            raise EndOfDataset
+        if not self._spec.auto_collation:
+            try:
+                return next(self._samples)
+            except StopIteration:
+                self.ended = True
+                raise EndOfDataset from None
+        samples = []
+        for _ in request.index:
+            try:
+                samples.append(next(self._samples))
+            except StopIteration:
+                self.ended = True
+                break
+        if not samples or (self._spec.drop_last and len(samples) < len(request.index)):
+            self.ended = True
+            raise EndOfDataset
+        return samples
+
+    def collate(self, _: BatchRequest, samples: Any) -> Any:
+        """Make a batch from samples; random numbers continue the worker's sequence."""
+        return collated(self._spec.collate_fn, samples)

@@ -1,0 +1,325 @@
+"""`from_table(columns=)`: equal columns, whatever holds them, and errors before any batch."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import csv, feather, parquet
+
+from forebay import InputError, OptionError, from_table
+
+ROWS = 10
+TABLE = pa.table(
+    {
+        "age": np.arange(ROWS),
+        "height": np.linspace(1.5, 2.0, ROWS),
+        "name": [f"ü{row}" for row in range(ROWS)],
+    }
+)
+NAMES = ["height", "name", "age"]
+
+
+def arrow_file(path, table, *, is_stream):
+    opened = pa.ipc.new_stream if is_stream else pa.ipc.new_file
+    with opened(path, table.schema) as writer:
+        writer.write_table(table, 3)
+    return path
+
+
+def output_of_preprocess(path):
+    path.mkdir()
+    parquet.write_table(TABLE, path / "metadata.parquet")
+    return path
+
+
+def lines_of_json(path):
+    path.write_text("".join(json.dumps(row) + "\n" for row in TABLE.to_pylist()))
+    return str(path)
+
+
+# Each makes a table in one of the forms, given a folder.
+FORMS = {
+    "pyarrow": lambda _: TABLE,
+    "pandas": lambda _: TABLE.to_pandas(),
+    "polars": lambda _: pl.DataFrame(TABLE),
+    "polars in chunks": lambda _: pl.concat(
+        [pl.DataFrame(TABLE[:4]), pl.DataFrame(TABLE[4:])], rechunk=False
+    ),
+    "arrays": lambda _: {name: TABLE[name].to_numpy(zero_copy_only=False) for name in NAMES},
+    "lists": lambda _: TABLE.to_pydict(),
+    "tensors": lambda _: {
+        "age": torch.arange(ROWS),
+        "height": torch.from_numpy(TABLE["height"].to_numpy().copy()),
+        "name": TABLE["name"].to_pylist(),
+    },
+    "dicts": lambda _: TABLE.to_pylist(),
+    "csv": lambda folder: csv.write_csv(TABLE, folder / "t.csv") or folder / "t.csv",
+    "jsonl": lambda folder: lines_of_json(folder / "t.jsonl"),
+    "parquet": lambda folder: (
+        parquet.write_table(TABLE, folder / "t.parquet", row_group_size=3) or folder / "t.parquet"
+    ),
+    "output folder": lambda folder: output_of_preprocess(folder / "out"),
+    "arrow file": lambda folder: arrow_file(folder / "t.arrow", TABLE, is_stream=False),
+    "arrow stream": lambda folder: arrow_file(folder / "t.arrow", TABLE, is_stream=True),
+    "feather": lambda folder: (
+        feather.write_feather(TABLE, folder / "t.feather") or folder / "t.feather"
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_sample_has_the_columns_that_were_named(form, tmp_path):
+    """In that order, with tensors for numbers; a negative index counts from the end."""
+    dataset = from_table(FORMS[form](tmp_path), columns=NAMES)
+    assert len(dataset) == ROWS
+    for row in (0, 4, -1):
+        sample, expected = dataset[row], TABLE.take([row % ROWS]).to_pylist()[0]
+        assert list(sample) == NAMES
+        assert sample["height"].dtype is torch.float64 and sample["age"].dtype is torch.int64
+        values = {
+            name: getattr(each, "item", lambda each=each: each)() for name, each in sample.items()
+        }
+        assert values == {name: expected[name] for name in NAMES}
+    with pytest.raises(IndexError):
+        dataset[ROWS]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_dataset_of_columns_is_pickled(form, tmp_path):
+    """For workers that are not forked; of a mapped file there is only the path."""
+    dataset = from_table(FORMS[form](tmp_path), columns=NAMES)
+    pickled = pickle.dumps(dataset)
+    assert repr(pickle.loads(pickled)[3]) == repr(dataset[3])
+    if "arrow " in form:
+        assert len(pickled) < 1000
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.as_tensor], ids=["array", "tensor"])
+def test_arrays_are_used_as_they_are(make):
+    """There is no copy of them: a change is seen."""
+    values = make(np.arange(6.0).reshape(3, 2))
+    dataset = from_table({"a": values}, columns=["a"])
+    values[1, 1] = 99.0
+    assert dataset[1]["a"].tolist() == [2.0, 99.0]
+
+
+def test_arrays_of_any_layout_have_the_same_values():
+    """Strides, the other order of bytes, and three dimensions."""
+    whole = np.arange(24).reshape(4, 3, 2)
+    arrays = {
+        "strided": np.arange(8)[::2],
+        "transposed": np.arange(8).reshape(2, 4).T,
+        "swapped": np.arange(4).astype(">i2"),
+        "deep": whole,
+        "bool": np.array([True, False, True, True]),
+        "bytes": np.array([b"a", b"bb", b"", b"c"]),
+        "words": np.array(["a", "bb", "", "c"]),
+    }
+    dataset = from_table(arrays, columns=list(arrays))
+    for name, values in arrays.items():
+        found = [dataset[row][name] for row in range(4)]
+        assert [
+            getattr(each, "tolist", lambda each=each: each)() for each in found
+        ] == values.tolist()
+
+
+TIMES = [datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)] * 2
+# Columns that no batch can have, and what is said.
+REFUSED = {
+    "dates": (pa.array(TIMES, pa.date32()), "has the type date32"),
+    "times": (pa.array(TIMES), "times to integers"),
+    "decimals": (pa.array([decimal.Decimal("1.5")] * 2), "decimals to floats"),
+    "structs": (pa.array([{"x": 1}] * 2), "has the type struct"),
+    "lists of strings": (pa.array([["x"]] * 2), "has the type list"),
+    "nothing": (pa.nulls(2), "has the type null"),
+    "null": (pa.array([1, None]), "'a' is null in row 1.*1 of its rows"),
+    "null bool": (pa.array([None, True]), "'a' is null in row 0"),
+    "null string": (pa.array(["x", None]), "'a' is null in row 1"),
+    "null category": (pa.array(["x", None]).dictionary_encode(), "'a' is null in row 1"),
+    "null list": (pa.array([[1], None]), "'a' is null in row 1"),
+    "null in a list": (pa.array([[1], [2, None]]), "'a' has a null in the list of row 1"),
+    "null in a fixed list": (pa.array([[1, 1], [2, None]], pa.list_(pa.int8(), 2)), "row 1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_column_that_makes_no_batch_is_refused_at_once(name):
+    """With the type, or the row, and what to do."""
+    values, words = REFUSED[name]
+    with pytest.raises(InputError, match=f"(?s)column 'a'.*{words}|{words}"):
+        from_table(pa.table({"a": values}), columns=["a"])
+    # Other columns of that table can be used.
+    assert from_table(pa.table({"a": values, "b": [1, 2]}), columns=["b"])[1]["b"] == 2
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_column_that_does_not_exist_is_named_with_one_like_it(form, tmp_path):
+    """And with all of them."""
+    table = FORMS[form](tmp_path)
+    with pytest.raises(InputError, match=r"no column is called 'heigth'; one is 'height'\n.*'age'"):
+        from_table(table, columns=["age", "heigth"])
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ([], "must be a list of names"),
+        ("age", r"columns='age' is not valid; it must be a list"),
+        ([1], "must be a list of names"),
+        (["age", "age"], "names a column twice"),
+    ],
+)
+def test_impossible_names_are_refused(columns, words):
+    """A single string is not a list of its letters."""
+    with pytest.raises(OptionError, match=words):
+        from_table(TABLE, columns=columns)
+
+
+def test_what_is_for_rows_is_refused_with_columns():
+    """`load` would be called for each row, and `folder` is for a destination."""
+    for other in ({"load": print}, {"folder": "."}):
+        with pytest.raises(OptionError, match=r"columns= makes batches by column"):
+            from_table(TABLE, columns=["age"], **other)
+
+
+@pytest.mark.parametrize("form", ["pyarrow", "pandas", "polars", "parquet", "arrow file"])
+def test_a_table_without_rows_is_an_error(form, tmp_path, monkeypatch):
+    """As for rows."""
+    monkeypatch.setitem(globals(), "TABLE", TABLE[:0])
+    with pytest.raises(InputError, match="has no rows"):
+        from_table(FORMS[form](tmp_path), columns=["age"])
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"a": [1, 2], "b": [1]}, "columns have different lengths"),
+        ({"a": torch.ones(2, requires_grad=True), "b": [1, 2]}, "column 'a' cannot be read"),
+        ({"a": [{}, "x"], "b": [1, 2]}, "column 'a' cannot be read"),
+        ({"a": 3, "b": [1]}, "column 'a' cannot be read"),
+        (7, "got int instead of a table"),
+        (pd.DataFrame([[1, 2, 3]], columns=["a", "a", "b"]), "2 columns are called 'a'"),
+        (pd.DataFrame({"a": [1, "x", {}], "b": 0}), "pyarrow cannot read it"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_an_error(table, words):
+    """It says which column, and why."""
+    with pytest.raises(InputError, match=words):
+        from_table(table, columns=["a", "b"])
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.arrow", "t.feather"])
+def test_a_damaged_file_is_an_error(name, tmp_path):
+    """Cut, or something else."""
+    whole = tmp_path / name
+    FORMS["parquet" if name == "t.parquet" else "arrow file"](tmp_path)
+    if name == "t.feather":
+        shutil.move(tmp_path / "t.arrow", whole)
+    data = whole.read_bytes()
+    for part in (data[: len(data) // 2], b"something else", b""):
+        whole.write_bytes(part)
+        with pytest.raises(InputError, match=f"{name}: it cannot be"):
+            from_table(whole, columns=["age"])
+    with pytest.raises(InputError, match="does not exist"):
+        from_table(tmp_path / f"no_{name}", columns=["age"])
+
+
+# ---- more than the memory ------------------------------------------------------------------------
+
+LARGE, GROUP = 800, 40
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """A Parquet file of which this machine's memory holds only a row group or two."""
+    table = pa.table(
+        {
+            "number": np.arange(LARGE),
+            "word": [f"w{row}" for row in range(LARGE)],
+            "list": [list(range(row % 3)) for row in range(LARGE)],
+        }
+    )
+    parquet.write_table(table, tmp_path / "large.parquet", row_group_size=GROUP)
+    monkeypatch.setattr("forebay.items.memory_for_files", lambda: 100)
+    return tmp_path / "large.parquet"
+
+
+@pytest.fixture
+def groups_read(monkeypatch):
+    """The numbers of the row groups that are read, in order."""
+    read, actual = [], parquet.ParquetFile.read_row_group
+
+    def read_row_group(self, number, *arguments, **options):
+        read.append(number)
+        return actual(self, number, *arguments, **options)
+
+    monkeypatch.setattr(parquet.ParquetFile, "read_row_group", read_row_group)
+    return read
+
+
+@pytest.mark.filterwarnings("ignore:from_table.*order is random:RuntimeWarning")
+def test_row_groups_are_read_as_they_are_needed(large, groups_read):
+    """The samples are those of a table in memory, in order and in any other."""
+    names = ["number", "word", "list"]
+    dataset, same = (
+        from_table(large, columns=names),
+        from_table(parquet.read_table(large), columns=names),
+    )
+    assert repr(dataset).startswith(f"<ColumnDataset: {LARGE} rows, 3 columns")
+    assert [repr(dataset[row]) for row in range(LARGE)] == [repr(same[row]) for row in range(LARGE)]
+    assert groups_read == list(range(LARGE // GROUP)), "each row group once"
+    rows = [733, 2, 799, 2, 0, -1]
+    assert repr(dataset.__getitems__(rows)) == repr(same.__getitems__(rows))
+    assert repr(pickle.loads(pickle.dumps(dataset))[7]) == repr(same[7])
+
+
+def test_a_random_order_of_row_groups_is_warned_of_once(large):
+    """Each batch reads most of the file; an Arrow file is mapped instead."""
+    dataset = from_table(large, columns=["number"])
+    rows = [(row * 41) % LARGE for row in range(100)]
+    with pytest.warns(RuntimeWarning, match=r"(?s)order is random.*Arrow file") as caught:
+        samples = [dataset[row] for row in rows]
+    assert len(caught) == 1
+    assert [each["number"].item() for each in samples] == rows
+
+
+def test_a_file_that_is_replaced_while_row_groups_are_read_is_an_error(large):
+    """Rather than rows of two tables, with the length of one."""
+    dataset = from_table(large, columns=["number"])
+    assert dataset[0]["number"] == 0
+    parquet.write_table(pa.table({"number": np.zeros(LARGE, np.int64)}), large)
+    with pytest.raises(InputError, match="was changed while it was in use"):
+        dataset[LARGE - 1]
+
+
+def test_a_mapped_file_is_still_the_same_after_another_took_its_place(tmp_path):
+    """In this process; another one, which would map the other file, has an error."""
+    path = FORMS["arrow file"](tmp_path)
+    dataset = from_table(path, columns=["age"])
+    pickled = pickle.dumps(dataset)
+    other = arrow_file(tmp_path / "other.arrow", TABLE[5:], is_stream=False)
+    os.replace(other, path)
+    assert [dataset[row]["age"].item() for row in range(ROWS)] == list(range(ROWS))
+    with pytest.raises(InputError, match="was changed while it was in use"):
+        pickle.loads(pickled)
+
+
+def test_memory_that_is_too_small_for_a_file_at_a_url_is_an_error(memory, monkeypatch):
+    """A URL is read once, to its end; row groups could not be read later."""
+    with memory.open("/t.parquet", "wb") as file:
+        parquet.write_table(TABLE, file)
+    assert len(from_table("memory://t.parquet", columns=["age"])) == ROWS
+    monkeypatch.setattr("forebay.items.memory_for_files", lambda: 10)
+    with pytest.raises(InputError, match=r"1 column of 10 rows take .* or more, and 10 B"):
+        from_table("memory://t.parquet", columns=["age"])

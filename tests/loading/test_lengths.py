@@ -1,0 +1,304 @@
+"""Rows of tokens in a loader: the same global batches for any ranks and workers, resumed, mixed."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import random
+import signal
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+from pyarrow import parquet
+from torch.utils.data import Dataset
+from worlds import digest
+
+import forebay
+from forebay import DataLoader, InputError, OptionError
+from forebay.collate import as_list, sequences
+from forebay.inputs.tables import RowGroups, file_identity
+from forebay.items import ColumnDataset
+
+SIZE, TOGETHER = 64, 24
+LENGTHS = np.random.default_rng(5).integers(1, 90, 700)
+
+
+class Texts(Dataset):
+    """Samples whose tokens depend on every generator; the first is the sample's index."""
+
+    def __init__(self, lengths=LENGTHS, killer=None):
+        self.lengths, self.killer = lengths, killer
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        if self.killer is not None and index == 123 and not self.killer.exists():
+            self.killer.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        tokens = torch.randint(1 << 30, (int(self.lengths[index]),))
+        tokens[-1] = random.getrandbits(30) ^ int(np.random.randint(1 << 30))
+        tokens[0] = index
+        return {"tokens": tokens, "labels": tokens % 100, "document": index}
+
+
+def packed(texts=None, **options):
+    """Make a loader of rows."""
+    rows = forebay.pack_sequences(texts or Texts(), LENGTHS, size=SIZE)
+    return DataLoader(rows, **{"seed": 7, "shuffle": True, "collate_fn": as_list, **options})
+
+
+def mixed(**options):
+    """Make a loader of the rows of two sources."""
+    sources = {
+        "a": (forebay.pack_sequences(Texts(LENGTHS[:300]), LENGTHS[:300], size=SIZE), 0.7),
+        "b": (forebay.pack_sequences(Texts(LENGTHS[300:]), LENGTHS[300:], size=SIZE), 0.3),
+    }
+    return DataLoader(
+        forebay.mix(sources), **{"seed": 7, "shuffle": True, "collate_fn": as_list, **options}
+    )
+
+
+def plain(row):
+    return tuple((each["document"], *each["tokens"].tolist()) for each in row)
+
+
+def global_batches(make, world, num_workers=0, state=None, most=None):
+    """Return the rows of each global batch of the next epoch, sorted, and the state after it."""
+    options = {"world_size": world, "batch_size": TOGETHER // world, "num_workers": num_workers}
+    loaders = [make(rank=rank, **options) for rank in range(world)]
+    for loader in loaders:
+        if state is not None:
+            loader.load_state_dict(state)
+    found, nothing = [], object()
+    steps = itertools.zip_longest(*map(iter, loaders), fillvalue=nothing)
+    for step in itertools.islice(steps, most):
+        rows = []
+        for loader, batch in zip(loaders, step, strict=True):
+            if batch is not nothing:
+                pairs = zip(batch, loader.mask.tolist(), strict=True)
+                rows += [plain(row) for row, counts in pairs if counts]
+        found.append(sorted(rows))
+    states = [loader.state_dict() for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    assert all(each == states[0] for each in states)
+    return found, json.loads(json.dumps(states[0]))
+
+
+@functools.cache
+def expected_of(make):
+    first, state = global_batches(make, 1)
+    second, _ = global_batches(make, 1, state=state)
+    return first, second
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("make", [packed, mixed])
+@pytest.mark.parametrize(
+    ("world", "num_workers"), [(1, 0), (2, 0), (3, 1), (4, 0), (6, 0), (8, 0), (12, 0), (2, 2)]
+)
+def test_global_batches_are_equal_bit_for_bit(make, world, num_workers):
+    """For any number of ranks and workers, in every epoch, random numbers and tail included."""
+    first, state = global_batches(make, world, num_workers)
+    second, _ = global_batches(make, world, num_workers, state)
+    assert (digest(first), digest(second)) == tuple(map(digest, expected_of(make)))
+    assert first != second
+
+
+@pytest.mark.parametrize("make", [packed, mixed])
+def test_four_ranks_become_two_and_six_in_mid_epoch(make):
+    before, state = global_batches(make, 4, most=5)
+    middle, state = global_batches(make, 2, state=state, most=4)
+    after, _ = global_batches(make, 6, state=state)
+    assert before + middle + after == expected_of(make)[0]
+    assert len(json.dumps(state)) < 1500
+
+
+def test_a_killed_worker_changes_nothing(tmp_path):
+    first, _ = global_batches(
+        lambda **options: packed(Texts(killer=tmp_path / "killed"), **options), 1, num_workers=2
+    )
+    assert (tmp_path / "killed").exists()
+    assert first == expected_of(packed)[0]
+
+
+def test_every_token_comes_once_an_epoch():
+    rows = list(itertools.chain(*expected_of(packed)[1]))
+    documents = [piece[0] for row in rows for piece in row]
+    assert {*documents} == {*range(len(LENGTHS))}
+    assert sum(len(piece) - 1 for row in rows for piece in row) == LENGTHS.sum()
+    assert all(sum(len(piece) - 1 for piece in row) <= SIZE for row in rows)
+
+
+def test_the_length_of_a_loader_is_its_number_of_steps():
+    with packed(batch_size=7) as loader:
+        assert [len(list(loader)) for _ in range(3)] == [len(loader)] * 3
+
+
+def test_a_batch_is_made_again_by_its_number():
+    with packed(batch_size=8, world_size=2, rank=1) as loader:
+        batches = list(loader)
+        again = loader.replay(epoch=0, batch=3)
+    assert list(map(plain, again)) == list(map(plain, batches[3]))
+
+
+def test_ranks_have_nearly_equal_costs():
+    loaders = [packed(batch_size=16, world_size=4, rank=rank, drop_last=True) for rank in range(4)]
+    for step in zip(*loaders, strict=True):
+        costs = [sum(len(each["tokens"]) ** 2 for row in batch for each in row) for batch in step]
+        assert max(costs) < 1.05 * sum(costs) / 4
+
+
+def test_batches_of_similar_lengths():
+    """Each sample once in an epoch, other batches in the next, on each rank as many."""
+    groups = forebay.batch_by_length(Texts(), LENGTHS, max_tokens=500)
+    found = []
+    for rank in range(3):
+        loader = DataLoader(groups, batch_size=None, shuffle=True, seed=1, world_size=3, rank=rank)
+        epochs = []
+        for _ in range(2):
+            epochs.append([])
+            for batch in loader:
+                lengths = [len(each["tokens"]) for each in batch]
+                assert len(lengths) * max(lengths) <= 500
+                if loader.mask.all():
+                    epochs[-1].append(frozenset(int(each["document"]) for each in batch))
+        found.append(epochs)
+    first, second = ([each for rank in found for each in rank[epoch]] for epoch in (0, 1))
+    assert sorted(itertools.chain(*first)) == sorted(itertools.chain(*second)) == [*range(700)]
+    assert {*first} != {*second}
+
+
+def test_sequences_in_a_batch():
+    """Fields of as many items as tokens are packed; others are collated over all sequences."""
+    rows = [
+        [{"input_ids": [5, 6, 7], "labels": [1, 2, 3], "score": 0.5}],
+        [
+            {"input_ids": [8], "labels": [4], "score": 1.5},
+            {"input_ids": [9, 10], "labels": [5, 6], "score": 2.5},
+        ],
+    ]
+    batch = sequences(size=4, pad=99)(rows)
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 99], [8, 9, 10, 99]]
+    assert batch["labels"].tolist() == [[1, 2, 3, -100], [4, 5, 6, -100]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0], [0, 0, 1, 0]]
+    assert batch["sequence_ids"].tolist() == [[1, 1, 1, 0], [1, 2, 2, 0]]
+    assert batch["cu_seqlens"].tolist() == [0, 3, 4, 5, 7, 8]
+    assert batch["cu_seqlens"].dtype == torch.int32
+    assert batch["max_seqlen"] == 3
+    assert batch["score"].tolist() == [0.5, 1.5, 2.5]
+
+
+def test_a_row_of_plain_tensors_with_features():
+    rows = [[torch.ones(2, 3), torch.zeros(1, 3)], [torch.full((2, 3), 2.0)]]
+    batch = sequences(size=3)(rows)
+    assert batch["tokens"].shape == (2, 3, 3)
+    assert batch["tokens"][1, 2].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_statistics_count_tokens():
+    """All of two epochs, by source; the share that is filled is that of the rows."""
+    with packed(batch_size=8) as loader:
+        for _ in range(2):
+            list(loader)
+        tokens, filled = loader.statistics().tokens["dataset"]
+        assert tokens == 2 * LENGTHS.sum()
+        assert filled == pytest.approx(LENGTHS.sum() / (len(loader.dataset) * SIZE))
+        assert "% filled" in str(loader.statistics())
+    with mixed(batch_size=8) as loader:
+        list(loader)
+        found = loader.statistics()
+        assert set(found.tokens) == {"a", "b"}
+        assert found.to_dict()["tokens/a"] > found.to_dict()["tokens/b"] > 0
+
+
+@pytest.mark.parametrize("name", ["tokens", "count"])
+@pytest.mark.parametrize("form", ["memory", "arrow", "parquet"])
+def test_lengths_are_a_column_of_a_table_by_column(form, name, tmp_path):
+    lists = [[at] * int(length) for at, length in enumerate(LENGTHS)]
+    table = pyarrow.table({"tokens": lists, "count": LENGTHS})
+    path = tmp_path / ("t.arrow" if form == "arrow" else "t.parquet")
+    if form == "arrow":
+        with pyarrow.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=100)
+    parquet.write_table(table, tmp_path / "t.parquet", row_group_size=100)
+    texts = forebay.from_table(table if form == "memory" else path, columns=["tokens", "count"])
+    rows = forebay.pack_sequences(texts, name, size=SIZE)
+    file = str(tmp_path / "t.parquet")
+    groups = RowGroups(file, ["tokens", "count"], "t", file_identity(file))
+    for each in (rows, forebay.pack_sequences(ColumnDataset(groups), name, size=SIZE)):
+        assert each.lengths.tolist() == LENGTHS.tolist()
+    with DataLoader(rows, batch_size=8, seed=0, collate_fn=sequences(size=SIZE)) as loader:
+        counts = sum(torch.bincount(batch["tokens"].ravel(), minlength=700) for batch in loader)
+    assert counts[1:].tolist() == LENGTHS[1:].tolist()
+
+
+def test_a_column_without_numbers_of_tokens_is_refused():
+    texts = forebay.from_table({"tokens": [[1, 2]], "word": ["a"]}, columns=["tokens", "word"])
+    with pytest.raises(OptionError, match="'word' has values of type string"):
+        forebay.pack_sequences(texts, "word", size=SIZE)
+    with pytest.raises(OptionError, match="the columns are: tokens, word"):
+        forebay.pack_sequences(texts, "words", size=SIZE)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_come_from_workers_as_from_the_trainer(num_workers):
+    options = {"batch_size": 8, "collate_fn": sequences(size=SIZE), "num_workers": num_workers}
+    with packed(**options) as loader:
+        batches = [dict(batch) for batch in loader]
+    filled = sum(int((batch["sequence_ids"] > 0).sum()) for batch in batches)
+    assert filled == LENGTHS.sum()
+    assert all(batch["tokens"].shape[1] == SIZE for batch in batches)
+    assert all((batch["labels"][batch["sequence_ids"] == 0] == -100).all() for batch in batches)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lengths": [3, 4]}, "2 lengths for 3 samples"),
+        ({"lengths": [3, 0, 4]}, "the length of sample 1 is 0"),
+        ({"lengths": [3, -2, 4]}, "the length of sample 1 is -2"),
+        ({"lengths": [3, 4, 50], "long": "raise"}, "sample 2 has 50 tokens, more than size=10"),
+    ],
+)
+def test_lengths_that_cannot_be(options, words):
+    lengths = options.pop("lengths")
+    with pytest.raises(InputError, match=words):
+        forebay.pack_sequences(["a", "b", "c"], lengths, size=10, **options)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "words"),
+    [
+        ([1.5, 2.0], {}, "one integer for each sample"),
+        ("tokens", {}, "has no columns"),
+        ([1, 2], {"size": 0}, "size"),
+        ([1, 2], {"long": "cut"}, "long='cut'"),
+        ([1, 2], {"window": 0}, "window"),
+        ([1, 2], {"cost": lambda lengths: 1}, "cost takes an array"),
+    ],
+)
+def test_settings_that_cannot_be(lengths, options, words):
+    with pytest.raises(OptionError, match=words):
+        forebay.pack_sequences(["a", "b"], lengths, **{"size": 10, **options})
+
+
+def test_a_sample_that_is_not_as_long_as_was_said():
+    """It is named; nothing is cut in the wrong place."""
+    rows = forebay.pack_sequences([torch.zeros(3), torch.zeros(4)], [3, 5], size=20)
+    with pytest.raises(InputError, match="sample 1 has 4 tokens, but its length was given as 5"):
+        rows[0]
+
+
+def test_rows_need_a_collate_fn_and_batches_none():
+    rows = forebay.pack_sequences(Texts(), LENGTHS, size=SIZE)
+    with pytest.raises(OptionError, match=r"collate_fn=forebay\.collate\.sequences"):
+        DataLoader(rows, batch_size=4)
+    groups = forebay.batch_by_length(Texts(), LENGTHS, max_tokens=500)
+    with pytest.raises(OptionError, match="batch_size=None"):
+        DataLoader(groups, batch_size=4)

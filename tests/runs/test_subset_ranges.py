@@ -1,0 +1,197 @@
+"""A Subset first and then all, for `cache` and `predict`, whose files are of ranges of samples."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import data
+
+import forebay
+from forebay.ledger.snapshot import read_entries
+from forebay.runs.ranges import text_of
+
+
+class Items(data.Dataset):
+    """Samples with noise; which of them were loaded is known."""
+
+    loaded: list = []  # noqa: RUF012 - of all of them
+    refused: set = set()  # noqa: RUF012
+
+    def __init__(self, name, length):
+        self.name, self.length = name, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        Items.loaded.append((self.name, index))
+        if index in Items.refused:
+            raise ValueError(f"{self.name} {index} is refused")
+        return torch.tensor([float(ord(self.name)), float(index), random.random()])
+
+
+def first_two(batch):
+    return batch[:, :2].sum(1)
+
+
+def cached(dataset, output, **options):
+    return forebay.cache(dataset, output, num_workers=0, progress=False, **options)
+
+
+def predicted(dataset, output, **options):
+    return forebay.predict(
+        first_two, dataset, output, num_workers=0, part_size=8, progress=False, **options
+    )
+
+
+VERBS = pytest.mark.parametrize("verb", [cached, predicted])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_loaded():
+    Items.loaded.clear()
+    Items.refused = set()
+    yield
+    Items.refused = set()
+
+
+def files(folder):
+    """Return the content of the shards or parts."""
+    paths = (each for each in Path(folder).iterdir() if each.is_file())
+    return {each.name: each.read_bytes() for each in paths}
+
+
+def assert_as_fresh(verb, dataset, folder):
+    """Check that the files are those of a run that began with this dataset, byte for byte."""
+    fresh = folder.with_name(f"{folder.name} fresh")
+    verb(dataset, fresh, resume=False)
+    assert files(folder) == files(fresh)
+    Items.loaded.clear()
+
+
+@VERBS
+def test_a_subset_first_and_then_all_continues(tmp_path, verb):
+    """With the files of all samples, each of the sample that it says; then nothing is loaded."""
+    items, out = Items("a", 40), tmp_path / "out"
+    verb(data.Subset(items, [30, 31]), out)
+    verb(items, out)
+    assert_as_fresh(verb, items, out)
+    verb(items, out)
+    assert Items.loaded == []
+    verb(items, out, version="2")
+    assert_as_fresh(verb, items, out)
+
+
+@VERBS
+@pytest.mark.parametrize("count", [8, 12])
+def test_files_whose_samples_stay_at_their_places_are_kept(tmp_path, verb, count):
+    """Those of the first samples, if they were the Subset."""
+    items, out = Items("a", 40), tmp_path / "out"
+    verb(data.Subset(items, range(count)), out)
+    Items.loaded.clear()
+    verb(data.ConcatDataset([items, Items("b", 3)]), out)
+    kept = count if verb is cached else 8
+    again = {each for each in Items.loaded if each[0] == "a" and each[1] < kept}
+    assert again <= {("a", 0)}  # which decides on the size of shards
+    assert_as_fresh(verb, data.ConcatDataset([items, Items("b", 3)]), out)
+
+
+@VERBS
+def test_samples_in_another_order_are_made_again_without_asking(tmp_path, verb, caplog):
+    """They are all still there; a note says so."""
+    items, out = Items("a", 30), tmp_path / "out"
+    verb(data.ConcatDataset([items, Items("b", 5)]), out)
+    for dataset in (
+        data.Subset(
+            data.ConcatDataset([items, Items("b", 5)]), np.random.default_rng(0).permutation(35)
+        ),
+        data.ConcatDataset([Items("b", 5), Items("a", 30)]),
+        forebay.mix({"a": (items, 1.0), "b": (Items("b", 5), 1.0)}),
+    ):
+        caplog.clear()
+        verb(dataset, out)
+        assert "made again, since other samples have their places now" in caplog.text
+        assert_as_fresh(verb, dataset, out)
+        verb(dataset, out, version=None)
+        assert Items.loaded == []
+
+
+@VERBS
+def test_what_was_made_of_other_samples_is_not_removed_unasked(tmp_path, verb):
+    """One split and then the other: the error says how many would be lost; a version accepts it."""
+    items, out = Items("a", 30), tmp_path / "out"
+    one, other = data.random_split(items, [20, 10])
+    verb(one, out)
+    before, _ = files(out), Items.loaded.clear()
+    with pytest.raises(forebay.ChangedError, match=r"20 of the samples in .* are not in this"):
+        verb(other, out)
+    assert files(out) == before
+    assert Items.loaded == []
+    verb(other, out, version="1")
+    assert_as_fresh(verb, other, out)
+
+
+@VERBS
+def test_two_datasets_of_one_length_that_change_places_are_noticed(tmp_path, verb):
+    """With a version, too, which accepts changes, but takes no sample for another."""
+    one, other, out = Items("a", 8), Items("b", 8), tmp_path / "out"
+    for dataset in (data.ConcatDataset([one, other]), data.ConcatDataset([other, one])):
+        verb(dataset, out, version="1")
+        assert_as_fresh(verb, dataset, out)
+
+
+@VERBS
+def test_an_interrupted_run_over_all_continues(tmp_path, verb, monkeypatch):
+    """After a Subset; what was made by then is not made again."""
+    items, out = Items("a", 40), tmp_path / "out"
+    verb(data.Subset(items, [30, 31]), out)
+
+    def interrupted(self, index, load=Items.__getitem__):
+        if index == 25 and len(Items.loaded) > 20:
+            raise KeyboardInterrupt
+        return load(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Items, "__getitem__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            verb(items, out, version="1")
+    Items.loaded.clear()
+    verb(items, out, version="1")
+    assert not {("a", 3), ("a", 9)} & {*Items.loaded}
+    assert_as_fresh(verb, items, out)
+
+
+def test_samples_that_cannot_be_cached_may_be_left_out(tmp_path):
+    """The others are not lost by that."""
+    items = Items("a", 40)
+    Items.refused = {3, 20}
+    with pytest.raises(forebay.FailuresError, match="2 of 40 samples could not be cached: 3, 20"):
+        cached(items, tmp_path / "out")
+    good = data.Subset(items, [at for at in range(40) if at not in Items.refused])
+    assert [int(each[1]) for each in cached(good, tmp_path / "out")] == list(good.indices)
+    assert_as_fresh(cached, good, tmp_path / "out")
+
+
+def test_shards_of_very_few_samples_do_not_decide_on_those_of_all(tmp_path):
+    """All are made again where very many small files would be left."""
+    items, out = Items("a", 1000), tmp_path / "out"
+    cached(data.Subset(items, range(100)), out)
+    assert len(files(out)) == 100
+    cached(items, out)
+    assert len(files(out)) == 125
+    assert_as_fresh(cached, items, out)
+
+
+@pytest.mark.parametrize("numbers", [[5], [7, 6], [3, 9, 4], [2**40, 1]])
+def test_the_samples_of_a_range_are_read_back(tmp_path, numbers):
+    """Whatever they are: as many are missing as there are other ones."""
+    items = Items("a", 2**41)
+    predicted(data.Subset(items, numbers), tmp_path / "out")
+    (entry,) = read_entries(tmp_path / "out" / ".forebay")
+    assert entry.identity == text_of(np.array(numbers))
+    with pytest.raises(forebay.ChangedError, match=rf"^{len(numbers) - 1 or 1} of the samples"):
+        predicted(data.Subset(items, [numbers[0] if len(numbers) > 1 else 0]), tmp_path / "out")
