@@ -198,6 +198,13 @@ class Numbers(IterableDataset):
         return map(torch.tensor, range(self.count))
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Have a sampler of the user read to the mark, also on a machine that takes long for it."""
+    monkeypatch.setattr(planner, "READ_S", 3600.0)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", LOADERS)
 def test_it_fills_while_the_trainer_is_away(kind):
     """After one `next`, to the mark in batches; then nothing is made down to the low mark."""
@@ -231,6 +238,7 @@ def test_it_fills_while_the_trainer_is_away(kind):
         until(has_filled)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", LOADERS)
 def test_it_fills_to_the_mark_in_bytes(kind):
     """After one `next`, whatever the number of batches is."""
