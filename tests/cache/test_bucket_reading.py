@@ -351,7 +351,7 @@ def test_a_kill_costs_no_batch(server, tmp_path, who):
         for number, batch in enumerate(loader):
             if number in (2, 9, 16):
                 pool = loader._loader_progress.pipeline.feed.pool
-                victims = fetchers() if who == "fetcher" else [pool.processes[0].pid]
+                victims = fetchers() if who == "fetcher" else [next(iter(pool.pids.values()))]
                 for pid in victims:
                     os.kill(pid, signal.SIGKILL)
             for each in batch:
