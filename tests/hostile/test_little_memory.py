@@ -1,4 +1,4 @@
-"""A system that grants little memory (`ulimit -v`): an error in words, and no process is aborted."""
+"""A system that grants little memory (`ulimit -v`): an error in words; nothing is aborted."""
 
 from __future__ import annotations
 
@@ -88,5 +88,5 @@ def test_memory_that_arrow_does_not_get_is_an_error_of_the_output(error, monkeyp
     monkeypatch.setattr(parts, "check_memory", refuse)
     writer = parts.PartWriter(lambda: tmp_path / "part.parquet", None)
     writer.add([0, 1], {"a": np.zeros(2)})
-    with pytest.raises(OutputError, match="predictions of 2 samples .* not enough memory"):
+    with pytest.raises(OutputError, match=r"predictions of 2 samples .* not enough memory"):
         writer.__exit__(None, None, None)
