@@ -58,7 +58,7 @@ def loading_columns(ground: Ground, quick: bool) -> None:
 
 
 def _reached(found: dict[str, list[float]]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the rows of the table of targets; rates are those of the fastest turn."""
+    """Yield the rows of the table of targets, of medians."""
 
     def row(what: str, least: float, number: float) -> tuple[str, str, str, str]:
         return what, f"{least:,g}", f"{number:,.4g}", "reached" if number >= least else "missed"
@@ -68,7 +68,7 @@ def _reached(found: dict[str, list[float]]) -> Iterator[tuple[str, str, str, str
 
     for name in TABLES:
         alone, workers = f"{name}: 0 workers", f"{name}: 2 workers"
-        yield row(f"{alone}, rows/s, fastest turn", ROWS_PER_S, max(found[alone]))
+        yield row(f"{alone}, rows/s", ROWS_PER_S, statistics.median(found[alone]))
         yield row(f"{alone}, x NumPy", OF_NUMPY, ratio(alone, BARE))
         yield row(f"{workers}, x 0 workers", OF_NO_WORKERS, ratio(workers, alone))
     alone, torch = f"{HUGGING_FACE}: 0 workers", f"{HUGGING_FACE}: torch"
