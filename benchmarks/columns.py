@@ -27,6 +27,9 @@ LIMIT_S = 900.0
 BARE = "NumPy, permutation and a take of each column"
 ROW_BY_ROW = "from_table(polars), row by row"
 HUGGING_FACE = "Hugging Face dataset, torch format"
+TABLES = "from_table(polars, columns=)", "from_table(Parquet, columns=)"
+# The least that is asked for. Ratios are within a run, so other programs slow both sides down.
+ROWS_PER_S, OF_NUMPY, OF_NO_WORKERS, OF_TORCH = 1e6, 0.5, 0.95, 20.0
 Ways = dict[str, Callable[[], Iterable[Any]]]
 
 
@@ -50,6 +53,27 @@ def loading_columns(ground: Ground, quick: bool) -> None:
         "float32, the others float64 and int64. 2 workers: num_workers=2 and buffer='100MB', from\n"
         "the start of the loader, with nothing made before."
     )
+    print()
+    show(("", "at least", "found", ""), list(_reached(found)))
+
+
+def _reached(found: dict[str, list[float]]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the rows of the table of targets, of medians."""
+
+    def row(what: str, least: float, number: float) -> tuple[str, str, str, str]:
+        return what, f"{least:,g}", f"{number:,.4g}", "reached" if number >= least else "missed"
+
+    def ratio(way: str, other: str) -> float:
+        return statistics.median(_ratios(found[way], found[other]))
+
+    for name in TABLES:
+        alone, workers = f"{name}: 0 workers", f"{name}: 2 workers"
+        yield row(f"{alone}, rows/s", ROWS_PER_S, statistics.median(found[alone]))
+        yield row(f"{alone}, x NumPy", OF_NUMPY, ratio(alone, BARE))
+        yield row(f"{workers}, x 0 workers", OF_NO_WORKERS, ratio(workers, alone))
+    alone, torch = f"{HUGGING_FACE}: 0 workers", f"{HUGGING_FACE}: torch"
+    if alone in found:
+        yield row(f"{alone}, x torch", OF_TORCH, ratio(alone, torch))
 
 
 def _base(way: str, ways: Iterable[str]) -> str:

@@ -29,7 +29,7 @@ WITH_COMMANDS = [
 ]
 PROGRAMS = [
     *TUTORIALS,
-    *(HOW_TO / f"{name}.md" for name in ("waiting", "slow-storage", "device", "packing")),
+    *(HOW_TO / f"{name}.md" for name in ("waiting", "slow-storage", "device", "packing", "tables")),
 ]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # What test_three_jobs.py runs, and looks at what it leaves.

@@ -120,3 +120,19 @@ def test_only_want_of_memory_is_laid_to_what_a_lost_host_ran(error, words, exter
     assert isinstance(end, HostEnded)
     assert end.failure.message.startswith(words)
     assert end.external == external
+
+
+def test_hosts_that_never_start_end_the_run_with_words(monkeypatch):
+    """As where the agent of a node is lost: Ray then has room there, and starts nothing."""
+    monkeypatch.setattr("forebay.pools.ray_pool.HOSTS_S", 30.0)
+    node = SimpleNamespace(id="n1", name="node one")
+    host = SimpleNamespace(kill_at=None, node="n1")
+    pool = SimpleNamespace(
+        _hosts={0: host}, _nodes=[node], _waiting_since=None, _idle_since=0.0, _gone=""
+    )
+    monkeypatch.setattr("forebay.pools.ray_pool.time.monotonic", lambda: 29.0)
+    RayPool._meet_deadlines(pool)
+    assert pool._gone == ""
+    monkeypatch.setattr("forebay.pools.ray_pool.time.monotonic", lambda: 31.0)
+    RayPool._meet_deadlines(pool)
+    assert "started no worker for 30 s" in pool._gone and "on node one" in pool._gone

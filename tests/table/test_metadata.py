@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
+import threading
 from itertools import permutations
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from forebay.errors import InputError, OutputError
 from forebay.inputs.tables import read_table
@@ -20,7 +24,9 @@ from forebay.table.formats import (
     NULL,
     STR,
     Kind,
+    TableFile,
     final_kind,
+    format_of,
     join,
     kind_of,
 )
@@ -356,3 +362,19 @@ def test_parquet_files_hold_the_table_alone(tmp_path):
     write(tmp_path / "metadata.parquet", [("a", None, [{"x": 1}])])
     assert pyarrow.parquet.read_metadata(tmp_path / "metadata.parquet").metadata is None
     assert module.GROUP_ROWS == 65_536
+
+
+def test_a_parquet_table_is_read_by_the_calling_thread(tmp_path):
+    """A thread of Arrow that still has the file when the interpreter ends aborts the process."""
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({f"c{at}": list(range(1000)) for at in range(20)}), path)
+    threads = set()
+
+    class Watched(io.FileIO):
+        def read(self, *size):
+            threads.add(threading.get_ident())
+            return super().read(*size)
+
+    file, form = TableFile("t.parquet", lambda: Watched(path)), format_of(path.name)
+    assert form.arrow(file).num_rows == sum(1 for _ in form.rows(file)) == 1000
+    assert threads == {threading.get_ident()}

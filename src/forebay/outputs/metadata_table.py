@@ -114,7 +114,7 @@ def write_metadata(
     except (OSError, MemoryError) as error:
         raise OutputError(
             f"the metadata table {path} cannot be written: "
-            f"{getattr(error, 'strerror', None) or error}\n"
+            f"{getattr(error, 'strerror', None) or str(error) or 'there is not enough memory'}\n"
             "  The inputs are done and in the ledger; an earlier table is unchanged.\n"
             "  Free some space or memory, or fix the permissions, and run again to write it."
         ) from error

@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from forebay.base import trees
 from forebay.base.arrow_arrays import array_of, array_of_numpy, check_memory
+from forebay.base.formatting import counted
 from forebay.devices.device import Device
 from forebay.errors import FailuresError, OptionError, OutputError
 from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog, failure_to_json
@@ -315,6 +316,16 @@ class PartWriter:
             self._write()
 
     def _write(self) -> None:
+        try:
+            self._write_group()
+        except MemoryError as error:  # Arrow's is one
+            raise OutputError(
+                f"predictions of {counted(len(self._indices), 'sample')} cannot be written: "
+                f"{str(error) or 'there is not enough memory'}\n"
+                "  Completed parts are kept. Free some memory, and repeat the call to continue."
+            ) from error
+
+    def _write_group(self) -> None:
         index = array_of(self._indices, pa.int64())
         columns: dict[str, Any] = {INDEX: index}
         if self._metadata is not None:

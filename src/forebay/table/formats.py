@@ -427,7 +427,11 @@ class _Jsonl:
 
 
 class _Parquet:
-    """Columns with types."""
+    """Columns with types; the calling thread alone reads.
+
+    A thread of Arrow that releases a Python file once the interpreter has begun to end aborts the
+    process (apache/arrow issues 34314 and 50482). So `use_threads` and `pre_buffer` are off.
+    """
 
     def columns(self, file: TableFile) -> tuple[Sequence[str], int | None]:
         with self._opened(file) as table:
@@ -458,10 +462,10 @@ class _Parquet:
         import pyarrow.parquet
 
         with file.open() as opened:
-            found = pyarrow.parquet.ParquetFile(opened)
+            found = pyarrow.parquet.ParquetFile(opened, pre_buffer=False)
             groups = map(found.metadata.row_group, range(found.num_row_groups))
             check_memory(sum(each.total_byte_size for each in groups))
-            table = found.read()
+            table = found.read(use_threads=False)
         table.validate(full=True)  # strings of other writers may not be UTF-8
         return table
 
@@ -484,7 +488,7 @@ class _Parquet:
                 from pyarrow import parquet
 
                 # buffer_size: otherwise all columns of a row group are in memory at once.
-                yield parquet.ParquetFile(opened, buffer_size=1 << 20)
+                yield parquet.ParquetFile(opened, buffer_size=1 << 20, pre_buffer=False)
             except ImportError as error:
                 advice = "Run: pip install pyarrow"
                 refuse(file.name, "reading parquet needs pyarrow", advice, error)
