@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 
@@ -14,7 +15,7 @@ import pytest
 from torch.utils.data import Dataset
 
 from forebay import DataLoader
-from forebay.base import files
+from forebay.base import process
 from forebay.loading.facts import LiveLoader
 from forebay.observe.diagnosis import LEAST_STEPS
 from forebay.show import page as show_page
@@ -25,7 +26,7 @@ from forebay.show.page import PAGE_BYTES, LivePage, is_dead, read_page
 def folder(tmp_path, monkeypatch):
     """Have the folder in a runtime folder of the test's own."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "none"))
     return tmp_path / "forebay"
 
 
@@ -154,9 +155,9 @@ def test_a_folder_that_others_may_enter_is_not_used(folder, monkeypatch, kind) -
         folder.chmod(0o755 if kind == "open" else 0o700)
     if kind == "foreign":
         user = os.geteuid()
-        monkeypatch.setattr(files.os, "geteuid", lambda: user + 1)
-    assert not files.is_private(str(folder))
-    monkeypatch.setattr(files, "private_folders", lambda: [str(folder)])
+        monkeypatch.setattr(process.os, "geteuid", lambda: user + 1)
+    assert not process.is_private(str(folder))
+    monkeypatch.setattr(process, "private_folders", lambda: [str(folder)])
     LivePage()({"a": 1})
     assert list(other.iterdir()) == []
     assert kind in ("link", "file") or list(folder.iterdir()) == []

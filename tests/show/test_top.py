@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from forebay.base import files
+from forebay.base import process
 from forebay.show import top as show_top
 from forebay.show.page import LivePage, read_page
 from forebay.show.top import live_views
@@ -93,7 +93,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("PYTHONIOENCODING", "utf-8")
     found = str(runtime / "forebay")
-    for module in (files, show_top):  # others may run on this machine
+    for module in (process, show_top):  # others may run on this machine
         monkeypatch.setattr(module, "private_folders", lambda: [found])
     return runtime / "forebay"
 
@@ -282,10 +282,10 @@ def test_a_loader_that_cannot_show_itself_trains_on(script, monkeypatch) -> None
     """Without a folder to write to, there is nothing to see, and no error."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/none")
     code = f"""
-        from forebay.base import files
+        from forebay.base import process
         from forebay.observe import record as observe_record
         tried = []
-        files.private_folders = lambda: tried.append(1) or ["/proc/none/forebay"]
+        process.private_folders = lambda: tried.append(1) or ["/proc/none/forebay"]
         {textwrap.indent(textwrap.dedent(TRAINER), "        ").strip()}
                     if tried:
                         break

@@ -7,7 +7,6 @@ import os
 import resource
 import stat
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -353,6 +352,8 @@ def private_folders() -> list[str]:
 
     A program and a later shell may differ in their variables, so a reader looks at all of them.
     """
+    import tempfile  # not above: it imports `random`, and a user's module may have that name
+
     user = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     bases = [runtime] if os.path.isabs(runtime) else []

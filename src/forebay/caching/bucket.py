@@ -28,7 +28,8 @@ _DENIED = re.compile(
     r"|NoCredential|Unable to locate credentials|token.{0,20}expired",
     re.I,
 )
-_MISSING = re.compile(r"\b404\b|NoSuchKey|NoSuchBucket|not ?found", re.I)
+# Also of an object that ends before the range: it was written anew, or cut.
+_MISSING = re.compile(r"\b404\b|\b416\b|InvalidRange|NoSuchKey|NoSuchBucket|not ?found", re.I)
 # What fsspec's settings are called in obstore.
 _S3_SETTINGS = {
     "key": "access_key_id",

@@ -35,8 +35,9 @@ from forebay.observe.progress import log
 from forebay.observe.record import Fetched
 from forebay.windows import InOrder, Window, Windows
 
-# A block is fetched whole if so large a share of it is read at once, or if it is read in order.
-WHOLE_SHARE = 0.25
+# A block is fetched whole if so large a share of it is read at once, if it is read in order, or if
+# it is so small that its parts would be no less.
+WHOLE_SHARE, SMALL_BYTES = 0.25, 64 << 10
 # Blocks that are kept for the next call, and decoded ones that a process remembers.
 HELD, DECODED, HEADS = 8, 4096, 4096
 # Bytes at the beginning of a block that have Arrow's metadata, usually.
@@ -226,7 +227,8 @@ class BucketReader:
         first, last = min(rows)[0], max(rows)[0]
         start = int(self.blocks.first[block])
         is_next, self._local.next = start + first == self._local.next, start + last + 1
-        return is_next or len(rows) >= WHOLE_SHARE * self.blocks.rows(block)
+        is_small = int(self.blocks.length[block]) <= SMALL_BYTES
+        return is_next or is_small or len(rows) >= WHOLE_SHARE * self.blocks.rows(block)
 
     def _read_here(self, left: dict[int, list[tuple[int, int]]], found: list[Any]) -> None:
         """Read the rows of blocks that are there."""
