@@ -287,7 +287,7 @@ class Feed:
 
     @property
     def room(self) -> int:
-        """About how many batches the buffer has room for, besides those ready or in use."""
+        """About how many batches the buffer has room for, besides those in use."""
         return self._engine.room
 
     @property
