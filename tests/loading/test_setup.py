@@ -13,6 +13,7 @@ from forebay import Buffer, DataLoader
 from forebay.loading.facts import setup_of
 from forebay.loading.messages import BatchResult
 from forebay.loading.settings import Settings
+from forebay.observe.record import Fetched
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -69,7 +70,10 @@ def test_the_simulated_depth_is_that_of_the_loader(seed, buffer) -> None:
             buffer=buffer,
             seed=seed,
         )
-        settings, trace = Settings(loader), SimpleNamespace(num_workers=1, tried={})
+        settings, trace = (
+            Settings(loader),
+            SimpleNamespace(num_workers=1, tried={}, fetched=Fetched()),
+        )
         setup = setup_of(settings, trace)
         for is_tiny in (False, True):
             found = setup.depth(NBYTES, is_tiny=is_tiny)
