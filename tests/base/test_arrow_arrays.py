@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forebay.base.arrow_arrays import array_of, array_of_numpy
@@ -40,6 +40,7 @@ COLUMNS = KINDS.flatmap(
 )
 
 
+@example((pa.float64(), [None, -0.0]))
 @given(COLUMNS)
 def test_values_of_any_type_are_what_pyarrow_makes_of_them(column):
     """Nulls, lists and structs at any depth, and no value at all."""

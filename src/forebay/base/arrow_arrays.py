@@ -74,7 +74,7 @@ def array_of(values: Sequence[Any], kind: pyarrow.DataType) -> pyarrow.Array:
     elif types.is_boolean(kind):
         buffers.append(bits_of(values))
     else:
-        numbers = values if valid is None else [value or 0 for value in values]
+        numbers = values if valid is None else [0 if value is None else value for value in values]
         buffers.append(pyarrow.py_buffer(array(_TYPECODES[str(kind)], numbers)))
     return pyarrow.Array.from_buffers(kind, len(values), buffers, children=children)
 
