@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,8 @@ from same import assert_same
 import forebay
 from forebay.base.files import Folder
 from forebay.caching import writer
-from forebay.caching.columns import BLOCK, BLOCKS, Blocks, Index, schema_of
+from forebay.caching.blocks import BLOCK, BLOCKS, Blocks
+from forebay.caching.columns import Index, schema_of
 from forebay.caching.layout import names_of
 
 
@@ -91,8 +91,8 @@ def test_a_sample_that_no_block_can_hold_is_named(tmp_path, monkeypatch):
         make(Made(lambda i: torch.zeros(1000 if i == 7 else 10), 20), tmp_path)
 
 
-PLAN = SimpleNamespace(samples=10, per_shard=4)
-SIZES = (1000, 1000, 500)
+# Samples of all, and of each shard but the last; bytes of each.
+PLAN = 10, 4, (1000, 1000, 500)
 # first, offset, length, crc32: two shards of two blocks, and one of one.
 ROWS = [(0, 8, 400, 1), (3, 408, 500, 2), (4, 8, 300, 3), (7, 308, 692, 4), (8, 8, 400, 5)]
 
@@ -107,7 +107,7 @@ def table(*changes):
 
 def test_a_list_of_blocks_says_which_block_has_a_sample():
     """And how many samples are in it, and which blocks are in a shard."""
-    blocks = Blocks(table(), PLAN, SIZES)
+    blocks = Blocks(table(), *PLAN)
     assert [blocks.block_of(sample) for sample in range(10)] == [0, 0, 0, 1, 2, 2, 2, 3, 4, 4]
     assert [blocks.rows(block) for block in range(5)] == [3, 1, 3, 1, 2]
     assert [blocks.of_shard(at) for at in range(3)] == [slice(0, 2), slice(2, 4), slice(4, 5)]
@@ -138,7 +138,7 @@ def test_a_list_of_blocks_says_which_block_has_a_sample():
 def test_a_list_of_blocks_that_cannot_be_is_refused(data, words):
     """Nothing of it is used to compute where to read."""
     with pytest.raises(ValueError, match=words):
-        Blocks(data, PLAN, SIZES)
+        Blocks(data, *PLAN)
 
 
 @pytest.mark.parametrize(

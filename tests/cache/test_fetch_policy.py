@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from random import Random
 
 import pytest
@@ -37,12 +38,16 @@ def unit(block, size=SIZE, shard=None):
 
 
 class Bucket:
-    """A bucket on a virtual clock: a delay, a rate for all requests together, and faults."""
+    """A bucket on a virtual clock: a delay, a rate for all requests together, and faults.
+
+    No block fails so often that it would be given up.
+    """
 
     def __init__(self, seed=0, rate=500e6, faults=0.0, tail=0.02):
         self.random, self.rate, self.faults, self.tail = Random(seed), rate, faults, tail
         self.now = self.busy = 0.0
         self.answers, self.order, self.most = [], 0, 0
+        self.failed = Counter()
 
     def run(self, requests, is_over, arrived):
         """Serve requests until all are answered that matter."""
@@ -62,6 +67,10 @@ class Bucket:
 
     def _answer(self, requests, get, arrived):
         draw = self.random.random() / self.faults if self.faults else 1.0
+        if any(self.failed[each.key] == MOST_TRIES - 1 for each in get.units):
+            draw = 1.0
+        if draw < 1.0:
+            self.failed.update(each.key for each in get.units)
         if draw < 0.3:
             assert requests.failed(get.number, THROTTLED, "503", self.now) == []
         elif draw < 0.6:

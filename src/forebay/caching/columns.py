@@ -14,6 +14,7 @@ uint16, complex numbers as pairs. A `Spec` describes them.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import struct
@@ -355,6 +356,9 @@ class CachePlan:
         return cls(samples, per_shard, structure, specs)
 
 
+_AGAIN = "  Remove it and call forebay.cache again: completed shards are kept."
+
+
 @dataclass(frozen=True, slots=True)
 class Index:
     """A finished cache.
@@ -433,10 +437,7 @@ class Index:
         except InputError:
             raise
         except DAMAGES as error:
-            raise InputError(
-                f"{path!r} is damaged: {shortened(error)}\n"
-                "  Remove it and call forebay.cache again: completed shards are kept."
-            ) from error
+            raise InputError(f"{path!r} is damaged: {shortened(error)}\n{_AGAIN}") from error
 
     @classmethod
     def read(cls, place: Store | Folder) -> Index | None:
@@ -458,17 +459,15 @@ class Index:
         try:
             return self.blocks_in(place.read(BLOCKS, self.block_bytes) or b"", path)
         except OSError as error:
-            raise InputError(f"{path!r} cannot be read: {error.strerror}") from error
+            what = "is damaged" if error.errno == errno.EFBIG else "cannot be read"
+            raise InputError(f"{path!r} {what}: {error.strerror}\n{_AGAIN}") from error
 
     def blocks_in(self, data: bytes | memoryview, path: str) -> Blocks:
         """Return where the blocks are, given the content of the file that lists them."""
         try:
             return Blocks(data, self.plan.samples, self.plan.per_shard, self.sizes, self.blocks)
         except DAMAGES as error:
-            raise InputError(
-                f"{path!r} is damaged: {shortened(error)}\n"
-                "  Remove it and call forebay.cache again: completed shards are kept."
-            ) from error
+            raise InputError(f"{path!r} is damaged: {shortened(error)}\n{_AGAIN}") from error
 
     @property
     def block_bytes(self) -> int:
