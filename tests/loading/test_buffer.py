@@ -251,6 +251,21 @@ def test_it_fills_to_the_mark_in_bytes(kind):
         assert loader.statistics().ready_bytes <= nbytes
 
 
+@pytest.mark.usefixtures("patient")
+def test_it_fills_however_many_batches_are_ready_at_first(monkeypatch):
+    """They are counted together with the room that they leave."""
+    request = planner.Planner._put_missing
+
+    def late(self, at_least=0):
+        until(lambda: len(self._feed.ready) == len(self._requests))
+        request(self, at_least)
+
+    monkeypatch.setattr(planner.Planner, "_put_missing", late)
+    with LOADERS["by a sampler of the user"](MARKS) as loader:
+        next(iter(loader))
+        until(lambda: loader.statistics().ready_batches >= 999)
+
+
 class SlowlyReadSampler(Sampler):
     """Says how far it was read; the clock seems to move on by a second with each index."""
 

@@ -580,18 +580,16 @@ class Flow:
 
     @property
     def room(self) -> int:
-        """About how many results there is room for, besides those leased.
+        """About how many results there is room for, besides those ready or leased.
 
-        Each is assumed to be as large as these are on average. Those ready are counted here, at one
-        moment: results arrive while another thread reads this.
+        Each is assumed to be as large as these are on average; before the first there is no room.
         """
-        ready, held = self.counts[State.READY], self.held_bytes
-        made = ready + self.counts[State.LEASED]
+        made, held = self.counts[State.READY] + self.counts[State.LEASED], self.held_bytes
         room, most = self.limits.slots - made, self.limits.max_bytes
         if most is not None:
             each = held // made if made else self._largest
             room = min(room, (most - held) // each if each else 0)
-        return max(room, 0) + ready
+        return max(room, 0)
 
     @property
     def above_low_mark(self) -> int:

@@ -92,6 +92,7 @@ class Feed:
     ) -> None:
         self.ready: deque[DeliverResult | ReportFailure] = deque()
         self.ready_ends = 0
+        self._fill, self._gone = (0, 0), 0  # results that arrived, and room; results taken
         self.exhausted: dict[int, int] = {}
         self.request_more: weakref.WeakMethod[Callable[[], None]] | None = None
         self.in_use = threading.RLock()
@@ -154,6 +155,7 @@ class Feed:
                 ready.append(outcome)
                 continue
             self.ready_ends -= _is_end(outcome)
+            self._gone += 1
             if isinstance(outcome, DeliverResult):
                 self._engine.release((outcome.task,))
                 self._free(outcome.task)
@@ -168,6 +170,7 @@ class Feed:
             asked_at = asked_at or time.perf_counter()
             self._wait()
         outcome = self.ready.popleft()
+        self._gone += 1
         task = outcome.task
         if _is_end(outcome):
             self._asked_at = asked_at or time.perf_counter()
@@ -232,18 +235,22 @@ class Feed:
 
     def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         """Queue the outcomes of a step of the engine."""
+        arrived = self._fill[0]
         for outcome in outcomes:
             match outcome:
                 case DeliverResult():
                     self._arrived(outcome)
                     self.ready.append(outcome)
+                    arrived += 1
                 case ReportFailure():
                     self._free(outcome.task)
                     self.ready.append(outcome)
+                    arrived += 1
                 case DropTask():
                     self._free(outcome.task)
                 case ReportRetry():
                     self._trace.restarted()
+        self._fill = arrived, self._engine.room
         if self._on_device is not None:
             self._on_device.advance()
         request_more = self.request_more and self.request_more()
@@ -286,9 +293,14 @@ class Feed:
         return 0 if self._closed else self._engine.running
 
     @property
-    def room(self) -> int:
-        """About how many batches the buffer has room for, besides those in use."""
-        return self._engine.room
+    def fill(self) -> tuple[int, int]:
+        """How many results wait, and about how many more there is room for.
+
+        Both as of the last ones that arrived: counted apart, those that arrive in between would
+        be missing, and too few would be requested.
+        """
+        arrived, room = self._fill
+        return max(arrived - self._gone, 0), room
 
     @property
     def is_open(self) -> bool:
@@ -397,7 +409,7 @@ class LocalFeed:
         ahead: How many batches a thread may make in advance; 0 without one.
     """
 
-    is_open, in_flight, ready_ends, room, pool, request_more = True, 0, 0, 0, None, None
+    is_open, in_flight, ready_ends, fill, pool, request_more = True, 0, 0, (0, 0), None, None
     # For `close`: an ending interpreter has removed global names.
     _ending, _leave_s = _exit, LEAVE_S
 

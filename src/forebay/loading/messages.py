@@ -197,7 +197,7 @@ class Depth:
     def missing(self, outstanding: int, ready: int, room: int = 0) -> int:
         """Return how many batches to request now."""
         if self.fills_by_itself:
-            short = max(LOOKAHEAD + ready, room + CHUNK) - outstanding
+            short = max(LOOKAHEAD, room + CHUNK) - (outstanding - ready)
             return short if short >= CHUNK else 0
         if self.refill_below is not None:
             return self.usual - outstanding if outstanding < self.refill_below else 0

@@ -342,8 +342,8 @@ class Planner:
         feed = self._feed
         if feed is None:  # another thread closed it: the next batch says so, not this one
             return
-        ends, ready = feed.ready_ends, len(feed.ready)
-        room = 0 if self._is_driven else feed.room
+        ends = feed.ready_ends
+        ready, room = (len(feed.ready), 0) if self._is_driven else feed.fill
         missing = self._depth.missing(len(self._requests) - ends, ready - ends, room)
         if missing or at_least:
             self._request(max(missing, at_least))
