@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -213,15 +213,16 @@ def failures_command(output: str, traceback: bool, as_json: bool, summary: bool)
     if summary and traceback:
         raise click.UsageError("--traceback is for the list of failures, without --summary")
     with read_run_state(output) as (snapshot, failures):
-        groups = grouped(failures) if summary else []
-        shown = [json.dumps(each._asdict()) for each in groups] if as_json else None
-        for line in shown or lines_by_error(groups):
+        if summary and as_json:
+            lines: Iterable[str] = (json.dumps(each._asdict()) for each in grouped(failures))
+        elif summary:
+            lines = lines_by_error(grouped(failures))
+        elif as_json:
+            lines = map(_as_json, failures)
+        else:
+            lines = _failure_lines(failures, traceback)
+        for line in lines:
             click.echo(line)
-        for failure in failures:  # none are left after a summary
-            click.echo(_as_json(failure) if as_json else str(failure))
-            if traceback and not as_json:
-                rest = [*failure.message.splitlines()[1:], *failure.traceback.splitlines()]
-                click.echo("".join(f"    {printable(line)}\n" for line in rest), nl=False)
     click.echo(f"{counted(snapshot.counts.failed, snapshot.unit)} failed", err=True)
     return 0
 
@@ -277,6 +278,14 @@ def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
         )
     with read_run_state(target) as (snapshot, _):  # it ended, or works on another machine
         return [one_line(line, columns) for line in snapshot.text(time.time()).splitlines()]
+
+
+def _failure_lines(failures: Iterable[Failure], with_traceback: bool) -> Iterator[str]:
+    for failure in failures:
+        yield str(failure)
+        if with_traceback:
+            rest = [*failure.message.splitlines()[1:], *failure.traceback.splitlines()]
+            yield from (f"    {printable(line)}" for line in rest)
 
 
 def _as_json(failure: Failure) -> str:
@@ -439,7 +448,8 @@ def main() -> NoReturn:
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
-        given = [name for name in ("--restart", "--redo") if name in sys.argv]
+        words = {word.partition("=")[0] for word in sys.argv}
+        given = [name for name in ("--restart", "--redo") if name in words]
         again = f"the same command{' without ' * bool(given)}{' and '.join(given)}"
         continued = f"; completed work is kept, {again} continues"
         is_continued = sys.argv[1:2] and sys.argv[1] in _CONTINUED

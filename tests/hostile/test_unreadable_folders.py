@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from doctored import run
 
 from forebay.cli import verify_command
 from forebay.errors import LedgerError, OutputError
@@ -17,7 +18,7 @@ from forebay.ledger.snapshot import read_snapshot
 NOBODY = 65534
 
 
-@contextmanager
+@contextlib.contextmanager
 def as_nobody():
     """Be a user to whom permissions apply."""
     before = os.geteuid()
@@ -50,6 +51,17 @@ def test_a_folder_that_may_not_be_read_is_not_missing(own_output):
     own_output.joinpath("sub").chmod(0o755)
     with as_nobody():
         assert verify_command.callback(str(own_output)) == 0
+
+
+def test_a_folder_that_may_not_be_read_does_not_end_a_run(own_output):
+    """Such as `lost+found`, where the output folder is a whole disk; the run looks for strays."""
+    own_output.joinpath("other").mkdir()
+    own_output.joinpath("other").chmod(0)
+    if os.geteuid() == 0:
+        os.chown(own_output / "other", NOBODY, NOBODY)
+    with as_nobody(), contextlib.chdir(own_output.parent):
+        report = run(Path("in"), own_output, redo="a")
+    assert (report.done, report.failed, report.notes) == (2, 1, ())
 
 
 @pytest.mark.parametrize("path", [".forebay", ".forebay/ledger.sqlite"])

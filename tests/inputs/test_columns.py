@@ -284,6 +284,18 @@ def test_row_groups_are_read_as_they_are_needed(large, groups_read):
     assert repr(pickle.loads(pickle.dumps(dataset))[7]) == repr(same[7])
 
 
+@pytest.mark.filterwarnings("ignore:from_table.*order is random:RuntimeWarning")
+def test_row_groups_without_rows_are_left_out(large):
+    """Programs that write a table piece by piece leave some, also the first one."""
+    table = parquet.read_table(large)
+    with parquet.ParquetWriter(large, table.schema) as writer:
+        for part in (table[:0], table[:40], table[:0], table[40:]):
+            writer.write_table(part)
+    dataset = from_table(large, columns=["number"])
+    rows = [0, 39, 40, LARGE - 1]
+    assert [each["number"].item() for each in dataset.__getitems__(rows)] == rows
+
+
 def test_a_random_order_of_row_groups_is_warned_of_once(large):
     """Each batch reads most of the file; an Arrow file is mapped instead."""
     dataset = from_table(large, columns=["number"])

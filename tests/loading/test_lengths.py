@@ -201,6 +201,38 @@ def test_a_row_of_plain_tensors_with_features():
     assert batch["tokens"][1, 2].tolist() == [0.0, 0.0, 0.0]
 
 
+def test_arrays_that_torch_does_not_take_as_they_are():
+    """Read-only ones, of which torch warns, and reversed ones."""
+    tokens = np.arange(3)
+    tokens.flags.writeable = False
+    batch = sequences(size=4)([[tokens], [tokens[::-1]]])
+    assert batch["tokens"].tolist() == [[0, 1, 2, 0], [2, 1, 0, 0]]
+
+
+def test_sequences_refuses_what_it_cannot_pack():
+    with pytest.raises(InputError, match=r"sample 0 of a batch of 1 .* with a gradient: detach"):
+        sequences(size=4)([[torch.ones(3, requires_grad=True)]])
+    with pytest.raises(InputError, match=r"field words is .* which is not a tensor"):
+        sequences(size=4)([[{"tokens": [1, 2], "words": ["a", "b"]}]])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "option"),
+    [("labels", torch.uint8, "ignore=-100"), ("tokens", torch.int64, "pad=0.5")],
+)
+def test_what_sequences_pads_with_must_be_a_value_of_the_dtype(name, dtype, option):
+    """torch would wrap or cut it, and say nothing."""
+    sample = {"tokens": torch.ones(2, dtype=torch.int64)} | {name: torch.ones(2, dtype=dtype)}
+    with pytest.raises(OptionError, match=rf"sequences\({option}\) is not .* in field {name}"):
+        sequences(size=4, pad=0.5 if name == "tokens" else 0)([[sample]])
+
+
+def test_a_mask_of_labels_is_padded_with_false():
+    """As all masks are, whatever it is called."""
+    sample = {"tokens": torch.ones(2), "labels_mask": torch.ones(2, dtype=torch.bool)}
+    assert sequences(size=3)([[sample]])["labels_mask"].tolist() == [[True, True, False]]
+
+
 def test_statistics_count_tokens():
     """All of two epochs, by source; the share that is filled is that of the rows."""
     with packed(batch_size=8) as loader:

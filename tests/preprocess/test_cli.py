@@ -409,7 +409,10 @@ def test_ctrl_c_in_a_command_that_only_looks_promises_nothing(tmp_path, command)
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_run_that_started_over_names_the_option_to_leave_out(tmp_path):
+@pytest.mark.parametrize(
+    ("given", "named"), [("--restart", "--restart"), ("--redo=*", "--redo"), ("--quiet", None)]
+)
+def test_ctrl_c_in_a_run_that_started_over_names_the_option_to_leave_out(tmp_path, given, named):
     """The same command would start over again."""
     program = (
         "from forebay import cli\n"
@@ -417,10 +420,11 @@ def test_ctrl_c_in_a_run_that_started_over_names_the_option_to_leave_out(tmp_pat
         "cli.preprocess = interrupted\n"
         "cli.main()"
     )
-    arguments = ["preprocess", f"{WORKS}:copy", tmp_path, tmp_path / "out", "--restart"]
+    arguments = ["preprocess", f"{WORKS}:copy", tmp_path, tmp_path / "out", given]
     code, _, err = finish(start(*arguments, program=("-c", program)))
     assert code == INTERRUPTED
-    assert err.strip().endswith("the same command without --restart continues")
+    without = f" without {named}" if named else ""
+    assert err.strip().endswith(f"the same command{without} continues")
 
 
 def test_redo_names_inputs_to_be_done_again(inputs, output):

@@ -17,28 +17,16 @@ from torch.utils import data
 
 import forebay
 from forebay.runs.preprocess import retry
+from watched import Watched
 
 QUIET = {"num_workers": 0, "progress": False}
 CRASHES = Path(__file__).with_name("crash_points.py")
 
 
-class Items(data.Dataset):
-    """Samples of several rows each; which of them were loaded is known."""
+class Items(Watched):
+    """Samples of several rows each."""
 
-    loaded: list = []  # noqa: RUF012 - of all of them
-    refused: set = set()  # noqa: RUF012
-
-    def __init__(self, name, length):
-        self.name, self.length = name, length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        index = range(self.length)[index]
-        Items.loaded.append((self.name, index))
-        if index in Items.refused:
-            raise ValueError(f"{self.name} {index} is refused")
+    def sample(self, index):
         return [{"name": self.name, "index": index, "k": k} for k in range(1 + index % 3)]
 
 

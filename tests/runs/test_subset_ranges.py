@@ -13,24 +13,13 @@ from torch.utils import data
 import forebay
 from forebay.ledger.snapshot import read_entries
 from forebay.runs.ranges import text_of
+from watched import Watched
 
 
-class Items(data.Dataset):
-    """Samples with noise; which of them were loaded is known."""
+class Items(Watched):
+    """Samples with noise."""
 
-    loaded: list = []  # noqa: RUF012 - of all of them
-    refused: set = set()  # noqa: RUF012
-
-    def __init__(self, name, length):
-        self.name, self.length = name, length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        Items.loaded.append((self.name, index))
-        if index in Items.refused:
-            raise ValueError(f"{self.name} {index} is refused")
+    def sample(self, index):
         return torch.tensor([float(ord(self.name)), float(index), random.random()])
 
 

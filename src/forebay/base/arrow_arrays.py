@@ -440,7 +440,7 @@ def _column(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any]) -> 
         column = pyarrow.chunked_array([each.storage for each in column.chunks], kind)
     if types.is_dictionary(kind):
         return _categories(column, where, known)
-    if (plain := _without_view(kind)) is not kind:
+    if (plain := without_view(kind)) is not kind:
         kind, column = plain, column.cast(plain)
     is_text = types.is_string(kind) or types.is_large_string(kind)
     is_list = types.is_list(kind) or types.is_large_list(kind)
@@ -481,7 +481,7 @@ def _categories(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any])
     import pyarrow
 
     if "_view" in str(column.type.value_type):  # of which Arrow cannot make one dictionary
-        kind = _without_view(column.type.value_type)
+        kind = without_view(column.type.value_type)
         pairs = [(each.indices, each.dictionary.cast(kind)) for each in column.chunks]
         parts = [pyarrow.DictionaryArray.from_arrays(*pair) for pair in pairs]
         column = pyarrow.chunked_array(parts)
@@ -493,7 +493,7 @@ def _categories(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any])
     return _Categories(_column(codes, where, known), words.take(Rows(np.arange(len(values)))))
 
 
-def _without_view(kind: pyarrow.DataType) -> pyarrow.DataType:
+def without_view(kind: pyarrow.DataType) -> pyarrow.DataType:
     """Return the type of strings or bytes that Arrow computes with, for one that it does not."""
     import pyarrow
 

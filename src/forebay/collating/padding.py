@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise, repeat
@@ -36,12 +36,16 @@ from forebay.collating.rules import (
     refusal,
     shown,
 )
-from forebay.errors import InputError, OptionError
+from forebay.errors import OptionError
 from forebay.memory.packing import new_tensor
 
 if TYPE_CHECKING:
     from forebay.base.arrow_arrays import Columns
 
+_DENSE = (
+    "pad() takes dense tensors, arrays and sequences of numbers. To pad a field of a sample: "
+    "by_field(NAME=pad()), or by_field({INDEX: pad()}) for a tuple."
+)
 # Bytes. For a smaller batch, it is faster to fill the whole than each margin.
 SMALL = 1 << 16
 
@@ -81,7 +85,7 @@ class Pad(Collation):
             odd = Misfit(path, None, described(first), "")
             advice = f"multiple_of and lengths need {counted(needed, 'dimension')} or more."
             raise refusal(odd, len(tensors), advice)
-        self._check_value(first.dtype, path)
+        check_value("pad(value", self.value, first.dtype, path)
         shapes = [tensor.shape for tensor in tensors]
         multiples = chain(self.multiples, repeat(1))
         shape = [len(tensors)]
@@ -98,11 +102,7 @@ class Pad(Collation):
         """Write each sample, and padding after its end in each dimension."""
         sizes, others = values.shape[1:], values.shape[2:]
         if lengths and all(tensor.shape[1:] == others for tensor in tensors):
-            # A single call for all samples: for short samples, the calls take most of the time.
-            missing = [sizes[0] - length for length in lengths]
-            margins = values.new_full((sum(missing), *others), self.value).split_with_sizes(missing)
-            pieces = list(chain.from_iterable(zip(tensors, margins, strict=True)))
-            torch.cat(pieces, out=values.flatten(0, 1))
+            write_rows(values, zip(tensors), lengths, self.value)
             return
         filled = values.nbytes < SMALL
         if filled:
@@ -115,20 +115,47 @@ class Pad(Collation):
                     row = row.narrow(dimension, 0, size)
             row.copy_(tensor)
 
-    def _check_value(self, dtype: torch.dtype, path: Path) -> None:
-        low, high = _range_of(dtype)
-        if dtype.is_floating_point or dtype.is_complex:
-            fits = not math.isfinite(self.value) or low <= self.value <= high
-        else:
-            fits = low <= self.value <= high and self.value == int(self.value)
-        if not fits:
-            name = str(dtype).removeprefix("torch.")
-            raise OptionError(
-                f"pad(value={self.value}) is not a value of {name}, the samples' dtype"
-                f"{f' in field {shown(path)}' if path else ''}\n"
-                f"  Its values range from {low} to {high}. The batch was not made. Choose "
-                "another value, or have the dataset return another dtype."
-            )
+
+def write_rows(
+    batch: torch.Tensor,
+    rows: Iterable[Sequence[torch.Tensor]],
+    lengths: Iterable[int],
+    value: float,
+) -> None:
+    """Write the tensors of each row one after another, and padding after the last.
+
+    It is a single call for all rows: for short tensors, the calls take most of the time.
+
+    Args:
+        batch: [rows, size, ...].
+        lengths: The sizes of each row's tensors in the first dimension, together.
+    """
+    size, others = batch.shape[1], batch.shape[2:]
+    missing = [size - length for length in lengths]
+    margins = batch.new_full((sum(missing), *others), value).split_with_sizes(missing)
+    pieces = [each for row, margin in zip(rows, margins, strict=True) for each in (*row, margin)]
+    torch.cat(pieces, out=batch.flatten(0, 1))
+
+
+def check_value(option: str, value: float, dtype: torch.dtype, path: Path) -> None:
+    """Raise OptionError if a value to pad with is not one of a dtype.
+
+    Args:
+        option: What gave the value, such as "pad(value".
+    """
+    low, high = _range_of(dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        fits = not math.isfinite(value) or low <= value <= high
+    else:
+        fits = low <= value <= high and value == int(value)
+    if not fits:
+        name = str(dtype).removeprefix("torch.")
+        raise OptionError(
+            f"{option}={value}) is not a value of {name}, the samples' dtype"
+            f"{f' in field {shown(path)}' if path else ''}\n"
+            f"  Its values range from {low} to {high}. The batch was not made. Choose "
+            "another value, or have the dataset return another dtype."
+        )
 
 
 def _range_of(dtype: torch.dtype) -> tuple[float, float]:
@@ -141,7 +168,8 @@ def _range_of(dtype: torch.dtype) -> tuple[float, float]:
 
 def _tensors(samples: Sequence[Any], path: Path) -> list[torch.Tensor]:
     """Return samples as dense tensors that agree in dimensions, dtype and device."""
-    tensors = [_tensor(sample, index, len(samples), path) for index, sample in enumerate(samples)]
+    count = len(samples)
+    tensors = [dense(sample, at, count, path, _DENSE) for at, sample in enumerate(samples)]
     untyped = [
         tensor is not sample and not isinstance(sample, np.ndarray) and tensor.shape == (0,)
         for sample, tensor in zip(samples, tensors, strict=True)
@@ -160,7 +188,7 @@ def _tensors(samples: Sequence[Any], path: Path) -> list[torch.Tensor]:
     assert odd is not None and odd.number is not None
     odd = odd._replace(what=f"{odd.what}, of shape {tuple(tensors[odd.number].shape)}")
     advice = "pad() only changes sizes: have the dataset return one dtype and number of dimensions."
-    raise refusal(odd, len(samples), advice)
+    raise refusal(odd, count, advice)
 
 
 def _kind(tensor: torch.Tensor) -> str:
@@ -169,7 +197,13 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} with {dimensions}{device}"
 
 
-def _tensor(sample: Any, index: int, count: int, path: Path) -> torch.Tensor:
+def dense(sample: Any, index: int, count: int, path: Path, advice: str) -> torch.Tensor:
+    """Return a sample as a dense tensor, with its memory where torch can use that.
+
+    Args:
+        index: The number of the sample, of `count`.
+        advice: What to do if it is no such tensor.
+    """
     try:
         if isinstance(sample, np.ndarray):
             # torch warns of read-only arrays and rejects negative strides.
@@ -179,20 +213,12 @@ def _tensor(sample: Any, index: int, count: int, path: Path) -> torch.Tensor:
             return torch.tensor(sample)
     except (TypeError, ValueError, RuntimeError) as error:
         odd = Misfit(path, index, f"{described(sample)}, which is not a tensor ({error})", "")
-        raise _no_tensor(odd, count) from error
+        raise refusal(odd, count, advice) from error
     is_dense = sample.layout is torch.strided and not (sample.is_nested or sample.is_quantized)
     if not is_dense or sample.requires_grad:
         grad = ", with a gradient: detach() it" if sample.requires_grad else ""
-        raise _no_tensor(Misfit(path, index, described(sample) + grad, ""), count)
+        raise refusal(Misfit(path, index, described(sample) + grad, ""), count, advice)
     return sample
-
-
-def _no_tensor(odd: Misfit, count: int) -> InputError:
-    advice = (
-        "pad() takes dense tensors, arrays and sequences of numbers. To pad a field of a sample: "
-        "by_field(NAME=pad()), or by_field({INDEX: pad()}) for a tuple."
-    )
-    return refusal(odd, count, advice)
 
 
 # ---- byte packing --------------------------------------------------------------------------------

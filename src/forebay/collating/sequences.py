@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from forebay.base.batches import items_in
+from forebay.collating.padding import check_value, dense, write_rows
 from forebay.collating.rules import (
     Collation,
     Misfit,
@@ -34,6 +35,10 @@ TOKENS = ("tokens", "input_ids")
 _ADVICE = (
     "sequences() takes rows of forebay.pack_sequences: lists of samples. A sample is a tensor, "
     "array or list of tokens, or a container with such a field."
+)
+_DENSE = (
+    "sequences() packs each field of as many items as there are tokens: dense tensors, arrays and "
+    "lists of numbers."
 )
 _COUNTED = "The samples of all rows are counted, one row after another."
 
@@ -76,11 +81,11 @@ class Sequences(Collation):
         batch: dict[Hashable, Any] = {}
         for name in flat[0]:
             values = [each[name] for each in flat]
-            fill: float = self.ignore if re.search("label|target", str(name)) else 0
             try:
                 if [*map(items_in, values)] == own:
-                    fill = self.pad if name == tokens else fill
-                    batch[name] = _packed(values, rows, size, fill, (*path, name))
+                    option = "ignore" if re.search("label|target", str(name)) else ""
+                    option = "pad" if name == tokens else option
+                    batch[name] = self._packed(values, rows, size, option, (*path, name))
                 else:
                     batch[name] = default_at(values, (*path, name))
             except InputError as error:
@@ -88,33 +93,34 @@ class Sequences(Collation):
                 raise
         return batch | _structure(rows, size)
 
+    def _packed(
+        self, values: list[Any], rows: list[list[int]], size: int, option: str, path: Path
+    ) -> torch.Tensor:
+        """Return the values of each row one after another, in a tensor of a row each.
+
+        Args:
+            option: "pad" or "ignore", whose value comes after the last; "" for 0.
+        """
+        count = len(values)
+        tensors = [dense(value, at, count, path, _DENSE) for at, value in enumerate(values)]
+        first = tensors[0]
+        for number, each in enumerate(tensors):
+            if (each.dtype, each.shape[1:]) != (first.dtype, first.shape[1:]):
+                odd = Misfit(path, number, described(each), f"in others it is {described(first)}")
+                raise refusal(odd, count, "Return one dtype and shape, but for the length.")
+        is_mask = option == "ignore" and first.dtype is torch.bool
+        fill = {"pad": self.pad, "ignore": self.ignore}.get("" if is_mask else option, 0)
+        check_value(f"sequences({option}", fill, first.dtype, path)
+        found = new_tensor((len(rows), size, *first.shape[1:]), first.dtype)
+        pieces = iter(tensors)
+        write_rows(found, [[*islice(pieces, len(row))] for row in rows], map(sum, rows), fill)
+        return found
+
 
 def _fields(sample: Any) -> Mapping[Hashable, Any]:
     """Return the fields of a sample; tokens alone are the field "tokens"."""
     fields = None if isinstance(sample, list) else fields_of(sample)
     return {"tokens": sample} if fields is None else {at: get(sample) for at, get in fields.items()}
-
-
-def _packed(
-    values: list[Any], rows: list[list[int]], size: int, fill: float, path: Path
-) -> torch.Tensor:
-    """Return the values of each row one after another, in a tensor of a row each."""
-    tensors = [torch.as_tensor(value) for value in values]
-    first = tensors[0]
-    for number, each in enumerate(tensors):
-        if (each.dtype, each.shape[1:]) != (first.dtype, first.shape[1:]):
-            odd = Misfit(path, number, described(each), f"in others it is {described(first)}")
-            raise refusal(odd, len(values), "Return one dtype and shape, but for the length.")
-    found = new_tensor((len(rows), size, *first.shape[1:]), first.dtype)
-    missing = [size - sum(row) for row in rows]
-    margins = first.new_full((sum(missing), *first.shape[1:]), fill).split_with_sizes(missing)
-    pieces: list[torch.Tensor] = []
-    begin = 0
-    for row, margin in zip(rows, margins, strict=True):
-        pieces += [*tensors[begin : begin + len(row)], margin]
-        begin += len(row)
-    torch.cat(pieces, out=found.flatten(0, 1))
-    return found
 
 
 def _structure(rows: list[list[int]], size: int) -> dict[Hashable, Any]:

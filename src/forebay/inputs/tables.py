@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import UUID
 
-from forebay.base.arrow_arrays import Columns, ragged, row_numbers
+from forebay.base.arrow_arrays import Columns, ragged, row_numbers, without_view
 from forebay.base.files import (
     absolute,
     fetched,
@@ -479,9 +479,7 @@ def _without_views(field: Any) -> Any:
         make = pyarrow.large_list if types.is_large_list(kind) else pyarrow.list_
         kind = make(_without_views(kind.value_field))
     else:
-        kind = {"string_view": pyarrow.large_string(), "binary_view": pyarrow.large_binary()}.get(
-            str(kind), kind
-        )
+        kind = without_view(kind)
     return field.with_type(kind)
 
 
@@ -511,7 +509,9 @@ class RowGroups:
         self._arguments = path, names, where, identity
         self._footer = parquet.read_metadata(path)
         groups = map(self._footer.row_group, range(self._footer.num_row_groups))
-        self._ends = np.cumsum([group.num_rows for group in groups])
+        sizes = np.array([group.num_rows for group in groups])
+        self._numbers = np.flatnonzero(sizes).tolist()  # an empty one has no columns
+        self._ends = np.cumsum(sizes[self._numbers])
         self._held: dict[int, Columns] = {}
         self._asked = self._read = self._groups_read = 0
         first = self._group(0)
@@ -557,13 +557,18 @@ class RowGroups:
         order = np.argsort(np.concatenate(places))
         return {name: _joined(name, [each[name] for each in parts], order) for name in parts[0]}
 
-    def _group(self, number: int) -> Columns:
-        """Return the columns of a row group, which are read unless they were used just before."""
-        if (found := self._held.get(number)) is not None:
+    def _group(self, at: int) -> Columns:
+        """Return the columns of a row group, which are read unless they were used just before.
+
+        Args:
+            at: Its number among those with rows.
+        """
+        if (found := self._held.get(at)) is not None:
             return found
         from pyarrow import parquet
 
         path, names, where, identity = self._arguments
+        number = self._numbers[at]
         where = f"{where}, row group {number}"
         check_identity(where, path, identity)
         try:
@@ -575,7 +580,7 @@ class RowGroups:
                 where, f"it cannot be read: {error}", "If it is truncated, write it again.", error
             )
         found = Columns(table, where)
-        self._held = {**dict(list(self._held.items())[-1:]), number: found}
+        self._held = {**dict(list(self._held.items())[-1:]), at: found}
         self._read, self._groups_read = self._read + len(found), self._groups_read + 1
         return found
 

@@ -75,6 +75,7 @@ from forebay.ledger.records import (
     SecretInput,
     Todo,
     Unpublished,
+    key_of,
 )
 
 # The fingerprint of the manifest that was listed; none if its rows name files, which could change.
@@ -102,19 +103,18 @@ class Openers:
 
     def add(self, one: SecretInput) -> None:
         """Keep what opens an input; it replaces what opened it before."""
-        key = one.source if one.row is None else one.row
-        self._db.execute("INSERT OR REPLACE INTO openers VALUES(?, ?)", (key, one.opens))
+        row = key_of(one.source, one.row), one.opens
+        self._db.execute("INSERT OR REPLACE INTO openers VALUES(?, ?)", row)
 
     def of(self, page: Sequence[Todo]) -> list[Todo]:
         """Return these inputs, with what opens each."""
+        keys = [key_of(each.source, each.row) for each in page]
         found: dict[str, str] = {}
-        for part, marks in chunks(each.source if each.row is None else each.row for each in page):
+        for part, marks in chunks(keys):
             sql = f"SELECT key, opens FROM openers WHERE key IN ({marks})"  # noqa: S608
             found.update(self._db.execute(sql, part))
-        return [
-            each._replace(opens=found.get(each.source if each.row is None else each.row))
-            for each in page
-        ]
+        pairs = zip(page, keys, strict=True)
+        return [each._replace(opens=found.get(key)) for each, key in pairs]
 
     def close(self) -> None:
         """Forget everything."""

@@ -30,6 +30,11 @@ class Input(NamedTuple):
     identity: str = ""
 
 
+def key_of(source: str, row: str | None) -> str:
+    """Return what an input is known by: its row, or its path if it is none of a table."""
+    return source if row is None else row
+
+
 class LinkInput(Input):
     """An input whose path is a symbolic link."""
 
@@ -42,7 +47,7 @@ class SecretInput(Input):
 
 def shown_input(source: str, row: str | None, identity: str, opens: str) -> Input:
     """Return an input, given its source and row as they are shown, and what opens it."""
-    if opens == (source if row is None else row):
+    if opens == key_of(source, row):
         return Input(source, row, identity)
     found = SecretInput(source, row, identity)
     found.opens = opens

@@ -358,22 +358,32 @@ class OutputFolder:
 
     def files(self) -> list[tuple[str, int]]:
         """Return the name and bytes of every file, forebay's own left out, sorted."""
-        return [(name, self.size(name) or 0) for name in sorted(self._names())]
+
+        def refuse(error: OSError) -> None:
+            raise _unreadable(error) from error
+
+        return [(name, self.size(name) or 0) for name in sorted(self._names(refuse))]
 
     def strays(self, ledger: Ledger) -> list[str]:
         """Return names of files that were written during this run, but that no output has.
 
-        Only the first MOST_LOOKED_AT files of the folder are looked at.
+        Only the first MOST_LOOKED_AT files of the folder are looked at, and no folder that cannot
+        be read: the run is over.
         """
         own, found = {*ledger.own_files()}, []
-        for name in ledger.unknown(islice(self._names(), MOST_LOOKED_AT)):
+        names = self._names(refuse=lambda error: None)
+        for name in ledger.unknown(islice(names, MOST_LOOKED_AT)):
             with suppress(OSError):  # it is gone
                 is_new = os.lstat(f"{self._root}/{name}").st_mtime_ns >= self._opened_ns
                 found += [name] if is_new and name not in own else []
         return sorted(found)
 
-    def _names(self) -> Iterator[str]:
-        """Yield the name of every file, forebay's own left out."""
+    def _names(self, refuse: Callable[[OSError], None]) -> Iterator[str]:
+        """Yield the name of every file, forebay's own left out.
+
+        Args:
+            refuse: Called for a folder that cannot be read.
+        """
         folders = [""]
         while folders:
             folder = folders.pop()
@@ -386,7 +396,7 @@ class OutputFolder:
                         elif name != PRIVATE:
                             folders.append(f"{name}/")
             except OSError as error:
-                raise _unreadable(error) from error
+                refuse(error)
 
     def write_table(self, name: str, write: Callable[[Path], object], *, replaces: bool) -> None:
         """Call `write` with a path, and publish the table; raise FileExistsError for a file."""

@@ -23,7 +23,7 @@ from forebay.base.randomness import (
     seed_on_import,
 )
 from forebay.errors import OutputError
-from forebay.ledger.records import located
+from forebay.ledger.records import key_of, located
 from forebay.outputs.staging import Output, Staging, current
 from forebay.pools.events import Answer, Assignment, Refusal
 
@@ -249,8 +249,8 @@ class PreprocessJob:
         what opens it.
         """
         source, row, *others = assignment.payload
-        opens = others[0] if others else source if row is None else row
-        seed = seed_of_text(source if row is None else row)
+        key = key_of(source, row)
+        opens, seed = others[0] if others else key, seed_of_text(key)
         out = self._outputs.begin(source)
 
         def undo() -> None:

@@ -19,7 +19,7 @@ from forebay.failures import short_tracebacks
 from forebay.inputs.listing import Listing, keep_apart, list_inputs, without_outputs
 from forebay.inputs.tables import is_table
 from forebay.ledger.database import DONE, reading
-from forebay.ledger.records import Todo
+from forebay.ledger.records import Todo, key_of
 from forebay.options import PreprocessOptions, Ray
 from forebay.outputs.places import snapshot_of
 from forebay.runs.fingerprint import Fingerprint, describe, describe_bases, describe_parts
@@ -212,11 +212,12 @@ def retry(
 
 def _found_again(session: Session, samples: Samples) -> list[Todo]:
     """Return the failed samples, each with its index in a Dataset that may have another order."""
-    failed = {each.row or each.source: each for each in session.ledger.todo(failed_only=True)}
-    todo = []
+    todo = session.ledger.todo(failed_only=True)
+    failed = {key_of(each.source, each.row): each for each in todo}
+    found = []
     for index, one in enumerate(sample_listing(samples.of(session))):
-        if each := failed.pop(one.row or one.source, None):
-            todo.append(each._replace(opens=str(index)))
+        if each := failed.pop(key_of(one.source, one.row), None):
+            found.append(each._replace(opens=str(index)))
     if failed:
         first = next(iter(failed.values())).source
         raise OptionError(
@@ -224,7 +225,7 @@ def _found_again(session: Session, samples: Samples) -> list[Todo]:
             f"{shortened(first)}\n"
             "  Nothing was started. Pass the Dataset of the call in which they failed."
         )
-    return sorted(todo)
+    return sorted(found)
 
 
 def _redo(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""The reports that `preprocess` and `predict` return, and what they are made of."""
+"""What is said of a run: its report, notes on it, and the errors that end it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import byte_size, counted, duration, summary
-from forebay.errors import FailuresError, shown_location
-from forebay.failures import Failure, Group, grouped, short_tracebacks
+from forebay.engine.commands import ReportFailure
+from forebay.errors import (
+    FailuresError,
+    OutputError,
+    SampleTimeoutError,
+    WorkerDiedError,
+    shown_location,
+)
+from forebay.failures import Failure, Group, grouped, short_tracebacks, shown_error
+from forebay.pools.worker import SealedError
 
 if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     import pyarrow
 
     from forebay.ledger.inputs import Enrolment
     from forebay.observe.diagnosis import Diagnosis
-
-
-# Metadata of an input that may be an image by mistake, in characters of JSON, and the fewest
-# numbers of that image. An embedding is smaller.
-LARGE_METADATA, MANY_NUMBERS = 1 << 16, 1000
-_NUMBERS = re.compile(r"[-+.\deE,\[\]]+")
-# Failures that a report lists in the terminal; more of them are grouped by their errors.
-SHOWN = 10
 
 
 class Later:
@@ -48,6 +48,29 @@ class Later:
         return vars(self)
 
 
+def diagnosed(times: dict[str, Any]) -> Diagnosis:
+    """Return what a run waited for, given the arguments of `RunTimes`."""
+    from forebay.observe.diagnosis import RunTimes, diagnose_run
+
+    return diagnose_run(RunTimes(**times))
+
+
+def detailed(*known: Any, **others: Any) -> dict[str, Any]:
+    """Return the details of a report, given the arguments of `run_details`; others replace some."""
+    from forebay.show.report import run_details
+
+    return run_details(*known) | others
+
+
+# ---- notes ---------------------------------------------------------------------------------------
+# What is said of a run that is probably not as it was meant.
+
+# Metadata of an input that may be an image by mistake, in characters of JSON, and the fewest
+# numbers of that image. An embedding is smaller.
+LARGE_METADATA, MANY_NUMBERS = 1 << 16, 1000
+_NUMBERS = re.compile(r"[-+.\deE,\[\]]+")
+
+
 def note_on_gone(enrolment: Enrolment, kind: str) -> str:
     """Return what to say of inputs of an earlier run that are not listed now."""
     gone, kept = enrolment.gone, enrolment.same + enrolment.changed
@@ -62,16 +85,6 @@ def note_on_gone(enrolment: Enrolment, kind: str) -> str:
         f"{'is' if gone == 1 else 'are'} not listed now, so the table is without them; their files "
         "stay in the folder. For one table of all, list them too; for two tables, use another "
         "output folder."
-    )
-
-
-def too_many(reason: str, name: str, failure: Failure) -> FailuresError:
-    """Return the error that ends a run in which too many inputs fail."""
-    return FailuresError(
-        f"stopped early: {reason}\n"
-        f"  The last of them, {name}: {failure.error}: {failure.message}\n"
-        "  Completed work is kept. See `forebay failures`, fix the cause, and make the same call "
-        f"again.\n{failure.traceback}"
     )
 
 
@@ -117,6 +130,59 @@ def note_on_arrays(metadata: Sequence[str], total: int, function: str, call: str
     )
 
 
+# ---- errors --------------------------------------------------------------------------------------
+# What a run raises that stops because of failures.
+
+
+def too_many(reason: str, name: str, failure: Failure) -> FailuresError:
+    """Return the error that ends a run in which too many inputs fail."""
+    return FailuresError(
+        f"stopped early: {reason}\n"
+        f"  The last of them, {name}: {failure.error}: {failure.message}\n"
+        "  Completed work is kept. See `forebay failures`, fix the cause, and make the same call "
+        f"again.\n{failure.traceback}"
+    )
+
+
+def no_more_space(failure: Failure) -> OutputError:
+    """Return the error that ends a run whose outputs cannot be written."""
+    return OutputError(
+        f"the outputs can no longer be written: {failure.error}: {failure.message}\n"
+        "  The run was stopped; completed work is kept, and no input counts as failed.\n"
+        "  Free some space (or make the folder writable), then make the same call again."
+    )
+
+
+def first_failure(outcome: ReportFailure, name: str) -> BaseException:
+    """Return the exception that ends a run at its first failure: the user's, if it could be sent."""
+    failure = outcome.failure
+    own = failure.exception
+    if isinstance(own, SealedError):
+        own = own.opened()
+    error: BaseException
+    if isinstance(own, Exception):
+        error = shown_error(own)
+    elif failure.kind == "timeout":
+        error = SampleTimeoutError(f"{name} {failure.message}")
+    elif failure.kind == "crash":
+        error = WorkerDiedError(f"{name}: {failure.message}")
+    else:
+        error = FailuresError(f"{name} failed: {failure.error}: {failure.message}")
+    if failure.traceback and error.__traceback__ is None:  # it was raised in another process
+        error.add_note(f"In the worker:\n{failure.traceback.rstrip()}")
+    error.add_note(
+        f"forebay: the input was {name}, number {outcome.task}, attempt {outcome.attempt}; "
+        "completed work is kept."
+    )
+    return error
+
+
+# ---- report --------------------------------------------------------------------------------------
+
+# Failures that a report lists in the terminal; more of them are grouped by their errors.
+SHOWN = 10
+
+
 def lines_by_error(groups: Iterable[Group], examples: int | None = None) -> list[str]:
     """Return what shows groups of failures, with so many examples of each; None for all."""
     lines: list[str] = []
@@ -125,9 +191,6 @@ def lines_by_error(groups: Iterable[Group], examples: int | None = None) -> list
         lines.append(f"{count}  {group.error}")
         lines += (f"{' ' * len(count)}  {each}" for each in group.examples[:examples])
     return lines
-
-
-# ---- report --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, repr=False)

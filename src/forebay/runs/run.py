@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forebay.base import process
 from forebay.base.files import Download, location_text
@@ -34,15 +34,12 @@ from forebay.engine.commands import DeliverResult, Limits, Outcome, ReportFailur
 from forebay.engine.engine import Engine
 from forebay.errors import (
     ChangedError,
-    FailuresError,
     OptionError,
     OutputError,
-    SampleTimeoutError,
-    WorkerDiedError,
     shortened,
     shown_location,
 )
-from forebay.failures import MAX_KEPT, Failure, shown_error
+from forebay.failures import MAX_KEPT
 from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inputs
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
@@ -55,16 +52,12 @@ from forebay.outputs.places import open_place
 from forebay.pools.base import InlinePool, Pool, ThreadPool
 from forebay.pools.launch import occupy_standard_descriptors
 from forebay.pools.processes import ProcessPool
-from forebay.pools.worker import SealedError
 from forebay.runs import report
 from forebay.runs.commits import Commit, Commits, perform_pending
 from forebay.runs.fingerprint import Fingerprint, difference, number_bases
 from forebay.runs.job import PreprocessJob, name_of_work
 from forebay.runs.report import FailureBudget, Later, Report
 from forebay.show.page import LiveRun
-
-if TYPE_CHECKING:
-    from forebay.observe.diagnosis import Diagnosis
 
 # ---- run tuning ----------------------------------------------------------------------------------
 # `num_workers="auto"` of `preprocess` and `cache`: as many workers as make the run faster.
@@ -206,50 +199,6 @@ def _name_of(payload: tuple[str | None, ...]) -> str:
     """Return what the log calls an input: its path, its row, or its index."""
     source, row, *_ = payload
     return source or row or ""
-
-
-def _full(failure: Failure) -> OutputError:
-    return OutputError(
-        f"the outputs can no longer be written: {failure.error}: {failure.message}\n"
-        "  The run was stopped; completed work is kept, and no input counts as failed.\n"
-        "  Free some space (or make the folder writable), then make the same call again."
-    )
-
-
-def _as_exception(outcome: ReportFailure, name: str) -> BaseException:
-    """Return the exception to raise for a failure: the user's, if it could be sent."""
-    failure = outcome.failure
-    own = failure.exception
-    if isinstance(own, SealedError):
-        own = own.opened()
-    error: BaseException
-    if isinstance(own, Exception):
-        error = shown_error(own)
-    elif failure.kind == "timeout":
-        error = SampleTimeoutError(f"{name} {failure.message}")
-    elif failure.kind == "crash":
-        error = WorkerDiedError(f"{name}: {failure.message}")
-    else:
-        error = FailuresError(f"{name} failed: {failure.error}: {failure.message}")
-    if failure.traceback and error.__traceback__ is None:  # it was raised in another process
-        error.add_note(f"In the worker:\n{failure.traceback.rstrip()}")
-    error.add_note(
-        f"forebay: the input was {name}, number {outcome.task}, attempt {outcome.attempt}; "
-        "completed work is kept."
-    )
-    return error
-
-
-def _diagnosed(times: dict[str, Any]) -> Diagnosis:
-    from forebay.observe.diagnosis import RunTimes, diagnose_run
-
-    return diagnose_run(RunTimes(**times))
-
-
-def _details(*known: Any, **others: Any) -> dict[str, Any]:
-    from forebay.show.report import run_details
-
-    return run_details(*known) | others
 
 
 # ---- session -------------------------------------------------------------------------------------
@@ -430,7 +379,7 @@ class Session:
             failures=tuple(ledger.failures(MAX_KEPT)),
             elapsed_s=time.monotonic() - self._began,
             metadata_path=self.folder.locate(table_name(options.metadata)),
-            later=Later(diagnosis=partial(_diagnosed, times), details=self.details()),
+            later=Later(diagnosis=partial(report.diagnosed, times), details=self.details()),
             decisions=times["decisions"],
             notes=tuple(self._notes),
         )
@@ -537,11 +486,11 @@ class Session:
         if failure.kind == "stop" and failure.exception is not None:
             raise failure.exception
         if failure.kind == "environment":
-            raise _full(failure) from failure.exception
+            raise report.no_more_space(failure) from failure.exception
         reason = budget.attempt_failed(outcome.task, failure.error)
         if isinstance(outcome, ReportFailure):
             if self.options.stops_at_first_failure:
-                raise _as_exception(outcome, self.ledger.name_of(outcome.task))
+                raise report.first_failure(outcome, self.ledger.name_of(outcome.task))
             reason = budget.failed(failure.error) or reason
         if reason is not None:
             raise report.too_many(reason, self.ledger.name_of(outcome.task), failure)
@@ -560,9 +509,10 @@ class Session:
     def _look_at_metadata(self, metadata: Sequence[str], total: int) -> None:
         """Say once, early, that metadata are large arrays."""
         if self._has_table and not self._notes:
-            self._notes += filter(None, [report.note_on_arrays(metadata, total, *self._user)])
-            for each in self._notes:
-                self.say(each)
+            found = report.note_on_arrays(metadata, total, *self._user)
+            if found is not None:
+                self._notes.append(found)
+                self.say(found)
 
     def details(self, **others: Any) -> Callable[[], dict[str, Any]]:
         """Return what makes the part of a report besides its counts; empty if nothing was left.
@@ -574,7 +524,7 @@ class Session:
             return dict
         names = {task: self.ledger.name_of(task) for _, task in self._progress.trace.slowest}
         known = self._progress, self.verb, self._described.name, names.__getitem__, self.options
-        return partial(_details, *known, **others)
+        return partial(report.detailed, *known, **others)
 
     def say(self, text: str) -> None:
         """Say something of the output: above the progress display, or in the log without one."""
