@@ -60,6 +60,20 @@ def keep(samples: Any) -> list[Any]:
     return list(samples)
 
 
+def _epochs(kind: Callable[..., Any], dataset: Any, target: Target, **more: Any) -> Epochs:
+    """Yield a loader like torch's once for each epoch."""
+    loader = kind(
+        dataset,
+        batch_size=BATCH,
+        num_workers=target.workers,
+        collate_fn=keep,
+        persistent_workers=True,
+        **more,
+    )
+    for _ in range(target.epochs):
+        yield loader
+
+
 def forebay(target: Target) -> Epochs:
     """By blocks, through the process that fetches."""
     import forebay
@@ -102,15 +116,7 @@ def litdata(target: Target) -> Epochs:
         max_cache_size=target.options.get("disk", "100GB"),
         storage_options={"endpoint_url": target.url},
     )
-    loader = StreamingDataLoader(
-        dataset,
-        batch_size=BATCH,
-        num_workers=target.workers,
-        collate_fn=keep,
-        persistent_workers=True,
-    )
-    for _ in range(target.epochs):
-        yield loader
+    yield from _epochs(StreamingDataLoader, dataset, target)
 
 
 def mosaic(target: Target) -> Epochs:
@@ -137,15 +143,7 @@ def mosaic(target: Target) -> Epochs:
     for stream in dataset.streams:  # what workers inherit would mix their answers
         if getattr(stream, "_downloader", None) is not None:
             stream._downloader.clean_up()
-    loader = StreamingDataLoader(
-        dataset,
-        batch_size=BATCH,
-        num_workers=target.workers,
-        collate_fn=keep,
-        persistent_workers=True,
-    )
-    for _ in range(target.epochs):
-        yield loader
+    yield from _epochs(StreamingDataLoader, dataset, target)
 
 
 def webdataset(target: Target) -> Epochs:
@@ -187,14 +185,7 @@ def huggingface(target: Target) -> Epochs:
             cache_options=pa.CacheOptions(prefetch_limit=1, range_size_limit=128 << 20)
         ),
     ).shuffle(seed=0, buffer_size=SHUFFLED // max(target.workers, 1))
-    loader = DataLoader(
-        dataset,
-        batch_size=BATCH,
-        num_workers=target.workers,
-        collate_fn=keep,
-        persistent_workers=True,
-    )
-    for epoch in range(target.epochs):
+    for epoch, loader in enumerate(_epochs(DataLoader, dataset, target)):
         dataset.set_epoch(epoch)
         yield loader
 
@@ -245,17 +236,8 @@ def over_s3fs(target: Target) -> Callable[[str], Any]:
 
 def _own(client: Callable[[Target], Callable[[str], Any]]) -> Callable[[Target], Epochs]:
     def read(target: Target) -> Epochs:
-        loader = DataLoader(
-            Objects(target, client),
-            batch_size=BATCH,
-            shuffle=True,
-            num_workers=target.workers,
-            collate_fn=keep,
-            prefetch_factor=4,
-            persistent_workers=True,
-        )
-        for _ in range(target.epochs):
-            yield loader
+        objects = Objects(target, client)
+        yield from _epochs(DataLoader, objects, target, shuffle=True, prefetch_factor=4)
 
     return read
 

@@ -6,7 +6,6 @@ As a program: `python -m benchmarks.bucket.run NAME TARGET`, the target as JSON.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import json
 import os
@@ -16,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bucket.ground import disk_bytes
 from benchmarks.bucket.stores import number_of
 from benchmarks.call import own_processes
+from benchmarks.range_server import control
 
 # Imported before the clock starts.
 IMPORTS = {
@@ -53,25 +52,21 @@ def measure(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
     target = Target(**given)
     stop = target.options.get("stop")
-    found: dict[str, Any] = {"first_s": None, "epochs": [], "hash": []}
+    found: dict[str, Any] = {"first_s": None, "epochs": []}
     cpu = _cpu_s()
     began = last = time.perf_counter()
     for epoch in READERS[name](target):
-        seen, hashed = bytearray(target.count), hashlib.sha256()
-        samples = nbytes = wrong = 0
+        seen = bytearray(target.count)
+        samples = wrong = 0
         for batch in epoch:
             if found["first_s"] is None:
                 found["first_s"] = time.perf_counter() - began
             if name == "bare":
-                nbytes += batch[0]
                 continue
             for each in batch:
-                image = image_of(each)
-                number = number_of(image)
-                nbytes += len(image)
+                number = number_of(image_of(each))
                 wrong += seen[number]
                 seen[number] = 1
-                hashed.update(number.to_bytes(8, "little"))
             samples += len(batch)
             if stop and samples >= stop:
                 break
@@ -81,16 +76,13 @@ def measure(name: str, given: dict[str, Any]) -> dict[str, Any]:
             {
                 "seconds": now - last,
                 "samples": target.count if name == "bare" else samples,
-                "bytes": nbytes,
                 "lost": 0 if name == "bare" else target.count - sum(seen),
                 "twice": wrong,
                 "counters": _counters(target.url),
             }
         )
-        found["hash"].append(hashed.hexdigest()[:16])
         last = time.perf_counter()
         found["cpu_s"], found["fetcher_s"] = _cpu_s() - cpu, _cpu_s("forebay.caching.fetcher")
-        found["disk"] = disk_bytes(Path(target.scratch))
         if stop:
             break
     return found
@@ -112,19 +104,8 @@ def _cpu_s(which: str = "") -> float:
 
 
 def _counters(url: str) -> dict[str, Any]:
-    import http.client
-
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
-    with contextlib.closing(connection):
-        connection.request("GET", "/_control")
-        counters = json.loads(connection.getresponse().read())["counters"]
-    return {
-        "gets": counters["requests"].get("GET", 0),
-        "requests": sum(counters["requests"].values()),
-        "bytes": counters["bytes"],
-        "faults": sum(counters["faults"].values()),
-        "most": counters["serving_most"],
-    }
+    counters = control(url)["counters"]
+    return {"gets": counters["requests"].get("GET", 0), "bytes": counters["bytes"]}
 
 
 if __name__ == "__main__":

@@ -145,6 +145,23 @@ def ask(dataset, batch=24, epochs=1, **arguments):
         return [hashed(loader) for _ in range(epochs)]
 
 
+def ranks_of(dataset, world, **arguments):
+    """Return the loader of each rank; their batches together have 48 samples."""
+    return [
+        forebay.DataLoader(
+            dataset,
+            48 // world,
+            shuffle=True,
+            seed=3,
+            collate_fn=texts,
+            world_size=world,
+            rank=rank,
+            **arguments,
+        )
+        for rank in range(world)
+    ]
+
+
 # ---- samples -------------------------------------------------------------------------------------
 
 
@@ -243,19 +260,7 @@ def test_the_order_differs_from_epoch_to_epoch_and_has_every_sample_once(server,
 def test_ranks_share_the_same_global_batches(server, world):
     """3 and 6 do not divide the lanes."""
     cached = forebay.open_cache(URL, window="150KB")
-    ranks = [
-        forebay.DataLoader(
-            cached,
-            48 // world,
-            shuffle=True,
-            seed=3,
-            collate_fn=texts,
-            world_size=world,
-            rank=rank,
-            drop_last=True,
-        )
-        for rank in range(world)
-    ]
+    ranks = ranks_of(cached, world, drop_last=True)
     together = [[*chain(*parts)] for parts in zip(*ranks, strict=True)]
     found = hashlib.sha256(b"".join(each for batch in together for each in batch)).hexdigest()
     assert found == ask(cached, 48, drop_last=True)[0]
@@ -266,12 +271,7 @@ def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(server, root):
     cached = forebay.open_cache(URL, window="150KB")
     cached[0]
     server.set()
-    ranks = [
-        forebay.DataLoader(
-            cached, 12, shuffle=True, seed=3, collate_fn=texts, world_size=4, rank=rank
-        )
-        for rank in range(4)
-    ]
+    ranks = ranks_of(cached, 4)
     for parts in zip(*ranks, strict=True):
         assert len(parts) == 4
     assert len(fetchers()) == 1
@@ -290,19 +290,7 @@ def test_a_run_continues_on_other_ranks_and_an_empty_disk(server, tmp_path):
         cached = forebay.open_cache(
             URL, disk="500KB", directory=tmp_path / str(number), window="150KB"
         )
-        ranks = [
-            forebay.DataLoader(
-                cached,
-                48 // world,
-                shuffle=True,
-                seed=3,
-                collate_fn=texts,
-                world_size=world,
-                rank=rank,
-                drop_last=True,
-            )
-            for rank in range(world)
-        ]
+        ranks = ranks_of(cached, world, drop_last=True)
         for rank in ranks:
             if state is not None:
                 rank.load_state_dict(state)

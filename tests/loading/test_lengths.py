@@ -15,7 +15,7 @@ import pytest
 import torch
 from pyarrow import parquet
 from torch.utils.data import Dataset
-from worlds import digest
+from worlds import World, digest
 
 import forebay
 from forebay import DataLoader, InputError, OptionError
@@ -67,27 +67,18 @@ def plain(row):
     return tuple((each["document"], *each["tokens"].tolist()) for each in row)
 
 
+def rows_of(loader, batch):
+    """Return the rows of the last batch that count."""
+    pairs = zip(batch, loader.mask.tolist(), strict=True)
+    return [plain(row) for row, counts in pairs if counts]
+
+
 def global_batches(make, world, num_workers=0, state=None, most=None):
     """Return the rows of each global batch of the next epoch, sorted, and the state after it."""
-    options = {"world_size": world, "batch_size": TOGETHER // world, "num_workers": num_workers}
-    loaders = [make(rank=rank, **options) for rank in range(world)]
-    for loader in loaders:
-        if state is not None:
-            loader.load_state_dict(state)
-    found, nothing = [], object()
-    steps = itertools.zip_longest(*map(iter, loaders), fillvalue=nothing)
-    for step in itertools.islice(steps, most):
-        rows = []
-        for loader, batch in zip(loaders, step, strict=True):
-            if batch is not nothing:
-                pairs = zip(batch, loader.mask.tolist(), strict=True)
-                rows += [plain(row) for row, counts in pairs if counts]
-        found.append(sorted(rows))
-    states = [loader.state_dict() for loader in loaders]
-    for loader in loaders:
-        loader.close()
-    assert all(each == states[0] for each in states)
-    return found, json.loads(json.dumps(states[0]))
+    make = functools.partial(make, num_workers=num_workers)
+    with World(make, world, TOGETHER, state, rows_of) as ranks:
+        found = [sorted(rows) for rows in itertools.islice(ranks.batches(), most)]
+        return found, json.loads(json.dumps(ranks.state()))
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import torch
 from forebay import DataLoader
 
 Make = Callable[..., DataLoader]
+Samples = Callable[[DataLoader, Any], list[Any]]
 
 
 def samples_of(loader: DataLoader, batch: Any) -> list[bytes]:
@@ -37,9 +38,18 @@ class World:
         world: How many ranks there are.
         together: Samples of a global batch.
         state: Where to begin, on every rank.
+        samples: Returns the samples of a loader's last batch that count.
     """
 
-    def __init__(self, make: Make, world: int, together: int, state: Any = None) -> None:
+    def __init__(
+        self,
+        make: Make,
+        world: int,
+        together: int,
+        state: Any = None,
+        samples: Samples = samples_of,
+    ) -> None:
+        self._samples = samples
         with ExitStack() as stack:
             self.loaders = [
                 stack.enter_context(make(batch_size=together // world, world_size=world, rank=rank))
@@ -56,7 +66,7 @@ class World:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def batches(self) -> Iterator[list[bytes]]:
+    def batches(self) -> Iterator[list[Any]]:
         """Yield the samples of each global batch of the next epoch, in the order of the ranks."""
         nothing = object()
         for step in itertools.zip_longest(*map(iter, self.loaders), fillvalue=nothing):
@@ -65,7 +75,7 @@ class World:
                 sample
                 for loader, batch in pairs
                 if batch is not nothing
-                for sample in samples_of(loader, batch)
+                for sample in self._samples(loader, batch)
             ]
 
     def state(self) -> dict[str, Any]:
