@@ -9,8 +9,9 @@ anywhere: they come from a window, a few blocks that are in memory together.
   many samples of each lane, lane after lane, so a rank reads few lanes, and a node keeps their
   blocks. There are a power of two of them, which divides the global batch.
 - In each epoch, the blocks of a lane come in another order. A window is some consecutive blocks of
-  that order, and the samples of a window come in any order. The first windows of the lanes have
-  different lengths, so that not all lanes begin one at the same time.
+  that order, and the samples of a window come in any order. The first one is a single block, and
+  those after it double: the first batch needs little, and more is fetched meanwhile. Then one of
+  another length in each lane follows, so that not all lanes begin a window at the same time.
 
 Everything is a function of position, so the order is the same for any number of ranks and workers,
 and wherever a run continues. What is where at the moment has no influence.
@@ -183,8 +184,10 @@ class Windows:
         order = Permutation(len(members), key).at(np.arange(len(members)))
         blocks = members[order.astype(np.int64)]
         ends = np.cumsum(self.starts[blocks + 1] - self.starts[blocks])
-        first = -(-self.blocks * (lane + 1) // self.lanes)
-        bounds = np.minimum(np.arange(first, len(blocks) + self.blocks, self.blocks), len(blocks))
+        doubled = (1 << np.arange(1, self.blocks.bit_length())) - 1
+        first = (1 << self.blocks.bit_length() - 1) - 1 + -(-self.blocks * (lane + 1) // self.lanes)
+        rest = np.arange(first, len(blocks) + self.blocks, self.blocks)
+        bounds = np.unique(np.minimum(np.concatenate([doubled, rest]), len(blocks)))
         keys = np.arange(1, len(bounds) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
         return _LaneOrder(blocks, ends, ends[bounds - 1], bounds, keys + np.uint64(key & MASK))
 

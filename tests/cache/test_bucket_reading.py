@@ -64,7 +64,11 @@ def equal(one, other):
 
 def texts(samples):
     """Return what a batch has, as bytes."""
-    return [repr(each).encode() for each in samples]
+    plain = [
+        [getattr(leaf, "tolist", lambda own=leaf: own)() for leaf in each.values()]
+        for each in samples
+    ]
+    return [repr(each).encode() for each in plain]
 
 
 def hashed(loader):

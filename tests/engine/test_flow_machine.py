@@ -359,7 +359,7 @@ class FlowMachine(RuleBasedStateMachine):
 
 
 FlowMachine.TestCase.settings = settings(
-    max_examples=300, stateful_step_count=50, deadline=None, derandomize=True
+    max_examples=150, stateful_step_count=50, deadline=None, derandomize=True
 )
 TestFlowMachine = pytest.mark.slow(FlowMachine.TestCase)
 assert MAX_DEATHS_IN_A_ROW > 5, "the machine lets at most 5 workers die in a row"

@@ -113,15 +113,15 @@ def test_a_block_too_large_for_memory_stays_as_rows(tmp_path, monkeypatch):
 
 
 def test_a_done_input_takes_at_most_forty_bytes(tmp_path):
-    """Its path, size, time, row of metadata and duration, 20 blocks of them, in the file."""
-    number = BLOCK * 20
+    """Its path, size, time, row of metadata and duration, 8 blocks of them, in the file."""
+    number = BLOCK * 8
     with Ledger.open(tmp_path) as ledger:
         ledger._database.rows("PRAGMA synchronous = OFF")
         for first in range(0, number, BLOCK):  # as a run that lists while it works
             names = (f"folder/{k:06}.wav" for k in range(first + BLOCK))
             ledger.enrol((Input(each, None, f"{len(each)}000:17000") for each in names), (), True)
             finish(ledger, first + 1, first + BLOCK)
-        assert numbers(ledger) == (20, 0)
+        assert numbers(ledger) == (8, 0)
     assert (tmp_path / "ledger.sqlite").stat().st_size <= 40 * number
 
 

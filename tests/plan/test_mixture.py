@@ -49,7 +49,7 @@ def test_a_source_gives_all_its_samples_before_any_comes_again(shuffle):
 
 
 @pytest.mark.slow
-@given(st.lists(st.integers(1, 700), max_size=6))
+@given(st.lists(st.integers(1, 300), max_size=6))
 def test_any_position_can_be_asked_for(cuts):
     """In pieces it is the same as in one."""
     whole = MIXTURE.indices(1, True, 0, sum(cuts))

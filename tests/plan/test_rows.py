@@ -48,12 +48,12 @@ def test_every_sample_is_in_one_batch_within_its_limits(lengths, most, samples, 
         assert all(len({each // window for each in row}) == 1 for row in found)
 
 
-@given(st.lists(st.integers(1, 500), min_size=1, max_size=30), st.integers(1, 90))
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=15), st.integers(1, 90))
 def test_a_long_sample_is_split_into_pieces_that_cover_it(lengths, size):
     samples = [np.arange(length) + 1000 * at for at, length in enumerate(lengths)]
     rows = pack_sequences(samples, lengths, size=size)
     pieces = [piece for row in range(len(rows)) for piece in rows[row]]
-    assert sorted(np.concatenate(pieces)) == sorted(np.concatenate(samples))
+    assert np.array_equal(np.sort(np.concatenate(pieces)), np.concatenate(samples))
     assert all((np.diff(piece) == 1).all() and len(piece) <= size for piece in pieces)
     assert len(pieces) == sum(-(-length // size) for length in lengths)
 

@@ -139,10 +139,12 @@ class Fetcher:
         """
         self._place, self._listening = place, listening
         self._bucket = bucket_at(place.url)
-        self._index_bytes = self._read(INDEX)
+        self._threads = ThreadPoolExecutor(MOST_REQUESTS, "forebay-fetch")
+        self._index_bytes, blocks = self._threads.map(self._read, (INDEX, BLOCKS))
         # Written once for all clients: of a large cache, it has tens of megabytes.
         self._index_file = _in_memory("index", self._index_bytes)
-        self._blocks_file = _in_memory("blocks", self._read(BLOCKS))
+        self._blocks_file = _in_memory("blocks", blocks)
+        del blocks
         try:  # readers look at the rest of the index, and say more
             index = json.loads(self._index_bytes)
             samples, per_shard = (int(index["plan"][name]) for name in ("samples", "per_shard"))
@@ -176,7 +178,6 @@ class Fetcher:
         self._landed: queue.SimpleQueue[_Landed | _Verified] = queue.SimpleQueue()
         self._wakes, self._wake = socket.socketpair()
         self._selector = selectors.DefaultSelector()
-        self._threads = ThreadPoolExecutor(MOST_REQUESTS, "forebay-fetch")
         self._latencies: deque[float] = deque(maxlen=_LATEST)
         self._began: dict[int, float] = {}
         self._hits = 0

@@ -371,7 +371,7 @@ class OutputFolder:
         be read: the run is over.
         """
         own, found = {*ledger.own_files()}, []
-        names = self._names(refuse=lambda error: None)
+        names = self._names(refuse=lambda _: None)
         for name in ledger.unknown(islice(names, MOST_LOOKED_AT)):
             with suppress(OSError):  # it is gone
                 is_new = os.lstat(f"{self._root}/{name}").st_mtime_ns >= self._opened_ns

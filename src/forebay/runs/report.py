@@ -154,7 +154,7 @@ def no_more_space(failure: Failure) -> OutputError:
 
 
 def first_failure(outcome: ReportFailure, name: str) -> BaseException:
-    """Return the exception that ends a run at its first failure: the user's, if it could be sent."""
+    """Return what ends a run at its first failure: the user's exception, if it could be sent."""
     failure = outcome.failure
     own = failure.exception
     if isinstance(own, SealedError):
