@@ -186,8 +186,9 @@ class Windows:
         ends = np.cumsum(self.starts[blocks + 1] - self.starts[blocks])
         doubled = (1 << np.arange(1, self.blocks.bit_length())) - 1
         first = (1 << self.blocks.bit_length() - 1) - 1 + -(-self.blocks * (lane + 1) // self.lanes)
-        rest = np.arange(first, len(blocks) + self.blocks, self.blocks)
-        bounds = np.unique(np.minimum(np.concatenate([doubled, rest]), len(blocks)))
+        bounds = np.arange(first, len(blocks) + self.blocks, self.blocks)
+        bounds = np.concatenate([doubled, bounds])
+        bounds = np.minimum(bounds[: np.searchsorted(bounds, len(blocks)) + 1], len(blocks))
         keys = np.arange(1, len(bounds) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
         return _LaneOrder(blocks, ends, ends[bounds - 1], bounds, keys + np.uint64(key & MASK))
 

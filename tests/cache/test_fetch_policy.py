@@ -128,10 +128,18 @@ def test_neighbours_in_a_shard_are_one_request_but_not_all_of_them():
     """So that several are under way; never across shards."""
     requests = Requests(Random(0))
     for block in range(40):
-        requests.want(unit(block, MIB), (1, 0, block))
+        requests.want(unit(block, MIB), (1, 0, 0))
     gets = requests.due(0.0)
     assert [get.length // MIB for get in gets] == [8, 8, 8, 8, 8]
     assert all(len({each.shard for each in get.units}) == 1 for get in gets)
+
+
+def test_a_request_is_not_longer_for_a_neighbour_that_is_due_later():
+    """Somebody waits for the first of them."""
+    requests = Requests(Random(0))
+    for block in range(10):
+        requests.want(unit(block, MIB), (1, 0, block % 2))
+    assert [get.units[0].key for get in requests.due(0.0)] == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
 
 
 def test_the_bytes_in_flight_grow_as_long_as_that_helps():
@@ -148,6 +156,19 @@ def test_the_bytes_in_flight_grow_as_long_as_that_helps():
     slow.run(requests, lambda: len(got) == 600, got.extend)
     assert requests.limit == START_BYTES
     assert 600 * SIZE / slow.now > 0.95 * 150e6
+
+
+def test_the_bytes_in_flight_do_not_grow_where_a_few_keep_the_bucket_busy():
+    """Though its rate grew at first, as other programs left the link."""
+    slow, requests, got = Bucket(rate=150e6, tail=0.0), Requests(Random(0)), []
+    for block in range(40):
+        requests.want(unit(block, shard=block), (1, 0, block))
+    slow.run(requests, lambda: len(got) >= 1, got.extend)
+    slow.busy = slow.now + 0.4
+    for block in range(40, 300):
+        requests.want(unit(block, shard=block), (1, 0, block))
+    slow.run(requests, lambda: len(got) == 300, got.extend)
+    assert slow.most <= START_BYTES + SIZE
 
 
 def test_a_refusal_halves_what_is_in_flight_once_for_all_that_were_sent_together():

@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import stat
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -194,6 +195,10 @@ def connect(url: str, *, anew: bool = False) -> tuple[Any, str]:
 
 def settings_of(protocol: str) -> dict[str, Any]:
     """Return the user's settings of fsspec for a protocol."""
+    folder = os.environ.get("FSSPEC_CONFIG_DIR", os.path.expanduser("~/.config/fsspec"))
+    is_set = os.path.isdir(folder) or any(name.startswith("FSSPEC_") for name in os.environ)
+    if not is_set and "fsspec" not in sys.modules:  # its import takes longer than many programs
+        return {}
     from fsspec.config import conf
 
     return dict(conf.get(protocol, {}))

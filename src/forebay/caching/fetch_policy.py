@@ -30,8 +30,9 @@ TIMEOUT_S, SLOWEST = 5.0, 2 * MIB
 MOST_TRIES, MOST_PAUSE_S, FIRST_PAUSE_S = 10, 20.0, 0.1
 # The bytes in flight are doubled as long as that makes the rate grow by a factor, measured for so
 # long, and the last doubling, which did not, is undone; once the bucket has refused requests, they
-# grow by a step each time.
-PROBE_S, GROWTH, STEP_BYTES = 0.5, 1.1, 4 * MIB
+# grow by a step each time. More than so many times what would keep the bucket busy, by its rate and
+# its fastest answer, only makes each request slower.
+PROBE_S, GROWTH, STEP_BYTES, ENOUGH = 0.5, 1.1, 4 * MIB, 3.0
 # The shortest wait: what is due may not be possible at once.
 LEAST_WAIT_S = 0.005
 # Hedges: a second request is sent after twice the 95th percentile, for few of all requests.
@@ -128,6 +129,7 @@ class Requests:
         self._flights: dict[int, _Flight] = {}
         self._in_flight = self._number = self._order = 0
         self._latencies: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=KNOWN))
+        self._fastest: dict[int, float] = {}  # seconds of the fastest answer, by size
         self._resumes = self._halved = -math.inf
         self._probe_began, self._probe_bytes, self._best = 0.0, 0, 0.0
         self._settled = START_BYTES  # the limit at which the best rate was measured
@@ -190,7 +192,8 @@ class Requests:
             self.limit = min(self.limit + STEP_BYTES, MOST_BYTES)
         elif self._was_full and rate > GROWTH * self._best:
             self._settled, self._best = self.limit, rate
-            self.limit = min(2 * self.limit, MOST_BYTES)
+            if self.limit < ENOUGH * rate * self._fastest[max(self._fastest)]:
+                self.limit = min(2 * self.limit, MOST_BYTES)
         elif self._was_full:  # more in flight would only be slower, each of them
             self.limit = min(self.limit, self._settled)
         self._probe_began, self._probe_bytes, self._was_full = now, 0, False
@@ -225,6 +228,7 @@ class Requests:
                 known is None
                 or known.flights
                 or known.tries
+                or known.rank > first.rank  # it would delay those that are due earlier
                 or (room := room - known.unit.length) < 0
             ):
                 break
@@ -281,7 +285,9 @@ class Requests:
         flight = self._land(number, now)
         if flight is None:
             return [], []
-        self._latencies[flight.get.length.bit_length()].append(now - flight.began)
+        size, took = flight.get.length.bit_length(), now - flight.began
+        self._latencies[size].append(took)
+        self._fastest[size] = min(took, self._fastest.get(size, took))
         self.counts.nbytes += flight.get.length
         self._probe_bytes += flight.get.length
         found, lost = [], []

@@ -386,6 +386,7 @@ class Lookahead:
         share = len(lanes) / order.lanes
         self._room = int(2 * share * window) if window and share else AHEAD_BYTES
         self._link: Link | None = None
+        self._seed: int | None = None  # of the windows that were sent
         self._begin()
 
     def _begin(self) -> None:
@@ -394,13 +395,13 @@ class Lookahead:
         self._sent: dict[int, _Sent] = {}
         self._ends: list[tuple[int, int, int]] = []  # epoch, last batch and number of each
         self._count = self._nbytes = self._number = 0
-        self._seed: int | None = None
 
     def reached(self, seed: int, epoch: int, sample: int) -> None:
         """Note that a loader has made all batches before a sample of an epoch."""
         batch = sample // self._order.batch
         if seed != self._seed or epoch not in self._epochs:
-            self.close()
+            self._leave()
+            self._begin()
             self._seed = seed
             self._open(epoch, batch)
         ended: list[int] = []
@@ -411,16 +412,15 @@ class Lookahead:
             number = heapq.heappop(self._ends)[2]
             self._nbytes -= self._sent.pop(number).nbytes
             ended.append(number)
-        self._tell(ended, self._next())
+        self._tell(ended)
 
     def _open(self, epoch: int, batch: int) -> None:
         self._epochs.append(epoch)
         assert self._seed is not None
         self._coming = self._order.windows(self._seed, epoch, self._lanes, batch)
 
-    def _next(self) -> list[_Sent]:
-        """Return the windows to send now."""
-        new: list[_Sent] = []
+    def _next(self) -> Iterator[_Sent]:
+        """Yield the windows to send now: the first are fetched while the next ones are found."""
         lengths = self._reader.blocks.length
         while self._nbytes < 2 * self._room and len(self._epochs) < MOST_EPOCHS:
             window = next(self._coming, None)
@@ -430,13 +430,13 @@ class Lookahead:
             self._number += 1
             nbytes = int(lengths[window.blocks].sum(dtype=np.int64))
             epoch = self._count + len(self._epochs) - 1
-            new.append(_Sent(self._number, epoch, window.due, window.blocks.tolist(), nbytes))
+            new = _Sent(self._number, epoch, window.due, window.blocks.tolist(), nbytes)
             self._nbytes += nbytes
-            self._sent[self._number] = new[-1]
+            self._sent[self._number] = new
             heapq.heappush(self._ends, (epoch, window.until, self._number))
-        return new
+            yield new
 
-    def _tell(self, ended: list[int], new: Sequence[_Sent]) -> None:
+    def _tell(self, ended: list[int]) -> None:
         """Send windows, and read what the fetcher says of itself."""
         try:
             if self._link is None:
@@ -444,15 +444,11 @@ class Lookahead:
                 for descriptor in self._link.descriptors:
                     os.close(descriptor)
                 self._link.post("room", bytes=self._room)
-                ended, new = [], [*self._sent.values()]
-            for each in new:
-                self._link.post(
-                    "window",
-                    number=each.number,
-                    epoch=each.epoch,
-                    due=each.due,
-                    blocks=each.blocks,
-                )
+                ended = []
+                for each in self._sent.values():
+                    _send(self._link, each)
+            for each in self._next():
+                _send(self._link, each)
             if ended:
                 self._link.post("ended", numbers=ended)
             for name, value in (self._link.heard() or {}).items():
@@ -469,7 +465,17 @@ class Lookahead:
     def close(self) -> None:
         """Let the fetcher forget all windows."""
         self._leave()
-        self._begin()
+        self._seed = None
+
+
+def _send(link: Link, window: _Sent) -> None:
+    link.post(
+        "window",
+        number=window.number,
+        epoch=window.epoch,
+        due=window.due,
+        blocks=window.blocks,
+    )
 
 
 def _mapped(descriptor: int, access: int = mmap.ACCESS_READ) -> Bytes:
