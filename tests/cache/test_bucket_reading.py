@@ -27,6 +27,7 @@ from cached import Made, Point
 import forebay
 from buckets import PATIENCE_S
 from forebay.caching import remote, writer
+from forebay.caching.link import Link
 
 SAMPLES = 600
 
@@ -284,6 +285,19 @@ def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(server, root):
     sizes = sum(path.stat().st_size for path in (root / "bucket" / "cache").glob("shard-*"))
     # What is fetched for the next epoch, at its end, is on top: up to two windows.
     assert server.counters()["bytes"] <= 1.03 * sizes + 2 * 150_000
+
+
+@pytest.mark.parametrize("persistent_workers", [None, False, True])
+def test_what_is_fetched_ahead_is_kept_between_epochs(server, monkeypatch, persistent_workers):
+    """The loader has one connection for it as long as it lives, workers or not."""
+    made = []
+    monkeypatch.setattr(remote, "Link", lambda place: made.append(place) or Link(place))
+    cached = forebay.open_cache(URL, window="150KB")
+    cached[0]
+    options = {} if persistent_workers is None else {"persistent_workers": persistent_workers}
+    workers = 0 if persistent_workers is None else 1
+    assert len({*ask(cached, epochs=3, num_workers=workers, **options)}) == 3
+    assert len(made) == 2
 
 
 def test_a_run_continues_on_other_ranks_and_an_empty_disk(server, tmp_path):

@@ -58,9 +58,8 @@ def test_windows_double_up_to_the_size_asked_for_and_change_with_the_epoch():
     """The first batch needs a block of each lane; lanes do not begin windows together later."""
     order = windows_of([10] * 4096, 64, 512)
     assert (order.lanes, order.blocks) == (64, 8)
-    sizes = [
-        [len(window.blocks) for window in order.windows(0, 0, [lane])] for lane in range(order.lanes)
-    ]
+    lanes = [order.windows(0, 0, [lane]) for lane in range(order.lanes)]
+    sizes = [[len(window.blocks) for window in windows] for windows in lanes]
     assert {(*each[:3], *each[4:-1]) for each in sizes} == {(1, 2, 4, *[8] * 6)}
     assert {each[3] for each in sizes} == set(range(1, 9))
     one, other = (list(order.windows(0, epoch, [3])) for epoch in (0, 1))

@@ -226,7 +226,7 @@ class Pipeline:
         if isinstance(source, SamplerSource) and settings.by_torchs_rules:
             source.iterator = iterator._sampler_iter
         if self._replaces_workers:  # new workers get copies of the dataset in its current state
-            self.close()
+            self.close(between_epochs=True)
             planner.worker_states = []
         planner.worker_states = self._worker_states(settings, position, planner)
         if settings.ranks is not None and not self._has_agreed:
@@ -235,7 +235,7 @@ class Pipeline:
         fingerprint = self._dataset_fingerprint(settings)
         # Workers got copies of the dataset, which the user may have changed since.
         if feed is None or not feed.is_open or fingerprint != self._dataset_seen:
-            self.close()
+            self.close(between_epochs=True)
             seed = None
             # Threads draw from the generators of the process, unless the user set a seed.
             if not settings.by_torchs_rules and (
