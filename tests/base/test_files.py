@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +60,28 @@ def test_a_file_that_is_not_finished_replaces_nothing(tmp_path, is_ours):
 def test_every_format_has_a_reader_and_a_writer():
     """The names are apart from the classes: workers need them, and import no table."""
     assert set(FORMATS) == set(TABLE_FORMATS)
+
+
+@pytest.mark.parametrize("given", ["nothing", "a folder", "a variable"])
+def test_settings_of_fsspec_are_read_without_it_only_if_there_are_none(tmp_path, given):
+    """Its import takes longer than to start the process that fetches."""
+    environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    if given == "a folder":
+        (tmp_path / "own.json").write_text('{"s3": {"anon": true}}')
+        environment["FSSPEC_CONFIG_DIR"] = str(tmp_path)
+    elif given == "a variable":
+        environment["FSSPEC_S3"] = '{"anon": true}'
+    program = (
+        "import json, sys; from forebay.base.files import settings_of; found = settings_of('s3'); "
+        "print(json.dumps([found, 'fsspec' in sys.modules]))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | {"HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    found, is_imported = json.loads(answer.stdout)
+    assert (found.get("anon"), is_imported) == (
+        (None, False) if given == "nothing" else (True, True)
+    )
