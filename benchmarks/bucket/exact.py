@@ -125,7 +125,9 @@ def kills(ground: Ground, quick: bool) -> None:
     show(("killed", "times", "batches", "processes, files left", "bytes fetched / data"), rows)
     print(
         "A trainer notes each batch and then its state; a batch that was noted twice, because a\n"
-        "kill came between, counts once. Left after 10 s: processes of the run, files in /dev/shm."
+        "kill came between, counts once. A batch whose worker is killed twice ends the program,\n"
+        "which is started again, as after a kill. Left after 10 s: processes of the run, files in\n"
+        "/dev/shm."
     )
 
 
@@ -167,7 +169,9 @@ def _trained(
             break
         if code != -signal.SIGKILL:
             error = error or reason(RuntimeError(call.process.communicate()[1]))
-            raise RuntimeError(f"ended with {code} after {killed} kills: {error}")
+            if victim != "worker" or "WorkerDiedError" not in error:
+                raise RuntimeError(f"ended with {code} after {killed} kills: {error}")
+            error = ""  # one batch met two kills: the program is started again, as after a crash
     left += len({*os.listdir("/dev/shm")} - shared)
     lines = list(dict.fromkeys((folder / LOG).read_text().splitlines()))
     assert (folder / STATE).exists()

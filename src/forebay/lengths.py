@@ -174,8 +174,8 @@ def _lengths(dataset: Any, lengths: Any) -> Integers:
         )
     if not len(found):
         raise InputError("the dataset has no samples\n  There is nothing to pack.")
-    wrong = (found < 1) | (found > LONGEST)
-    if wrong.any():
+    if found.min() < 1 or found.max() > LONGEST:
+        wrong = (found < 1) | (found > LONGEST)
         at = int(np.argmax(wrong))
         raise InputError(
             f"the length of sample {at} is {found[at]}; {int(wrong.sum()):,} of {len(found):,} "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -224,15 +225,19 @@ def arranged(
     members = np.empty(len(own), np.uint32)
     found: list[tuple[Integers, ...]] = []
     known = 0  # classes of earlier windows
-    for begin, end in pairwise(bounds):
-        counts = tally(own[begin:end], len(longest))
-        _sort(own, begin, end, counts, members)
-        kinds = np.flatnonzero(counts)
-        patterns = patterns_of(longest[kinds].tolist(), counts[kinds].tolist())
-        parts = np.array([part for each in patterns for part in each.parts], np.int32)
-        numbers = np.array([(len(pattern.parts), pattern.rows) for pattern in patterns])
-        found.append((kinds, counts[kinds], parts[:, 0] + known, parts[:, 1], *numbers.T))
-        known += len(kinds)
+    with ThreadPoolExecutor(1) as thread:  # NumPy sorts there while Python finds the patterns
+        sorts = []
+        for begin, end in pairwise(bounds):
+            counts = tally(own[begin:end], len(longest))
+            sorts.append(thread.submit(_sort, own, begin, end, counts, members))
+            kinds = np.flatnonzero(counts)
+            patterns = patterns_of(longest[kinds].tolist(), counts[kinds].tolist())
+            parts = np.array([part for each in patterns for part in each.parts], np.int32)
+            numbers = np.array([(len(pattern.parts), pattern.rows) for pattern in patterns])
+            found.append((kinds, counts[kinds], parts[:, 0] + known, parts[:, 1], *numbers.T))
+            known += len(kinds)
+        for sort in sorts:
+            sort.result()
     kinds, counts, classes, each, sizes, rows = map(np.concatenate, zip(*found, strict=True))
     starts, part_starts, row_starts = (np.append(0, np.cumsum(by)) for by in (counts, sizes, rows))
     # Samples of the class that earlier parts take: a running sum within each class.
