@@ -4,7 +4,7 @@ Only the fetcher's process uses this: the libraries start threads of their own, 
 forked. They make no attempts of their own, and every exception becomes a `BucketError`, so that
 `fetch_policy.py` decides what to try again.
 
-obstore in threads takes a tenth of s3fs's processor time for a request (docs/design/0012).
+obstore in threads takes a tenth of s3fs's processor time for a request (docs/design/0011).
 """
 
 from __future__ import annotations

@@ -399,7 +399,7 @@ class Residency:
 
     A block is in memory as long as a window or a reader holds it, or on disk: those that arrive
     first stay there, whatever is used later, since with a new order in each epoch the block that
-    was used last is no less likely to be needed next (see docs/design/0012).
+    was used last is no less likely to be needed next (see docs/design/0011).
 
     Args:
         lengths: Bytes of each block.
