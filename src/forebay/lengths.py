@@ -9,6 +9,7 @@ by ranks, resumed, mixed and made in workers as any samples are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from operator import index as as_index
@@ -300,7 +301,9 @@ def _rows(
     costs = each**2 if cost is None else np.asarray(cost(each), np.float64)
     if costs.shape != each.shape or not (costs >= 0).all() or not np.isfinite(costs).all():
         raise OptionError("cost takes an array of lengths, and returns a cost for each, from 0")
-    return arranged(own, bounds.tolist(), longest, costs, patterns_of, padded=ratio > 1)
+    with ThreadPoolExecutor(1) as thread:
+        given = own, bounds.tolist(), longest, costs, patterns_of, thread.submit
+        return arranged(*given, padded=ratio > 1)
 
 
 # ---- dataset -------------------------------------------------------------------------------------

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -209,6 +208,7 @@ def arranged(
     longest: Integers,
     costs: npt.NDArray[np.float64],
     patterns_of: PatternsOf,
+    submit: Callable[..., Any],
     *,
     padded: bool = False,
 ) -> Rows:
@@ -220,24 +220,24 @@ def arranged(
         longest: The longest sample of each class.
         costs: What a sample of each class costs.
         patterns_of: Returns rows for the lengths of some classes, and how many samples each has.
+        submit: That of an executor: NumPy sorts in a thread while Python finds the patterns.
         padded: Whether each sample of a row costs as much as the most expensive one.
     """
     members = np.empty(len(own), np.uint32)
     found: list[tuple[Integers, ...]] = []
     known = 0  # classes of earlier windows
-    with ThreadPoolExecutor(1) as thread:  # NumPy sorts there while Python finds the patterns
-        sorts = []
-        for begin, end in pairwise(bounds):
-            counts = tally(own[begin:end], len(longest))
-            sorts.append(thread.submit(_sort, own, begin, end, counts, members))
-            kinds = np.flatnonzero(counts)
-            patterns = patterns_of(longest[kinds].tolist(), counts[kinds].tolist())
-            parts = np.array([part for each in patterns for part in each.parts], np.int32)
-            numbers = np.array([(len(pattern.parts), pattern.rows) for pattern in patterns])
-            found.append((kinds, counts[kinds], parts[:, 0] + known, parts[:, 1], *numbers.T))
-            known += len(kinds)
-        for sort in sorts:
-            sort.result()
+    sorts = []
+    for begin, end in pairwise(bounds):
+        counts = tally(own[begin:end], len(longest))
+        sorts.append(submit(_sort, own, begin, end, counts, members))
+        kinds = np.flatnonzero(counts)
+        patterns = patterns_of(longest[kinds].tolist(), counts[kinds].tolist())
+        parts = np.array([part for each in patterns for part in each.parts], np.int32)
+        numbers = np.array([(len(pattern.parts), pattern.rows) for pattern in patterns])
+        found.append((kinds, counts[kinds], parts[:, 0] + known, parts[:, 1], *numbers.T))
+        known += len(kinds)
+    for sort in sorts:
+        sort.result()
     kinds, counts, classes, each, sizes, rows = map(np.concatenate, zip(*found, strict=True))
     starts, part_starts, row_starts = (np.append(0, np.cumsum(by)) for by in (counts, sizes, rows))
     # Samples of the class that earlier parts take: a running sum within each class.
