@@ -195,8 +195,8 @@ def connect(url: str, *, anew: bool = False) -> tuple[Any, str]:
 
 def settings_of(protocol: str) -> dict[str, Any]:
     """Return the user's settings of fsspec for a protocol."""
-    folder = os.environ.get("FSSPEC_CONFIG_DIR", os.path.expanduser("~/.config/fsspec"))
-    is_set = os.path.isdir(folder) or any(name.startswith("FSSPEC_") for name in os.environ)
+    is_set = any(name.startswith("FSSPEC_") for name in os.environ)  # also for another folder
+    is_set = is_set or os.path.isdir(os.path.expanduser("~/.config/fsspec"))
     if not is_set and "fsspec" not in sys.modules:  # its import takes longer than many programs
         return {}
     from fsspec.config import conf
