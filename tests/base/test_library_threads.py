@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from forebay.base import libraries
 from forebay.base.libraries import after_import, not_after_import, one_thread
 
 PROGRAM = """
-import os, sys
+import json, os, sys
 import torch
 import forebay
 {imports}
@@ -31,18 +32,20 @@ class Threads(torch.utils.data.Dataset):
 
 if __name__ == "__main__":
     before = torch.get_num_threads(), pyarrow_count()
-    with forebay.DataLoader(Threads(), batch_size=None, {options}) as loader:
-        print(*(each.tolist() for each in loader))
-    print(before == (torch.get_num_threads(), pyarrow_count()))
+    found = []
+    for options in {ways}:
+        with forebay.DataLoader(Threads(), batch_size=None, **options) as loader:
+            found.append([each.tolist() for each in loader])
+    print(json.dumps([found, before == (torch.get_num_threads(), pyarrow_count())]))
 """
 IMPORTED = "import numpy, pyarrow\nnumpy.ones((300, 300)) @ numpy.ones((300, 300))\n"
 COUNT = "def pyarrow_count():\n    import pyarrow\n    return pyarrow.cpu_count()\n"
 
 
-def threads_of(folder, options, imports=IMPORTED, **variables):
-    """Return what the libraries said in each sample, in a program of its own."""
+def threads_of(folder, *ways, imports=IMPORTED, **variables):
+    """Return what the libraries said in each sample, for each way, in a program of its own."""
     path = folder / "program.py"
-    path.write_text(PROGRAM.format(imports=imports + COUNT, options=options))
+    path.write_text(PROGRAM.format(imports=imports + COUNT, ways=ways))
     unset = {key: value for key, value in os.environ.items() if "NUM_THREADS" not in key}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", path],
@@ -52,43 +55,35 @@ def threads_of(folder, options, imports=IMPORTED, **variables):
         timeout=180,
     )
     assert done.returncode == 0, done.stderr
-    *samples, unchanged = done.stdout.replace("\n", " ").strip().rsplit(" ", 1)
-    assert unchanged == "True"
-    return samples[0]
+    samples, unchanged = json.loads(done.stdout)
+    assert unchanged
+    return samples
 
 
-ONE = " ".join(["[1, 1, 1]"] * 4)
+ONE = [[1, 1, 1]] * 4
+WORKER = {"num_workers": 1}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        "num_workers=1",
-        "num_workers=1, multiprocessing_context='spawn'",
-        "num_workers=1, multiprocessing_context='fork'",
-        "num_workers=0, seed=0",
-    ],
-)
-def test_each_library_has_one_thread(tmp_path, options):
+def test_each_library_has_one_thread(tmp_path):
     """Inherited by a fork or loaded in the worker; and here, since batches must be the same."""
-    assert threads_of(tmp_path, options) == ONE
+    methods = [WORKER | {"multiprocessing_context": each} for each in ("spawn", "fork")]
+    assert threads_of(tmp_path, WORKER, *methods, {"num_workers": 0, "seed": 0}) == [ONE] * 4
 
 
 @pytest.mark.slow
 def test_a_library_that_is_imported_later_has_one_thread(tmp_path):
     """By the variables of the worker's environment."""
-    assert threads_of(tmp_path, "num_workers=1", imports="") == ONE
+    assert threads_of(tmp_path, WORKER, imports="") == [ONE]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="OpenBLAS has at most a thread a core")
 def test_what_the_user_set_is_kept(tmp_path):
     """torch has one thread in a fork in any case: it would wait for those of its parent."""
-    samples = threads_of(tmp_path, "num_workers=1", OMP_NUM_THREADS="2")
-    assert samples == " ".join(["[2, 2, 1]"] * 4)
-    samples = threads_of(tmp_path, "num_workers=1", OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="")
-    assert samples.startswith("[2, ")
+    assert threads_of(tmp_path, WORKER, OMP_NUM_THREADS="2") == [[[2, 2, 1]] * 4]
+    (found,) = threads_of(tmp_path, WORKER, OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="")
+    assert found[0][0] == 2
 
 
 def test_the_numbers_of_threads_are_restored():

@@ -296,7 +296,9 @@ def test_a_number_that_others_used_up_meanwhile_is_no_lock(tmp_path, without_flo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["flock", "none", "false"])
+@pytest.mark.parametrize(
+    "mode", ["flock", "none", pytest.param("false", marks=pytest.mark.thorough)]
+)
 def test_of_thirty_that_start_at_once_one_runs(tmp_path, mode):
     """The others are told which; a killed one is followed by another, with or without flock."""
     starts = Path(__file__).with_name("starts.py")

@@ -128,8 +128,20 @@ def recorded(name: str, options: dict[str, Any], times: int) -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("name", SAMPLERS)
+# Each sampler here and in a worker, and each way to work with one sampler; all pairs take long.
+USUAL = ("random", "resuming", "stream")
+PAIRS = [
+    pytest.param(
+        *(name, options),
+        marks=() if name in USUAL or options in OPTIONS[:2] else pytest.mark.thorough,
+        id=f"{name}, {options}",
+    )
+    for name in SAMPLERS
+    for options in OPTIONS
+]
+
+
+@pytest.mark.parametrize(("name", "options"), PAIRS)
 def test_reading_the_state_changes_nothing(name, options) -> None:
     """Not the batches, not the random numbers, and not how far a sampler was read."""
     if name == "stream" and options.get("backend") == "thread":

@@ -250,19 +250,28 @@ class Opaque:
         (Opaque(), "metadata 'metadata' is not JSON-serializable"),
     ],
 )
-@pytest.mark.parametrize("workers", [0, 1])
-def test_metadata_that_cannot_be_json_fails_its_input(three, output, value, words, workers):
+def test_metadata_that_cannot_be_json_fails_its_input(three, output, value, words):
     """The column and the type are named, and its outputs are not published."""
 
     def work(source, out):
         out.file(source.name).write_text("x")
         return value
 
-    report = run(work, [three / "0000.txt"], output, num_workers=workers)
+    report = run(work, [three / "0000.txt"], output, num_workers=0)
     (failure,) = report.failures
     assert failure.error == "TypeError"
     assert words in failure.message
     assert published(output) == {}
+
+
+def test_metadata_of_a_worker_that_cannot_be_json_fails_its_input(three, output):
+    """It is looked at where it was made."""
+
+    def work(source, out):
+        return {"a": Opaque()}
+
+    report = run(work, [three / "0000.txt"], output, num_workers=1)
+    assert [each.error for each in report.failures] == ["TypeError"]
 
 
 # ---- names of outputs ---------------------------------------------------------------------------
@@ -306,10 +315,10 @@ def claim(names, source, out):
 
 
 CLAIMS = {"0000": ["a", "same"], "0001": ["same", "b"], "0002": ["c"]}
+ORDERS = [(0, False), (0, True), (2, True), pytest.param(1, False, marks=pytest.mark.thorough)]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(("workers", "backwards"), ORDERS)
 def test_two_inputs_that_claim_one_name_both_fail(three, output, workers, backwards):
     """Whichever comes first, for any number of workers; and neither leaves a file."""
     paths = sorted(three.iterdir(), reverse=backwards)
@@ -334,8 +343,7 @@ def test_a_claim_on_what_an_earlier_run_published_fails_both(three, output):
     assert published(output) == {"c": b"0002"}
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(("workers", "backwards"), ORDERS)
 def test_a_file_where_another_input_needs_a_folder_stops_no_run(three, output, workers, backwards):
     """One of the two may be kept; the run ends, and so does the next."""
     paths = sorted(three.iterdir(), reverse=backwards)

@@ -245,8 +245,10 @@ def test_a_name_passes_from_a_gone_input_and_its_file_is_replaced(tmp_path, thre
 # ---- clashes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [["bad/b", "bad"], ["bad", "bad/b"], ["x/y/z", "x/y"]])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("names", "workers"),
+    [(["bad/b", "bad"], 0), (["bad", "bad/b"], 1), (["x/y/z", "x/y"], 0)],
+)
 def test_an_input_that_needs_a_file_and_a_folder_of_one_name_fails_alone(
     three, output, names, workers
 ):

@@ -288,23 +288,23 @@ def arguments(path, name, output):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("killed", "point"),
+    "killed",
     [
-        ("part", "in the midst of publishing"),
-        ("whole", "after the record"),
+        {"part": "in the midst of publishing", "whole": "after the record"},
         *(
-            pytest.param(name, point, marks=pytest.mark.thorough)
+            pytest.param({name: point}, marks=pytest.mark.thorough)
             for name in ("part", "whole")
             for point in POINTS
         ),
     ],
+    ids=str,
 )
-def test_a_kill_in_either_run_is_made_good(script, tmp_path, point, killed):
+def test_a_kill_in_either_run_is_made_good(script, tmp_path, killed):
     """Between the two, or in the midst of either: the outputs and the table of one run."""
     path, expected, expected_table = script
     output = tmp_path / "out"
     for name in ("part", "whole"):
-        program = (CRASHES, point) if name == killed else ("-m", "forebay")
+        program = (CRASHES, killed[name]) if name in killed else ("-m", "forebay")
         code, _, err = finish(start(*arguments(path, name, output), program=program))
         assert code in (-signal.SIGKILL, 0), err
     code, _, err = here(*arguments(path, "whole", output))
