@@ -75,8 +75,8 @@ test: $(DEV) ## Run all tests but the long ones.
 	$(call parts,,$(BIN)/python -m pytest -q tests/ray)
 
 test-all: $(DEV) ## Run all tests: also long ones on Ray clusters, torch's own DataLoader, more kills.
-	$(BIN)/python -m pytest -q -m "thorough or not thorough" --ignore tests/ray
-	$(BIN)/python -m pytest -q -m "thorough or not thorough" tests/ray
+	$(BIN)/python -m pytest -q -m "thorough or not thorough" --hypothesis-profile thorough --ignore tests/ray
+	$(BIN)/python -m pytest -q -m "thorough or not thorough" --hypothesis-profile thorough tests/ray
 
 check: $(DEV) docs ## Lint, formatting, types, the architecture's rules, and the documents: the site, links and code.
 	$(BIN)/ruff check .

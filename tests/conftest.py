@@ -19,8 +19,9 @@ from trainers import Trainers
 # Longest wait for what a test ended to be gone, on a loaded machine.
 ENDING_S = 60.0
 
-# No example fails for being slow: the machine may be busy.
-hypothesis.settings.register_profile("forebay", deadline=None)
+# No example fails for being slow: the machine may be busy. `make test-all` takes the other profile.
+hypothesis.settings.register_profile("forebay", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=300)
 hypothesis.settings.load_profile("forebay")
 
 

@@ -6,6 +6,7 @@ The checker reads source text, so its own tests hand it made-up files that break
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -63,11 +64,18 @@ BAD_NAMES = ("utils", "helpers")
 BAD_PARTS = ("manager", "handler")
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """Return the tree of a file, which several rules look at."""
+    return ast.parse(source)
+
+
+@functools.cache
 def imports(path: str, source: str) -> set[str]:
     """Return every module that a file imports when it runs, and every name it takes from one."""
     package = ["forebay", *PurePosixPath(path).parts[:-1]]
     found = set()
-    for node in _run_nodes(ast.parse(source)):
+    for node in _run_nodes(parsed(source)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -165,7 +173,7 @@ def _file_rules(path: str, source: str) -> Iterator[str]:
         yield f"has {len(lines)} lines, more than {MOST_LINES}"
     if name in BAD_NAMES or any(part in name for part in BAD_PARTS):
         yield "has a name that says nothing"
-    if not ast.get_docstring(ast.parse(source)):
+    if not ast.get_docstring(parsed(source)):
         yield "has no docstring"
 
 

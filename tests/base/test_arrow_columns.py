@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.base.arrow_arrays import Columns
@@ -76,7 +76,6 @@ def plain(value):
     return str(math.nan if value is None else value) if isinstance(value, float | None) else value
 
 
-@settings(max_examples=100)
 @given(tables(), st.data())
 def test_rows_are_those_that_pyarrow_has(table, data):
     """In any order, repeated, counted from either end, from tables of any layout."""

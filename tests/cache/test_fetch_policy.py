@@ -8,7 +8,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.caching.fetch_policy import (
@@ -83,7 +83,6 @@ class Bucket:
             arrived(done)
 
 
-@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 200), st.sampled_from([0.0, 0.1, 0.4]))
 def test_everything_arrives_once_whatever_breaks(seed, count, faults):
     """Throttling, resets, flipped bits: none lost, none doubled, and it comes to an end."""
@@ -319,7 +318,6 @@ def test_what_two_epochs_did_not_use_makes_place_and_what_an_earlier_job_left_do
 
 
 @given(st.data())
-@settings(max_examples=60)
 def test_a_block_is_here_if_and_only_if_it_is_held(data):
     """Whatever clients do; and nothing is held when all have left."""
     residency, here, numbers = Residency([100] * 12), set(), {1: 0, 2: 0}

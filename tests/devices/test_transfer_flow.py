@@ -106,7 +106,7 @@ class Copies(RuleBasedStateMachine):
         assert len(self.capacity) <= max(AHEAD + 2, len(self.taken) + AHEAD + 1)
 
 
-Copies.TestCase.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+Copies.TestCase.settings = settings(stateful_step_count=60)
 TestCopies = Copies.TestCase
 
 

@@ -358,8 +358,6 @@ class FlowMachine(RuleBasedStateMachine):
             assert all(worker_id < self.num_workers for worker_id in live), "some did not stop"
 
 
-FlowMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, derandomize=True
-)
+FlowMachine.TestCase.settings = settings(stateful_step_count=50, derandomize=True)
 TestFlowMachine = pytest.mark.slow(FlowMachine.TestCase)
 assert MAX_DEATHS_IN_A_ROW > 5, "the machine lets at most 5 workers die in a row"

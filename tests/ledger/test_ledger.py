@@ -6,7 +6,7 @@ import itertools
 import sqlite3
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import InputError, LedgerError
@@ -223,7 +223,6 @@ listings = st.lists(
 
 @pytest.mark.slow
 @given(listings)
-@settings(deadline=None, max_examples=60)
 def test_any_sequence_of_listings_agrees_with_a_plain_model(tmp_path_factory, steps):
     """However inputs come, go, move and change: each keeps what was made from it as it is now."""
     made: dict[str, tuple[str, bool]] = {}  # source -> identity, done
@@ -332,7 +331,6 @@ claims = st.lists(st.sets(st.sampled_from("wxyz"), max_size=3), min_size=1, max_
 
 @pytest.mark.slow
 @given(claims, st.data())
-@settings(deadline=None, max_examples=60)
 def test_who_fails_does_not_depend_on_who_finished_first(tmp_path_factory, wanted, data):
     """In any order and any batches, exactly those fail that share a name with another."""
     order = data.draw(st.permutations(range(1, len(wanted) + 1)))

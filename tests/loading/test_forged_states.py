@@ -310,7 +310,7 @@ STATES = {(kind, batches): state_after(kind, batches) for kind in LOADERS for ba
 def test_a_forged_state_is_refused_or_exactly_right(kind):
     """Whatever was changed in it, strict or not."""
 
-    @settings(max_examples=50, derandomize=True, database=None)
+    @settings(derandomize=True, database=None)
     @given(forgeries(kind), st.booleans())
     def check(state, strict):
         loader = LOADERS[kind]()

@@ -164,10 +164,10 @@ def test_workers_pad_lists_of_a_table(start, tmp_path):
         expected = list(loader)
     mapped = from_table(tmp_path / "t.arrow", columns=["tokens", "number"])
     for dataset in (ragged(), mapped):
-        context = {"num_workers": 2, "multiprocessing_context": start}
+        context = {"num_workers": 1, "multiprocessing_context": start}
         with DataLoader(dataset, **arguments, **context) as loader:
             assert_same(list(loader), expected)
-            assert loader.statistics().num_workers == 2
+            assert loader.statistics().num_workers == 1
 
 
 # ---- in advance ----------------------------------------------------------------------------------

@@ -500,7 +500,10 @@ def lists(batches):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", TALLIES)
-@pytest.mark.parametrize(("epochs", "batches"), [(0, 1), (0, 3), (1, 0), (1, 1)])
+@pytest.mark.parametrize(
+    ("epochs", "batches"),
+    [(0, 3), (1, 0), *(pytest.param(*at, marks=pytest.mark.thorough) for at in ((0, 1), (1, 1)))],
+)
 def test_the_workers_copies_of_a_map_style_dataset_are_saved(way, epochs, batches):
     """Each goes on from what it was after its last batch that was handed out."""
     arguments = TALLIES[way]

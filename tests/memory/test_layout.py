@@ -248,7 +248,5 @@ class SpaceMachine(RuleBasedStateMachine):
         assert self.space.out == len(self.out)
 
 
-SpaceMachine.TestCase.settings = settings(
-    max_examples=50, stateful_step_count=30, deadline=None, derandomize=True
-)
+SpaceMachine.TestCase.settings = settings(stateful_step_count=30, derandomize=True)
 TestSpaceMachine = SpaceMachine.TestCase

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from computing import compute_in_threads
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
@@ -685,7 +685,6 @@ def test_a_crowded_machine_is_not_told_as_a_loader_that_is_too_small(buffer, tai
     assert diagnose(*crowded(idle=None, tail=tail), setup).cause == "unknown"
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     st.fixed_dictionaries(
         {
@@ -793,7 +792,6 @@ arrangements = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(works, arrangements)
 def test_no_arrangement_is_faster_than_the_steps(work, arrangement):
     """Time is steps and waits, and nothing else."""
@@ -812,7 +810,6 @@ def end_of(work, arrangement):
     return len(work.batch_s) / outcome.rate
 
 
-@settings(max_examples=200, deadline=None)
 @given(works, st.integers(1, 5), st.integers(1, 12))
 def test_more_workers_and_a_deeper_buffer_never_delay(work, count, depth):
     """In order, with the first free worker making the next batch."""
@@ -821,7 +818,6 @@ def test_more_workers_and_a_deeper_buffer_never_delay(work, count, depth):
     assert end_of(work, Arrangement(num_workers=count, depth=depth + 1)) <= usual * (1 + 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
 @given(works, st.integers(1, 5))
 def test_as_many_workers_as_batches_wait_only_for_the_slowest(work, count):
     """With one worker for each batch, each is ready after what it takes."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.observe.tuning import (
@@ -244,7 +244,6 @@ def test_a_look_at_two_loads_at_once_is_not_acted_on():
     assert not any("more do not help" in each.reason for each in decisions)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.integers(1, 8),
     st.lists(

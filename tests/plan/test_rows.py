@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.lengths import batch_by_length, pack_sequences
@@ -90,7 +90,6 @@ def test_samples_change_places_from_epoch_to_epoch():
     assert all(300 < count < 500 for count in pairs.values())
 
 
-@settings(max_examples=50)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=8), st.integers(0, 2**64 - 1))
 def test_orders_of_different_lengths_are_permutations(sizes, key):
     positions = np.concatenate([np.arange(size) for size in sizes])

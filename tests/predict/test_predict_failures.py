@@ -286,7 +286,7 @@ class Useless:
         return batch.sum(1)
 
 
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_workers_with_models_of_their_own_stop_as_well(tmp_path, num_workers, monkeypatch):
     """Nothing is recorded as failed that was not the samples' fault."""
     monkeypatch.setenv("MENDED", str(tmp_path / "mended"))

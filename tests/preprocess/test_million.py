@@ -16,9 +16,9 @@ from driving import PATIENCE_S
 
 MANY = int(os.environ.get("FOREBAY_TEST_INPUTS", "200000"))
 # Few inputs, many, and how much more memory the driver may need for many. The bound for any number
-# is SQLite's cache and its sorter, 64 MiB each, which few inputs do not fill; 50,000 fill a fifth.
+# is SQLite's cache and its sorter, 64 MiB each, which few inputs do not fill; 25,000 fill a tenth.
 CASES = [
-    (10_000, 50_000, 48 << 20),
+    (5_000, 25_000, 48 << 20),
     pytest.param(50_000, MANY, 128 << 20, marks=pytest.mark.thorough),
 ]
 

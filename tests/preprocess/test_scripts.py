@@ -128,7 +128,7 @@ def test_torch_uses_one_thread_in_a_worker(tmp_path, monkeypatch, inputs, source
     monkeypatch.delitem(sys.modules, "tensors", raising=False)
     module = importlib.import_module("tensors")
     report = forebay.preprocess(
-        module.multiply, inputs, tmp_path / "out", num_workers=2, timeout=60, progress=False
+        module.multiply, inputs, tmp_path / "out", num_workers=1, timeout=60, progress=False
     )
     rows = report.metadata.to_pylist()
     assert {(row["mean"], row["threads"]) for row in rows} == {(512.0, 1)}

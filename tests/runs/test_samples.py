@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import data
 
@@ -99,7 +99,6 @@ def made_of(dataset):
 LEAVES = [Items("a", 5), Items("b", 3), Named("c", 6), Items("d", 0)]
 
 
-@settings(max_examples=200, deadline=None)
 @given(trees(LEAVES))
 def test_wrappers_are_looked_through(dataset):
     """Whatever selects, joins and reorders, the sample is that of its base, at its index there."""
@@ -108,7 +107,6 @@ def test_wrappers_are_looked_through(dataset):
     assert all(type(base) in (Items, Named) for base in samples_of(dataset).bases)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(trees(LEAVES), min_size=1, max_size=4))
 def test_a_sample_is_known_by_one_key_in_all_calls(datasets):
     """And two samples never by the same, unless one is there again."""
@@ -123,7 +121,6 @@ def test_a_sample_is_known_by_one_key_in_all_calls(datasets):
     assert len({*keys.values()}) == len(keys)
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=60), st.randoms())
 def test_equal_names_are_numbered_in_the_order_of_the_dataset(names, chance):
     """Whichever of them are selected, in whichever order."""
