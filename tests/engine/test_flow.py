@@ -163,6 +163,17 @@ def test_a_result_larger_than_the_budget_is_still_made() -> None:
     assert script.of(SendTasks)[-1].tasks == ((2, 1),)
 
 
+def test_tasks_bound_to_a_worker_wait_for_bytes_too() -> None:
+    """Also when what runs may become larger than what is left, so that there is less than none."""
+    script = started(4, (0, 1, 0, 1), max_bytes=15, in_order=True, max_group=1)
+    for worker, task in ((0, 0), (1, 1), (0, 2)):
+        sent = script.of(SendTasks)
+        assert ((3, 1),) not in [each.tasks for each in sent]
+        script.finish(worker, task)
+        script.say(ResultsReleased((task,)))
+    assert script.of(SendTasks)[-1] == SendTasks(1, ((3, 1),))
+
+
 def test_once_full_it_rests_until_the_low_mark() -> None:
     """Producers run to the high mark, rest, and start again under the low one."""
     flow = Flow(Limits(num_workers=1, slots=4, refill_below=2, lookahead=100))

@@ -616,7 +616,10 @@ def test_the_rate_of_the_whole_run_is_named_if_it_is_another():
 
 
 def test_a_real_loader_names_both_rates():
-    """A pause between epochs is in the rate of its report, and not in that of its steps."""
+    """A pause between epochs is in the rate of its report, and not in that of its steps.
+
+    They stand beside the rate to be expected, which a very busy machine leaves open.
+    """
     loader = DataLoader(Sleepy(40, 0.01), batch_size=1, num_workers=0)
     for epoch in range(2):
         for _ in loader:
@@ -624,7 +627,8 @@ def test_a_real_loader_names_both_rates():
         time.sleep(0.5 * (1 - epoch))
     found, whole = loader.diagnose(), loader._loader_progress.trace.snapshot()["rate"]
     assert whole < found.rate
-    assert f"({short_number(whole)} over the whole run, start and pauses included)" in str(found)
+    words = f"({short_number(whole)} over the whole run, start and pauses included)"
+    assert (words in str(found)) == (found.expected_rate is not None)
 
 
 def test_records_that_contradict_each_other():

@@ -503,11 +503,11 @@ class Flow:
                 continue
             # The task that all delivery waits for must not itself wait for a free slot.
             awaited = self.limits.in_order and queue[0] == self._order[0]
-            free = self._free_slots(awaited and not counts[State.LEASED])
+            free = max(self._free_slots(awaited and not counts[State.LEASED]), 0)
             count = min(size, free, len(queue))
             if self.limits.in_order and queue is bound and free < counts[State.QUEUED]:
                 # The slots are for the first tasks of all workers: others would wait for these.
-                beyond = next(islice(merge(*self._bound.values()), max(free, 0), None))
+                beyond = next(islice(merge(*self._bound.values()), free, None))
                 count = sum(key < beyond for key in islice(queue, count))
             if count <= 0:
                 continue
