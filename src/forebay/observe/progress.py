@@ -61,21 +61,6 @@ log.addHandler(logging.NullHandler())  # otherwise Python prints warnings to std
 log.addFilter(RepeatFilter())
 
 
-def log_worker_died(worker_id: int, failure: Failure) -> None:
-    """Log that a worker died."""
-    log.warning("worker %d died: %s", worker_id, _in_one_line(failure.message))
-
-
-def log_worker_killed(worker_id: int) -> None:
-    """Log that a worker is killed because its task exceeded the time limit."""
-    log.warning("worker %d is killed: its task takes longer than timeout", worker_id)
-
-
-def log_worker_replaced(worker_id: int) -> None:
-    """Log that a worker is started in place of one that died."""
-    log.info("worker %d is replaced", worker_id)
-
-
 def log_retry(name: str, attempt: int, failure: Failure) -> None:
     """Log that an attempt failed, and that another follows."""
     log.info(
@@ -98,10 +83,11 @@ def log_samples_failed(failures: Iterable[Failure]) -> None:
 
 
 def _error(failure: Failure) -> str:
-    return f"{failure.error}: {_in_one_line(failure.message)}".removesuffix(": ")
+    return f"{failure.error}: {in_one_line(failure.message)}".removesuffix(": ")
 
 
-def _in_one_line(message: str) -> str:
+def in_one_line(message: str) -> str:
+    """Return the first line of a message, safe to print."""
     return printable(message.partition("\n")[0])
 
 

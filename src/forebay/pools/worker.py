@@ -75,6 +75,7 @@ def serve(
     Args:
         receive: Returns tasks, or None at the end. If called with True it waits for a task; if
             called with False it returns at once, with an empty sequence if there is none.
+        has_ended: Returns whether the tasks that are left are not to be begun.
     """
     try:
         job.open(incarnation, worker_id)
@@ -82,27 +83,34 @@ def serve(
         report(WorkerDied(incarnation, failure_of(error)))
         return
     report(WorkerStarted(incarnation))
-    if (copies := getattr(job, "copies", None)) is not None:
-        _serve_at_once(incarnation, copies, receive, report)
-        return
     if begin := getattr(job, "begin", None):
         receive = _Ahead(receive, begin).receive
-    held: deque[Assignment] = deque()
-    while (received := receive(True)) is not None:
-        held.extend(received)
-        while held and not has_ended():
-            event = perform(incarnation, job, held.popleft())
-            report(event)
+    tasks, reporting = _SharedTasks(receive, has_ended), threading.Lock()
+
+    def run(job: Job) -> None:
+        while (assignment := tasks.take()) is not None:
+            event = perform(incarnation, job, assignment)
+            with reporting:
+                report(event)
             seconds = event.seconds
-            del event  # an exception in it may hold the caller's frames, and with these the pool
+            # An exception in it may hold the caller's frames, and with these the pool.
+            del event, assignment
             if seconds > GIVE_BACK_S and not job.keeps_tasks:
-                while received := receive(False):
-                    held.extend(received)
-                report(TasksReturned(incarnation, tuple(each.task for each in held)))
-                held.clear()
-        if received is None:
-            break
-    job.close()
+                returned = TasksReturned(incarnation, tasks.take_all())
+                with reporting:
+                    report(returned)
+        job.close()
+
+    # A job that runs several tasks at once has copies, one for each thread; the first is itself.
+    threads = [
+        threading.Thread(target=run, args=(each,), name=f"forebay-input-{number}", daemon=True)
+        for number, each in enumerate((getattr(job, "copies", None) or [job])[1:], 1)
+    ]
+    for thread in threads:
+        thread.start()
+    run(job)
+    for thread in threads:
+        thread.join()
 
 
 class _Ahead:
@@ -133,44 +141,16 @@ class _Ahead:
             return ()
 
 
-def _serve_at_once(
-    incarnation: int,
-    jobs: Sequence[Job],
-    receive: Callable[[bool], Sequence[Assignment] | None],
-    report: Callable[[Event], None],
-) -> None:
-    """Run tasks in a thread for each job, until `receive` returns None."""
-    tasks, reporting = _SharedTasks(receive), threading.Lock()
-
-    def run(job: Job) -> None:
-        while (assignment := tasks.take()) is not None:
-            event = perform(incarnation, job, assignment)
-            with reporting:
-                report(event)
-            seconds = event.seconds
-            del event, assignment
-            if seconds > GIVE_BACK_S and not job.keeps_tasks:
-                returned = TasksReturned(incarnation, tasks.take_all())
-                with reporting:
-                    report(returned)
-        job.close()
-
-    threads = [
-        threading.Thread(target=run, args=(job,), name=f"forebay-input-{number}", daemon=True)
-        for number, job in enumerate(jobs[1:], 1)
-    ]
-    for thread in threads:
-        thread.start()
-    run(jobs[0])
-    for thread in threads:
-        thread.join()
-
-
 class _SharedTasks:
     """The tasks of a worker, for several threads; one that finds none waits for the next ones."""
 
-    def __init__(self, receive: Callable[[bool], Sequence[Assignment] | None]) -> None:
-        self._receive, self._held = receive, deque[Assignment]()
+    def __init__(
+        self,
+        receive: Callable[[bool], Sequence[Assignment] | None],
+        has_ended: Callable[[], bool],
+    ) -> None:
+        self._receive, self._is_over = receive, has_ended
+        self._held = deque[Assignment]()
         self._has_ended, self._lock = False, threading.Lock()
 
     def take(self) -> Assignment | None:
@@ -178,7 +158,9 @@ class _SharedTasks:
         with self._lock:
             while not self._held and not self._has_ended:
                 self._add(self._receive(True))
-            return None if self._has_ended else self._held.popleft()
+            if self._has_ended or self._is_over():
+                return None
+            return self._held.popleft()
 
     def take_all(self) -> tuple[int, ...]:
         """Return the numbers of the tasks that none has begun, and that none is to begin."""

@@ -415,7 +415,7 @@ class Session:
         began, before = time.monotonic(), _used_by_workers(pool)
         try:
             while not engine.finished or commits.waiting:
-                trace.num_workers = engine.num_workers if options.workers else 0
+                trace.num_workers = engine.flow.limits.num_workers if options.workers else 0
                 trace.publish(time.monotonic())
                 due_in = commits.due_in()
                 wait_s = PUBLISH_S if due_in is None else min(due_in, PUBLISH_S)

@@ -6,9 +6,9 @@ import errno
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -388,56 +388,26 @@ def time_ticks(seconds: float) -> list[tuple[float, str]]:
 
 
 def _drawn(series: Series, top: float) -> str:
-    values = [_y(value, top) for value in series.values]
-    if series.kind == "line":
-        return f'<path class="{series.style} line" d="{_edge(values)}"/>'
-    low = [_y(value, top) for value in series.low] or [float(HEIGHT)] * len(values)
-    return f'<path class="{series.style} area" d="{_filled(values, low)}"/>'
+    values, width = [_y(value, top) for value in series.values], WIDTH / max(len(series.values), 1)
+    low = [_y(value or 0.0, top) for value in series.low or [0.0] * len(values)]
+    is_gap = [True, *(value is None for value in values), True]
+    edges = [index for index, pair in enumerate(pairwise(is_gap)) if pair[0] != pair[1]]
+    path, kind = "", "line" if series.kind == "line" else "area"
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        path += f"M{_number(begin * width)} {_strokes(values[begin:end], width)}"
+        if kind == "area":
+            path += f"V{_strokes(reversed(low[begin:end]), -width)}Z"
+    return f'<path class="{series.style} {kind}" d="{path}"/>'
 
 
 def _y(value: Column, top: float) -> float | None:
     return None if value is None else round(HEIGHT * (1 - min(max(value / top, 0.0), 1.0)), 1)
 
 
-def _runs(values: Sequence[float | None]) -> list[tuple[int, int]]:
-    """Return begin and end of each stretch of columns without a gap."""
-    is_gap = [True, *(value is None for value in values), True]
-    edges = [index for index, pair in enumerate(pairwise(is_gap)) if pair[0] != pair[1]]
-    return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-def _steps(values: Sequence[float | None], indices: Sequence[int]) -> str:
-    """Return the rest of a path along columns, whose first point is drawn."""
-    width, parts = WIDTH / max(len(values), 1), []
-    backwards = len(indices) > 1 and indices[0] > indices[1]
-    last: float | None = values[indices[0]]
-    pending = 0.0
-    for index in indices:
-        if values[index] != last:
-            parts.append(f"h{_number(pending)}V{_number(values[index])}")
-            last, pending = values[index], 0.0
-        pending += -width if backwards else width
-    return "".join([*parts, f"h{_number(pending)}"])
-
-
-def _edge(values: Sequence[float | None]) -> str:
-    width = WIDTH / max(len(values), 1)
-    return "".join(
-        f"M{_number(begin * width)} {_number(values[begin])}{_steps(values, range(begin, end))}"
-        for begin, end in _runs(values)
-    )
-
-
-def _filled(high: Sequence[float | None], low: Sequence[float | None]) -> str:
-    width, parts = WIDTH / max(len(high), 1), []
-    for begin, end in _runs(high):
-        parts.append(f"M{_number(begin * width)} {_number(high[begin])}")
-        parts.append(_steps(high, range(begin, end)))
-        back = [HEIGHT if each is None else each for each in low]
-        parts.append(f"V{_number(back[end - 1])}")
-        parts.append(_steps(back, range(end - 1, begin - 1, -1)) if end - begin > 1 else "")
-        parts.append("Z")
-    return "".join(parts)
+def _strokes(values: Iterable[float | None], width: float) -> str:
+    """Return a path along columns; equal neighbours are one stroke."""
+    strokes = [(value, width * len(list(same))) for value, same in groupby(values)]
+    return "V".join(f"{_number(value)}h{_number(length)}" for value, length in strokes)
 
 
 def _number(value: float | None) -> str:
