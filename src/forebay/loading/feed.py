@@ -50,7 +50,7 @@ from forebay.loading.workers import (
 )
 from forebay.observe.record import FINEST_S, Trace
 from forebay.pools.events import Assignment, Refusal
-from forebay.pools.launch import occupy_standard_descriptors
+from forebay.pools.processes import occupy_standard_descriptors
 from forebay.pools.worker import failure_of
 
 # ---- feed ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from forebay.base.process import cores_idle_s, queued_s
 
@@ -139,16 +139,6 @@ def duration_bin(seconds: float) -> int:
 PUBLISH_S = 1.0
 
 
-class Publisher(Protocol):
-    """Shows a record to other processes, in the thread that records. It does not raise."""
-
-    def __call__(self, record: Any, /) -> None:
-        """Show the present state."""
-
-    def remove(self) -> None:
-        """Show nothing until the next call."""
-
-
 class Record:
     """What a loader or a run did, in bounded memory."""
 
@@ -156,10 +146,11 @@ class Record:
         self.began_at = began_at
         self.spans = Spans(began_at, span_s)
         self.num_workers = 0
-        self.publisher: Publisher | None = None
+        # Shows the record to other processes, in the thread that records; does not raise.
+        self.publisher: Any = None  # `LivePage`, or None
         self.publish_due = math.inf
 
-    def publish_from(self, at: float, publisher: Publisher) -> None:
+    def publish_from(self, at: float, publisher: Any) -> None:
         """Show the record from a moment on."""
         self.publisher, self.publish_due = publisher, at
 
