@@ -202,7 +202,6 @@ class DeviceBatches:
             except torch.OutOfMemoryError as error:
                 self._flow.drop(task)
                 self._results.pop(task)
-                self._transfers.refused += 1
                 return self._slots.open(task, result)._replace(
                     refused=error.with_traceback(None), is_moved=False
                 )

@@ -44,15 +44,14 @@ def perform(incarnation: int, job: Job, assignment: Assignment) -> TaskFinished 
     began = time.perf_counter()
     try:
         result, nbytes = job.run(assignment)
+    except Refusal as error:
+        failure, final = failure_of(error.__cause__ or error, error.kind), True
     except BaseException as error:  # noqa: BLE001 - SystemExit too: a task must not end its worker
-        final = isinstance(error, Refusal)
-        if isinstance(error, Refusal):
-            failure = failure_of(error.__cause__ or error, error.kind)
-        else:
-            failure = failure_of(error)
+        failure, final = failure_of(error), False
+    else:
         seconds = time.perf_counter() - began
-        return TaskFailed(incarnation, task, attempt, failure, seconds, final)
-    return TaskFinished(incarnation, task, attempt, result, nbytes, time.perf_counter() - began)
+        return TaskFinished(incarnation, task, attempt, result, nbytes, seconds)
+    return TaskFailed(incarnation, task, attempt, failure, time.perf_counter() - began, final)
 
 
 def failure_of(error: BaseException, kind: str = "exception") -> Failure:
