@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -167,14 +167,14 @@ class Record:
 
 @dataclass(slots=True)
 class Transfers:
-    """What was copied so far. One thread at a time changes it."""
+    """What was copied so far, by the names of `Statistics`. One thread at a time changes it."""
 
-    batches: int = 0
-    nbytes: int = 0
-    seconds: float = 0.0
+    copied_batches: int = 0
+    copied_bytes: int = 0
+    copy_s: float = 0.0
     staged_bytes: int = 0
     pinned_bytes: int = 0
-    reason: str | None = None
+    pinned_reason: str = ""
 
 
 # ---- fetched -------------------------------------------------------------------------------------
@@ -240,6 +240,14 @@ KEPT_WAITS = 4096
 _TOTALS = (
     *("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s"),
     *("restarts", "num_workers", "held_bytes"),
+)
+
+
+_FETCHED = ("requests", "hits", "rate", "p50_s", "p95_s", "lost_s")
+# What a trace sums up of the timings of batches.
+_SUMMED = (
+    *("fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s"),
+    *("read_bytes", "threads_s", "system_s", "faults"),
 )
 
 
@@ -360,15 +368,8 @@ class Trace(Record):
         """Record a batch that a worker made, and those before it that have no timing."""
         self.made_count += timing.batches
         self.made_s += timing.busy_s
-        self.fetch_s += timing.fetch_s
-        self.collate_s += timing.collate_s
-        self.cpu_s += timing.cpu_s
-        self.queued_s += timing.queued_s
-        self.read_bytes += timing.read_bytes
-        self.threads_s += timing.threads_s
-        self.system_s += timing.system_s
-        self.faults += timing.faults
-        self.idle_s += timing.idle_s
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(timing, name))
         slowest, slowest_s = timing.slowest, 0.0
         if slowest is not None:
             slowest_s = slowest.seconds
@@ -483,8 +484,7 @@ class Trace(Record):
         ends = [step.got_at for step in list(self.steps)[-1:]]
         ends += [batch.ended_at for batch in list(self.batches)[-1:]]
         seconds = max([self.began_at, *ends]) - self.began_at
-        waits, copies = sorted(self.waits) or [0.0], self.transfers
-        fetched = self.fetched
+        waits, fetched = sorted(self.waits) or [0.0], self.fetched
         return {
             "seconds": seconds,
             "made": self.made_count,
@@ -493,19 +493,9 @@ class Trace(Record):
             "wait_share": min(self.waited_s / seconds, 1.0) if seconds else 0.0,
             **{f"wait_p{part}_s": waits[part * len(waits) // 100] for part in (50, 95, 99)},
             **{name: getattr(self, name) for name in _TOTALS},
-            "copied_batches": copies.batches,
-            "copied_bytes": copies.nbytes,
-            "copy_s": copies.seconds,
-            "staged_bytes": copies.staged_bytes,
-            "pinned_bytes": copies.pinned_bytes,
-            "pinned_reason": copies.reason or "",
+            **asdict(self.transfers),
+            **{f"fetch_{name}": getattr(fetched, name) for name in _FETCHED},
             "fetched_bytes": fetched.nbytes,
-            "fetch_requests": fetched.requests,
-            "fetch_hits": fetched.hits,
-            "fetch_rate": fetched.rate,
-            "fetch_p50_s": fetched.p50_s,
-            "fetch_p95_s": fetched.p95_s,
-            "fetch_lost_s": fetched.lost_s,
             "throttled": fetched.throttled,
             "disk_bytes": fetched.on_disk,
             "decisions": tuple(reason for _, reason in list(self.decisions)),

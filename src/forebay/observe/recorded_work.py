@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from statistics import fmean, median
 from typing import Any
 
-from forebay.base.formatting import counted
+from forebay.base.formatting import byte_unit, counted
 from forebay.observe.record import MadeRecord, StepRecord
 from forebay.observe.simulation import (
     Arrangement,
@@ -508,8 +508,7 @@ def _least(low: int, high: int, is_enough: Callable[[int], bool]) -> int:
 
 def _rounded_bytes(nbytes: float) -> str:
     """Return a size as a string, rounded up to two digits."""
-    units = ("kB", 1e3), ("MB", 1e6), ("GB", 1e9)
-    name, unit = next((each for each in reversed(units) if nbytes >= each[1]), units[0])
-    number = nbytes / unit
+    unit, factor = byte_unit(nbytes)
+    number = nbytes / factor
     digits = 10 ** max(math.floor(math.log10(number)) - 1, -1)
-    return f"{math.ceil(number / digits) * digits:g}{name}"
+    return f"{math.ceil(number / digits) * digits:g}{unit}"

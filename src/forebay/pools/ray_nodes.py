@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from forebay.base.files import connect
+from forebay.base.files import place_of
 from forebay.errors import ForebayError, OptionError, OutputError, WorkerDiedError
 from forebay.failures import Failure
 from forebay.options import Ray, worker_resources
@@ -278,6 +278,8 @@ def _size(event: Event) -> int:
 
 # How long a node may take to answer; importing a large library from a slow disk takes a while.
 PATIENCE_S = 120.0
+# The file of the driver in the output folder; a node adds its ID.
+_PROBE = "node-check-{}"
 _PACKAGES = ("forebay", "torch", "cloudpickle")
 
 
@@ -325,9 +327,9 @@ def check_nodes(
     import ray
 
     nonce = secrets.token_hex(8)
-    name = _probe(check.folder, nonce)
-    if name is not None:
-        _write(name, nonce)
+    place = None if check.folder is None else place_of(check.folder)
+    if place is not None:
+        place.write(_PROBE.format(nonce), nonce.encode())
     try:
         with ray_cluster.up():
             shared: Any = ray.put(check)
@@ -354,8 +356,9 @@ def check_nodes(
             ]
             shared = waiting = answers = None
     finally:
-        if name is not None:
-            _remove(name)
+        if place is not None:
+            with suppress(Exception):  # the file or the store no longer exists
+                place.remove([_PROBE.format(nonce)])
     return {
         node.id: error for node, error in zip(nodes, verdicts, strict=True) if error is not None
     }
@@ -375,17 +378,16 @@ def inspect_node(
         unloadable = f"{type(error).__name__}: {error}"
     finally:
         sys.path[:] = with_folder
-    name = _probe(check.folder, nonce)
-    if name is not None:
+    if check.folder is not None:
         try:
-            if _read(name) == nonce:
-                _write(f"{name}-{node}", nonce)
+            place, name = place_of(check.folder), _PROBE.format(nonce)
+            if place.read(name) == nonce.encode():
+                place.write(f"{name}-{node}", nonce.encode())
             else:
                 folder = "absent"
-        except FileNotFoundError:
-            folder = "absent"
         except Exception as error:  # noqa: BLE001 - whatever a file system raises
-            folder = f"{type(error).__name__}: {error}"
+            cause = error.__cause__ or error
+            folder = f"{type(cause).__name__}: {cause}"
     missing = tuple(path for path in check.inputs if not os.path.exists(path))
     unreachable = ""
     if check.trainer is not None:
@@ -456,14 +458,11 @@ def _folder_error(node: Node, reason: str, folder: str | None, nonce: str) -> Fo
             f"node {node.name} cannot write to the output folder {folder!r}: {reason}\n"
             "  Check its mount and permissions there."
         )
-    name = _probe(folder, nonce)
-    if name is not None:
-        its = f"{name}-{node.id}"
-        try:
-            agrees = _read(its) == nonce
-        except Exception:  # noqa: BLE001 - whatever a file system raises
-            agrees = False
-        _remove(its)
+    if folder is not None:
+        place, its, agrees = place_of(folder), f"{_PROBE.format(nonce)}-{node.id}", False
+        with suppress(Exception):  # whatever a file system raises
+            agrees = place.read(its) == nonce.encode()
+            place.remove([its])
         if not agrees:
             return OutputError(
                 f"what node {node.name} writes to the output folder {folder!r} does not "
@@ -504,26 +503,6 @@ def _facts_error(node: Node, seen: NodeFacts, check: NodeCheck) -> ForebayError 
             "to the nodes, or leave `direct` out."
         )
     return None
-
-
-def _probe(folder: str | None, nonce: str) -> str | None:
-    return None if folder is None else f"{folder.rstrip('/')}/node-check-{nonce}"
-
-
-def _write(name: str, text: str) -> None:
-    files, path = connect(name)
-    files.pipe_file(path, text.encode())
-
-
-def _read(name: str) -> str:
-    files, path = connect(name)
-    return bytes(files.cat_file(path)).decode()
-
-
-def _remove(name: str) -> None:
-    with suppress(Exception):  # the file or the store no longer exists
-        files, path = connect(name)
-        files.rm_file(path)
 
 
 # ---- monitor -------------------------------------------------------------------------------------

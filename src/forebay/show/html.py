@@ -167,8 +167,7 @@ path{fill:none;vector-effect:non-scaling-stroke}
 .event{stroke:var(--other);stroke-width:1.5;stroke-dasharray:3 3}
 path.line{stroke-width:1.75}
 path.made.line{stroke:var(--made)}path.wanted.line{stroke:var(--wanted);stroke-dasharray:5 4}
-path.ready.line{stroke:var(--ready)}path.other.line{stroke:var(--other)}
-path.wait.line{stroke:var(--wait)}
+path.ready.line{stroke:var(--ready)}
 path.made.area{fill:var(--made);fill-opacity:.75}path.wait.area{fill:var(--wait);fill-opacity:.8}
 path.ready.area{fill:var(--ready);fill-opacity:.35}path.taken.area{fill:var(--made);fill-opacity:.18}
 path.other.area{fill:var(--other);fill-opacity:.35}
@@ -199,7 +198,6 @@ overflow-wrap:anywhere;white-space:pre-line}
 dl{margin:0;display:grid;grid-template-columns:repeat(auto-fill,minmax(200px,1fr));gap:8px 16px}
 dt{color:var(--soft);font-size:.85rem}
 dd{margin:0;overflow-wrap:anywhere}
-del{color:var(--wait)}ins{color:var(--ready);text-decoration:none}
 @media(max-width:520px){main{padding:12px 8px 32px}section{padding:12px}.plot svg{height:110px}
 .plot,.x{margin-left:40px}h1{font-size:1.2rem}.lane{grid-template-columns:34px 1fr 36px}}
 @media print{body{background:#fff}section{break-inside:avoid}}
