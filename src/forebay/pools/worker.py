@@ -61,6 +61,17 @@ def failure_of(error: BaseException, kind: str = "exception") -> Failure:
     return Failure(kind, type(error).__name__, message_of(error), text, exception=error)
 
 
+class TaskQueue(queue.SimpleQueue[Sequence[Assignment] | None]):
+    """Tasks from another thread; None is their end."""
+
+    def receive(self, wait: bool) -> Sequence[Assignment] | None:
+        """Return tasks, as the `receive` of `serve` does."""
+        try:
+            return self.get(block=wait)
+        except queue.Empty:
+            return ()
+
+
 def serve(
     incarnation: int,
     worker_id: int,
@@ -83,7 +94,7 @@ def serve(
         return
     report(WorkerStarted(incarnation))
     if begin := getattr(job, "begin", None):
-        receive = _Ahead(receive, begin).receive
+        receive = _begun_ahead(receive, begin)
     tasks, reporting = _SharedTasks(receive, has_ended), threading.Lock()
 
     def run(job: Job) -> None:
@@ -112,32 +123,22 @@ def serve(
         thread.join()
 
 
-class _Ahead:
-    """Lets a job begin tasks as soon as they arrive, while it runs those before."""
+def _begun_ahead(
+    receive: Callable[[bool], Sequence[Assignment] | None], begin: Callable[[Assignment], None]
+) -> Callable[[bool], Sequence[Assignment] | None]:
+    """Return a `receive` of tasks that a job begins as they arrive, while it runs those before."""
+    arrived = TaskQueue()
 
-    def __init__(
-        self,
-        receive: Callable[[bool], Sequence[Assignment] | None],
-        begin: Callable[[Assignment], None],
-    ) -> None:
-        self._receive, self._begin = receive, begin
-        self._arrived: queue.SimpleQueue[Sequence[Assignment] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name="forebay-ahead", daemon=True).start()
-
-    def _read(self) -> None:
+    def read() -> None:
         received: Sequence[Assignment] | None = ()
         while received is not None:
-            received = self._receive(True)
+            received = receive(True)
             for each in received or ():
-                self._begin(each)
-            self._arrived.put(received)
+                begin(each)
+            arrived.put(received)
 
-    def receive(self, wait: bool) -> Sequence[Assignment] | None:
-        """Return tasks that have arrived, as the `receive` of `serve` does."""
-        try:
-            return self._arrived.get(block=wait)
-        except queue.Empty:
-            return ()
+    threading.Thread(target=read, name="forebay-ahead", daemon=True).start()
+    return arrived.receive
 
 
 class _SharedTasks:

@@ -41,8 +41,8 @@ from forebay.observe.record import RunTrace, Trace
 # A page that would be larger is not written, and one that is larger is not read.
 PAGE_BYTES = 16_384
 _SUFFIX = ".page"
-# Files of dead processes that one writer removes.
-_SWEPT = 100
+# Files that are looked at, in each folder.
+MAX_PAGES = 256
 # A file that cannot be read, and was not written for this long, has no writer any more.
 _ABANDONED_S = 3600.0
 
@@ -94,7 +94,7 @@ class LivePage:
             folder = private_folder()
             if folder is None:
                 return
-            remove_dead(folder)
+            living_pages(folder)
             path = self._path = os.path.join(folder, f"{pid}-{secrets.token_hex(4)}{_SUFFIX}")
         _replace(path, content)
         if self._path is None:  # removed by another thread meanwhile
@@ -121,24 +121,23 @@ def read_page(path: str) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def pages_in(folder: str, suffix: str = _SUFFIX) -> list[str]:
-    """Return the paths of the files in a folder; none if it cannot be listed."""
+def living_pages(folder: str) -> list[dict[str, Any]]:
+    """Return the data of the pages in a folder; remove the files of processes that have ended."""
     try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(suffix))
+        names = sorted(os.listdir(folder))[:MAX_PAGES]
     except OSError:
         return []
-    return [os.path.join(folder, name) for name in names]
-
-
-def remove_dead(folder: str) -> None:
-    """Remove the files of processes that have ended, as far as this process can see them."""
-    for path in pages_in(folder, suffix="")[:_SWEPT]:
+    found = []
+    for path in (os.path.join(folder, name) for name in names):
         data = read_page(path)
         with suppress(OSError):
             # What cannot be read and is old: its writer was killed within a write.
             is_old = time.time() - os.lstat(path).st_mtime > _ABANDONED_S
             if is_old if data is None else is_dead(data):
                 os.unlink(path)
+            elif data is not None and path.endswith(_SUFFIX):
+                found.append(data)
+    return found
 
 
 def is_dead(data: Mapping[str, Any]) -> bool:
@@ -478,8 +477,6 @@ def _wrapped(text: str, width: int) -> list[str]:
 # `forebay top` on a terminal: looks at the pages every second, and draws what they show.
 
 REDRAW_S = 1.0
-# Pages that are looked at, in each folder.
-MAX_PAGES = 256
 
 # To another screen without a cursor, and back; to its top; clear the rest of a line, of the screen.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -490,13 +487,9 @@ def live_views() -> list[View]:
     """Return what this user's loaders and runs on this machine show, oldest first."""
     views, here = [], kernel()
     for folder in filter(is_private, private_folders()):
-        remove_dead(folder)
-        for path in pages_in(folder)[:MAX_PAGES]:
-            data = read_page(path)
+        for data in living_pages(folder):
             # A process of another container, which this one cannot see, may have ended.
-            if data is None or data.get("kernel") != here or is_dead(data):
-                continue
-            if (view := View.of(data)) is not None:
+            if data.get("kernel") == here and (view := View.of(data)) is not None:
                 views.append(view)
     return sorted(views, key=lambda view: (view.began, view.pid))
 
