@@ -266,7 +266,7 @@ class LiveRun(LivePage):
             "rate": ended / passed if passed > 0 else 0.0,
             "unit": progress.unit,
             "done": progress.done,
-            "failed": progress.failed,
+            "failed": trace.failed,
             "total": progress.total,
             "longest": name[:1000],
             "longest_since": time.time() - (now - since),
