@@ -241,8 +241,7 @@ _TOTALS = (
     *("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s"),
     *("restarts", "num_workers", "held_bytes"),
 )
-
-
+# Attributes of `Fetched` that it has with "fetch_" before them.
 _FETCHED = ("requests", "hits", "rate", "p50_s", "p95_s", "lost_s")
 # What a trace sums up of the timings of batches.
 _SUMMED = (
