@@ -3,7 +3,7 @@
     driver ── start, send ──> SimulatedNodes ── due(now) ──> messages, as lists of events
 
 Each worker runs its tasks one after another. The host of a node collects answers as
-`pools/ray_host.py` does: for `collect_s` after the first one if its workers hold more tasks,
+`pools/ray_nodes.py` does: for `collect_s` after the first one if its workers hold more tasks,
 and not at all otherwise. A message and an order take `latency_s`. A node that is lost takes with it
 what its host has not sent; the driver is told after `notice_s`. Not modelled: the network's
 bandwidth, shared storage, a host's own processor time, and inputs of more than 0.2 s, behind which
@@ -21,7 +21,7 @@ from typing import Any
 
 from forebay.failures import Failure
 from forebay.pools.events import Event, TaskFinished, WorkerDied, WorkerStarted
-from forebay.pools.ray_host import Hosting
+from forebay.pools.ray_nodes import Hosting
 
 LOST = Failure("crash", "WorkerDiedError", "its node was lost")
 

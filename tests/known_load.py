@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from forebay.observe import tuning
-from forebay.observe.tuning import Decision, Totals, Tuner
+from forebay.observe.simulation import Decision, Totals, Tuner
 
 CORES = 2
 

@@ -42,7 +42,7 @@ from forebay.runs.ranges import read_run_state, verb_of
 from forebay.runs.report import lines_by_error
 from forebay.runs.report import verify as verify_outputs
 from forebay.runs.source_code import load_work, parse_reference
-from forebay.show.comparison import compare
+from forebay.show.html import compare
 from forebay.show.top import Signs, live_views, signs_for, text_of, watch
 
 

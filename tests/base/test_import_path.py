@@ -186,7 +186,7 @@ def test_the_standard_library_first_changes_no_other_order(monkeypatch):
 
 def test_the_private_function_of_pythons_that_lists_flags_is_there():
     """A new version of Python may change it; multiprocessing uses the same."""
-    from forebay.pools.launch import _interpreter_flags
+    from forebay.pools.processes import _interpreter_flags
 
     assert all(isinstance(flag, str) for flag in _interpreter_flags())
 
@@ -194,7 +194,7 @@ def test_the_private_function_of_pythons_that_lists_flags_is_there():
 def test_rays_addition_to_the_path_is_taken_back(monkeypatch):
     """Unless the driver has its working folder on the path too."""
     pytest.importorskip("ray", reason="needs forebay[ray]")
-    from forebay.pools.ray_host import leave_out
+    from forebay.pools.ray_nodes import leave_out
 
     for path, left in (([], ["/b"]), (["/data"], ["/data", "/b"]), ([""], ["/data", "/b"])):
         monkeypatch.setattr(sys, "path", ["/data", "/b"])

@@ -344,7 +344,7 @@ def test_a_slow_head_holds_nobody_up(gate):
         iterator = iter(loader)
         assert [next(iterator).item() for _ in range(5)] == list(range(5))
         # Batch 5 waits at the gate; also what was given to its worker is made by the other one.
-        until(lambda: loader._loader_progress.pipeline.feed._engine._flow.counts[State.READY] >= 10)
+        until(lambda: loader._loader_progress.pipeline.feed._engine.flow.counts[State.READY] >= 10)
         gate.open()
         assert [batch.item() for batch in iterator] == [5]
         assert [batch.item() for batch in loader] == list(range(6))

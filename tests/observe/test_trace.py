@@ -71,8 +71,8 @@ def test_a_week_takes_no_more_memory_than_a_minute(trace):
         trace.began_epoch(number, at, 0.0)
     assert len(trace.steps) == len(trace.batches) == KEPT
     assert MAX_SPANS // 2 <= len(trace.spans) <= MAX_SPANS
-    assert len(trace.slowest) == KEPT_SLOWEST
-    assert [each.index for each in trace.slowest[:2]] == [999_900, 999_800]
+    assert len(list(trace.slowest)) == KEPT_SLOWEST
+    assert [each.index for each in list(trace.slowest)[:2]] == [999_900, 999_800]
     assert len(pickle.dumps(list(trace.spans))) + len(pickle.dumps(list(trace.steps))) < 1_000_000
     assert sum(span.taken for span in trace.spans) == 10_000
     assert sum(span.waited_s for span in trace.spans) == pytest.approx(2_500)

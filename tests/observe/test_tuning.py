@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.observe.tuning import (
+from forebay.observe.simulation import (
     BUSY,
     HALF_BUSY,
     HEADROOM,

@@ -19,7 +19,7 @@ import pytest
 
 import forebay
 from forebay.errors import WorkerDiedError
-from forebay.pools import launch, processes, zygote
+from forebay.pools import processes, zygote
 from forebay.pools.base import Pool
 from forebay.pools.events import Answer, Assignment, Job, TaskFinished, WorkerDied, WorkerStarted
 from forebay.pools.processes import ProcessPool
@@ -230,7 +230,7 @@ class Slow(FaultyJob):
 def test_a_zygote_may_import_for_as_long_as_that_takes(impatient, tmp_path):
     """It owes its answers only once it has the job."""
     gate = Gate(tmp_path)
-    pool = ProcessPool(launch.pickled(Slow(gate)), 1)
+    pool = ProcessPool(processes.pickled(Slow(gate)), 1)
     try:
         handle = pool._zygote
         pool.start(0, 0)

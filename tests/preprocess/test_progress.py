@@ -149,7 +149,7 @@ def test_a_replaced_stderr_ends_nothing(stream, monkeypatch, capsys):
     shown.close()
     note("words")
     monkeypatch.undo()
-    assert (shown.done, shown.failed) == (1, 1)
+    assert (shown.done, shown.trace.failed) == (1, 1)
     assert capsys.readouterr().out == ""
 
 

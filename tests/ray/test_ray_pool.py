@@ -13,8 +13,14 @@ import ray
 from forebay.options import Ray
 from forebay.pools.base import Pool
 from forebay.pools.events import Job, WorkersResized, WorkerStarted
-from forebay.pools.ray_checks import ClusterState, HostEnded, NodeCheck, listen
-from forebay.pools.ray_host import Hosting, shipped
+from forebay.pools.ray_nodes import (
+    ClusterState,
+    HostEnded,
+    Hosting,
+    NodeCheck,
+    listen,
+    shipped,
+)
 from forebay.pools.ray_pool import RayPool
 from forebay.testing.conformance import PoolTests
 from forebay.testing.faults import FaultyJob

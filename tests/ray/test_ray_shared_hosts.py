@@ -19,8 +19,7 @@ from forebay.options import Ray
 from forebay.pools import ray_pool as pools
 from forebay.pools.base import Pool
 from forebay.pools.events import Assignment, Job, WorkerDied, WorkerStarted
-from forebay.pools.ray_checks import NodeCheck
-from forebay.pools.ray_host import Hosting, shipped
+from forebay.pools.ray_nodes import Hosting, NodeCheck, shipped
 from forebay.pools.ray_pool import RayPool
 from forebay.testing.conformance import PoolTests
 from forebay.testing.faults import FaultyJob

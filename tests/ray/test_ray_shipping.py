@@ -16,7 +16,7 @@ from driving import SOURCE, finish, make_inputs, published
 import forebay
 from forebay.loading.remote import BatchHosting
 from forebay.options import Ray
-from forebay.pools.ray_host import shipped
+from forebay.pools.ray_nodes import shipped
 
 MODULE = """
 import tool_of_tests

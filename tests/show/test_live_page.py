@@ -18,8 +18,8 @@ from forebay import DataLoader
 from forebay.base import process
 from forebay.loading.facts import LiveLoader
 from forebay.observe.diagnosis import LEAST_STEPS
-from forebay.show import page as show_page
-from forebay.show.page import PAGE_BYTES, LivePage, is_dead, read_page
+from forebay.show import top as show_page
+from forebay.show.top import PAGE_BYTES, LivePage, is_dead, read_page
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_closed_loader_is_shown_no_more(folder) -> None:
 def test_a_reader_never_sees_half_a_page(folder) -> None:
     """While a process writes as fast as it can, every look finds one state."""
     code = """
-        from forebay.show.page import LivePage
+        from forebay.show.top import LivePage
         page = LivePage()
         page({"number": 0, "copy": [0] * 1000})
         print(flush=True)
@@ -210,7 +210,7 @@ def test_a_fork_leaves_the_page_of_its_parent(folder) -> None:
 
 def test_pages_of_the_dead_are_removed(folder) -> None:
     """By the next writer; those of other machines stay, and what cannot be read for an hour."""
-    code = 'from forebay.show.page import LivePage; LivePage()({"a": 1})'
+    code = 'from forebay.show.top import LivePage; LivePage()({"a": 1})'
     done = subprocess.run([sys.executable, "-c", f"{code}; import os; os._exit(0)"])
     assert done.returncode == 0
     (dead,) = folder.iterdir()

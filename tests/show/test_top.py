@@ -24,8 +24,7 @@ import pytest
 
 from forebay.base import process
 from forebay.show import top as show_top
-from forebay.show.page import LivePage, read_page
-from forebay.show.top import live_views
+from forebay.show.top import LivePage, live_views, read_page
 
 PATIENCE_S = 60.0
 

@@ -8,8 +8,17 @@ from hypothesis import strategies as st
 
 from forebay.observe import record as tracing
 from forebay.observe.record import Trace
-from forebay.show.page import SECONDS, RecentWork, spread
-from forebay.show.top import ASCII, UNICODE, View, headline, screen, signs_for
+from forebay.show.top import (
+    ASCII,
+    SECONDS,
+    UNICODE,
+    RecentWork,
+    View,
+    headline,
+    screen,
+    signs_for,
+    spread,
+)
 from timings import timing
 
 LOADER = {

@@ -51,18 +51,18 @@ class Limits:
 # ---- states --------------------------------------------------------------------------------------
 # The life of a task, as data: its states and the only moves between them. PURE.
 #
-# The diagram in `docs/explanation/flow.md` is drawn from `TRANSITIONS`.
+# `tests/test_flow_docs.py` draws the diagram in `docs/explanation/flow.md` from `TRANSITIONS`.
 
 
 class State(Enum):
     """Where a task is. A slot is held from RUNNING until RELEASED."""
 
-    QUEUED = "queued"
-    RUNNING = "running"
-    READY = "ready"
-    LEASED = "leased"
-    RELEASED = "released"
-    FAILED = "failed"
+    QUEUED = "queued"  # waits for a worker; holds no slot
+    RUNNING = "running"  # a worker has it, begun or next in line; holds a slot
+    READY = "ready"  # its result waits for the consumer; holds a slot
+    LEASED = "leased"  # the consumer uses its result; holds a slot
+    RELEASED = "released"  # finished; its slot is free
+    FAILED = "failed"  # finished without a result; holds no slot
 
     __hash__ = object.__hash__  # members are singletons; Enum's own hash runs Python code
 
@@ -99,15 +99,6 @@ TRANSITIONS: dict[tuple[State, Move], State] = {
     (State.QUEUED, Move.FORGOTTEN): State.RELEASED,
     (State.RUNNING, Move.FORGOTTEN): State.RELEASED,
     (State.READY, Move.FORGOTTEN): State.RELEASED,
-}
-
-MEANING: dict[State, str] = {
-    State.QUEUED: "waits for a worker; holds no slot",
-    State.RUNNING: "a worker has it, begun or next in line; holds a slot",
-    State.READY: "its result waits for the consumer; holds a slot",
-    State.LEASED: "the consumer uses its result; holds a slot",
-    State.RELEASED: "finished; its slot is free",
-    State.FAILED: "finished without a result; holds no slot",
 }
 
 
@@ -182,17 +173,6 @@ class Worker:
 
 class IllegalMoveError(AssertionError):
     """The state of a task does not allow a move: a bug in forebay."""
-
-
-def diagram() -> str:
-    """Return the table as a Mermaid state diagram, for the docs."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.QUEUED.value}"]
-    lines += [
-        f"    {before.value} --> {after.value}: {move.value}"
-        for (before, move), after in TRANSITIONS.items()
-    ]
-    lines += [f"    {end.value} --> [*]" for end in (State.RELEASED, State.FAILED)]
-    return "\n".join(lines) + "\n"
 
 
 # ---- commands ------------------------------------------------------------------------------------

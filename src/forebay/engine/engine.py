@@ -19,12 +19,11 @@ from forebay.engine.commands import (
     Outcome,
     ReportFailure,
     ReportRetry,
-    State,
 )
 from forebay.engine.flow import MAX_DEATHS_IN_A_ROW, Flow
 from forebay.errors import ForebayError, OutputError, WorkerDiedError
 from forebay.failures import Failure
-from forebay.observe import progress
+from forebay.observe.progress import in_one_line, log, log_failed, log_retry
 from forebay.pools import events as happened
 from forebay.pools.base import Pool
 from forebay.pools.events import Assignment, Event, WorkerDied
@@ -55,8 +54,8 @@ class Engine:
     ) -> None:
         """Initialize; the first `step` starts the workers."""
         self.finished = False
+        self.flow = Flow(limits)  # other threads may read its properties
         self._pool = pool
-        self._flow = Flow(limits)
         self._source = source if source is not None else iter(())
         self._prepare = prepare
         self._name_of = name_of
@@ -66,7 +65,7 @@ class Engine:
         self._alarm: float | None = None
         self._worker_ids: dict[int, int] = {}  # by incarnation, if its death is to be logged
         self._lost: set[int] = set()  # IDs of workers that died and were not replaced
-        self._perform(self._flow.start(time.monotonic()))
+        self._perform(self.flow.start(time.monotonic()))
 
     def put(self, tasks: Sequence[NewTask]) -> None:
         """Queue one or more tasks, in increasing order of their numbers."""
@@ -103,12 +102,14 @@ class Engine:
                 left = max(self._alarm - now, 0.0)
                 timeout = left if timeout is None else min(timeout, left)
             timeout = LONGEST_WAIT_S if timeout is None else min(timeout, LONGEST_WAIT_S)
-            if 0.0 < collect_s < timeout and self._flow.answers_can_wait(collect_s):
+            if 0.0 < collect_s < timeout and self.flow.answers_can_wait(collect_s):
                 time.sleep(collect_s)
             events: list[Event] = self._pool.wait(timeout)
             for event in events:
-                if type(event) is WorkerDied:
-                    self._log_death(event)
+                if type(event) is WorkerDied and event.incarnation in self._worker_ids:
+                    worker_id = self._worker_ids.pop(event.incarnation)
+                    self._lost.add(worker_id)
+                    log.warning("worker %d died: %s", worker_id, in_one_line(event.failure.message))
             if self._alarm is not None and self._alarm <= time.monotonic():
                 self._alarm = None
                 events.append(happened.AlarmRang())
@@ -118,34 +119,9 @@ class Engine:
             raise _unstartable(self._gave_up)
         return outcomes
 
-    @property
-    def num_workers(self) -> int:
-        """The present limit of workers; `resize` and a cluster that grows change it."""
-        return self._flow.limits.num_workers
-
-    @property
-    def running(self) -> int:
-        """The number of tasks that workers hold."""
-        return self._flow.counts[State.RUNNING]
-
-    @property
-    def held_bytes(self) -> int:
-        """The bytes of results that are ready or in use."""
-        return self._flow.held_bytes
-
-    @property
-    def room(self) -> int:
-        """See `Flow.room`; other threads may read it."""
-        return self._flow.room
-
-    @property
-    def above_low_mark(self) -> int:
-        """See `Flow.above_low_mark`; other threads may read it."""
-        return self._flow.above_low_mark
-
     def longest_task(self) -> tuple[str, float] | None:
         """Return the name of the task that has been running for longest, and when it began."""
-        found = self._flow.longest_task()
+        found = self.flow.longest_task()
         return None if found is None else (self._name_of(self._payloads[found[1]]), found[0])
 
     def wake(self) -> None:
@@ -158,7 +134,7 @@ class Engine:
 
     def _handle(self, events: Sequence[Event]) -> None:
         if events:
-            self._perform(self._flow.handle(events, time.monotonic()))
+            self._perform(self.flow.handle(events, time.monotonic()))
 
     def _perform(self, commands: Sequence[do.Command]) -> None:
         todo = list(commands)
@@ -171,11 +147,11 @@ class Engine:
             match command:
                 case ReportFailure():
                     payload = self._payloads.pop(command.task)
-                    progress.log_failed(self._name_of(payload), command.failure)
+                    log_failed(self._name_of(payload), command.failure)
                     self._outcomes.append(command)
                 case ReportRetry():
                     name = self._name_of(self._payloads[command.task])
-                    progress.log_retry(name, command.attempt, command.failure)
+                    log_retry(name, command.attempt, command.failure)
                     self._outcomes.append(command)
                 case do.SendTasks():
                     groups.append((command.incarnation, self._assignments(command.tasks)))
@@ -184,12 +160,17 @@ class Engine:
                     self._payloads.update(fetched)
                     tasks = tuple(task for task, _ in fetched)
                     queued = happened.TasksQueued(tasks, ended=len(tasks) < command.count)
-                    todo.extend(self._flow.handle([queued], time.monotonic()))
+                    todo.extend(self.flow.handle([queued], time.monotonic()))
                 case do.StartWorker():
-                    self._log_start(command)
+                    self._worker_ids[command.incarnation] = command.worker_id
+                    if command.worker_id in self._lost:
+                        self._lost.discard(command.worker_id)
+                        log.info("worker %d is replaced", command.worker_id)
                     self._pool.start(command.incarnation, command.worker_id)
                 case do.KillWorker():
-                    self._log_kill(command)
+                    killed = self._worker_ids.pop(command.incarnation)  # its death is not logged
+                    self._lost.add(killed)
+                    log.warning("worker %d is killed: its task takes longer than timeout", killed)
                     self._pool.kill(command.incarnation)
                 case do.StopWorker():
                     self._worker_ids.pop(command.incarnation, None)
@@ -202,23 +183,6 @@ class Engine:
                     self._gave_up = command.failure
         if groups:
             self._pool.send_to_all(groups)
-
-    def _log_start(self, command: do.StartWorker) -> None:
-        self._worker_ids[command.incarnation] = command.worker_id
-        if command.worker_id in self._lost:
-            self._lost.discard(command.worker_id)
-            progress.log_worker_replaced(command.worker_id)
-
-    def _log_kill(self, command: do.KillWorker) -> None:
-        worker_id = self._worker_ids.pop(command.incarnation)  # so that its death is not logged
-        self._lost.add(worker_id)
-        progress.log_worker_killed(worker_id)
-
-    def _log_death(self, event: WorkerDied) -> None:
-        worker_id = self._worker_ids.pop(event.incarnation, None)
-        if worker_id is not None:
-            self._lost.add(worker_id)
-            progress.log_worker_died(worker_id, event.failure)
 
     def _assignments(self, tasks: Sequence[tuple[int, int]]) -> list[Assignment]:
         payloads, prepare = self._payloads, self._prepare

@@ -69,7 +69,7 @@ class Flow:
         """Start with no workers and no tasks; `start` asks for both."""
         self.limits = limits
         self.counts = dict.fromkeys(State, 0)
-        self.held_bytes = 0
+        self.held_bytes = 0  # of results that are ready or leased
         self._tasks: dict[int, Task] = {}
         self._workers: dict[int, Worker] = {}
         self._surplus = 0  # workers beyond num_workers that still hold tasks

@@ -29,7 +29,7 @@ from forebay.options import (
     low_mark_of,
 )
 from forebay.ranks import ranks_sharing_cores
-from forebay.show.page import LivePage, RecentWork
+from forebay.show.top import LivePage, RecentWork
 
 if TYPE_CHECKING:
     from forebay.loader import DataLoader

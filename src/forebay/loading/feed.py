@@ -34,6 +34,7 @@ from forebay.engine.commands import (
     Outcome,
     ReportFailure,
     ReportRetry,
+    State,
 )
 from forebay.engine.engine import Engine, NewTask
 from forebay.errors import WorkerDiedError
@@ -49,7 +50,7 @@ from forebay.loading.workers import (
 )
 from forebay.observe.record import FINEST_S, Trace
 from forebay.pools.events import Assignment, Refusal
-from forebay.pools.launch import occupy_standard_descriptors
+from forebay.pools.processes import occupy_standard_descriptors
 from forebay.pools.worker import failure_of
 
 # ---- feed ----------------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ class Feed:
         """Return how many batches to release in one call: waking the driver takes time."""
         if self._driver.releases_lazily:
             return RELEASED_TOGETHER
-        return self._engine.above_low_mark or len(self.ready) // 8 + 1
+        return self._engine.flow.above_low_mark or len(self.ready) // 8 + 1
 
     def _wait(self) -> None:
         self.check()
@@ -250,7 +251,7 @@ class Feed:
                     self._free(outcome.task)
                 case ReportRetry():
                     self._trace.restarted()
-        self._fill = arrived, self._engine.room
+        self._fill = arrived, self._engine.flow.room
         if self._on_device is not None:
             self._on_device.advance()
         request_more = self.request_more and self.request_more()
@@ -261,7 +262,7 @@ class Feed:
         task, result = outcome.task, outcome.result
         if is_batch := isinstance(result, BatchResult):
             if result.timing is not None:
-                self._trace.held_bytes = self._engine.held_bytes
+                self._trace.held_bytes = self._engine.flow.held_bytes
                 self._trace.made(result.timing, outcome.nbytes)
         elif isinstance(result, WorkerExhausted):
             self.ready_ends += 1
@@ -290,7 +291,7 @@ class Feed:
     @property
     def in_flight(self) -> int:
         """The number of batches that workers hold."""
-        return 0 if self._closed else self._engine.running
+        return 0 if self._closed else self._engine.flow.counts[State.RUNNING]
 
     @property
     def fill(self) -> tuple[int, int]:

@@ -31,9 +31,8 @@ from forebay.options import Ray
 from forebay.pools.base import Pool
 from forebay.pools.events import Answer, Assignment, Event, TaskFinished, TasksReturned, as_received
 from forebay.pools.processes import ProcessPool
-from forebay.pools.ray_checks import NodeCheck
 from forebay.pools.ray_cluster import joined
-from forebay.pools.ray_host import Hosting, shipped
+from forebay.pools.ray_nodes import Hosting, NodeCheck, shipped
 from forebay.pools.ray_pool import AnswerReceiver, RayPool
 
 if TYPE_CHECKING:

@@ -202,7 +202,6 @@ class DeviceBatches:
             except torch.OutOfMemoryError as error:
                 self._flow.drop(task)
                 self._results.pop(task)
-                self._transfers.refused += 1
                 return self._slots.open(task, result)._replace(
                     refused=error.with_traceback(None), is_moved=False
                 )
@@ -234,7 +233,7 @@ class DeviceBatches:
     def _note_ended(self) -> None:
         for task, (_, copy) in list(self._host.items()):
             if copy.ended.query():
-                self._transfers.seconds += copy.seconds()
+                self._transfers.copy_s += copy.seconds()
                 del self._host[task]
 
     def _perform(self, commands: list[Command]) -> None:
@@ -273,10 +272,11 @@ class DeviceBatches:
         copy = self._slab.copy(slot, host, is_pinned=is_pinned)
         self._host[task] = memory, copy
         transfers = self._transfers
-        transfers.batches += 1
-        transfers.nbytes += packed.end
+        transfers.copied_batches += 1
+        transfers.copied_bytes += packed.end
         transfers.staged_bytes += 0 if is_pinned else packed.end
-        transfers.pinned_bytes, transfers.reason = self._window.nbytes, self._window.reason
+        transfers.pinned_bytes = self._window.nbytes
+        transfers.pinned_reason = self._window.reason or ""
         view, lease = self._slab.lease(slot, packed.end)
         copied = self._copied[task] = _Copied(None, slot, lease, view, copy)
         # A device whose memory is not used again is page-locked host memory.

@@ -268,7 +268,7 @@ class WorkerTuning:
         self.due = 0.0
         self._trace = trace
         cores = max(1, whole_cores() // ranks_sharing_cores())
-        from forebay.observe.tuning import Tuner
+        from forebay.observe.simulation import Tuner
 
         self._tuner = Tuner(min(cores, most), most, math.inf if is_remote else cores)
 
@@ -280,7 +280,7 @@ class WorkerTuning:
     def update(self, now: float, resize: Callable[[int], None]) -> None:
         """Decide on the number of workers; call `resize` if it is to change."""
         trace, self.due = self._trace, now + EVERY_S
-        from forebay.observe.tuning import Totals
+        from forebay.observe.simulation import Totals
 
         totals = Totals(
             at=now,

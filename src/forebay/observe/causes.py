@@ -159,11 +159,10 @@ class Causes:
 
     def supports(self, finding: Finding) -> bool:
         """Return whether what a finding says is true of its numbers, the promised rate included."""
-        change = finding.change
+        change, claims = finding.change, finding.claims
         if change is not None and finding.is_expected:
-            gain = Claim(change.result.rate, self._recorded.rate)
-            return gain.holds and all(claim.holds for claim in finding.claims)
-        return all(claim.holds for claim in finding.claims)
+            claims = (*claims, Claim(change.result.rate, self._recorded.rate))
+        return all(claim.holds for claim in claims)
 
     def _findings(self) -> Iterator[Finding | None]:
         """Yield what may be the cause, the likeliest first; the last one is always true."""

@@ -243,18 +243,19 @@ def _cause(times: RunTimes, elapsed_s: float, idle: float) -> tuple[Cause, str]:
         return "healthy", f"{idled}: more of them would process more, if there are cores for them."
     used = times.cpu_s / elapsed_s
     cores = counted(times.cores, "core")
+    use = f"{idled}, and used {used:.1f} of {cores}"
     is_busy = used >= BUSY_CORES * times.cores
     waits_for_core = times.queued_s >= QUEUED_SHARE * times.busy_s
     own_s = times.cpu_s - times.threads_s
     if (is_busy or waits_for_core) and times.threads_s >= LIBRARY_THREADS * own_s:
         share = times.threads_s / max(times.cpu_s, 1e-9)
         return "cpu", (
-            f"{idled}, and used {used:.1f} of {cores}: libraries compute in threads of their own, "
+            f"{use}: libraries compute in threads of their own, "
             f"for {min(share, 1.0):.0%} of the processor time, and threads beyond the cores wait "
             f"for each other. {ONE_THREAD_EACH.format('function')}."
         )
     if is_busy:
-        return "cpu", f"{idled}, and used {used:.1f} of {cores}{_busy(times)}"
+        return "cpu", f"{use}{_busy(times)}"
     if waits_for_core:
         return "contention", (
             f"{idled}, used {used:.1f} of {cores}, and waited for a core for "
@@ -270,10 +271,8 @@ def _cause(times: RunTimes, elapsed_s: float, idle: float) -> tuple[Cause, str]:
             f"{_at_once(times, ran_s)}."
         )
     if times.num_workers < times.cores:
-        return "workers", (
-            f"{idled}, and used {used:.1f} of {cores}. Use num_workers={math.ceil(times.cores)}."
-        )
-    return "healthy", f"{idled}, and used {used:.1f} of {cores}."
+        return "workers", f"{use}. Use num_workers={math.ceil(times.cores)}."
+    return "healthy", f"{use}."
 
 
 def _at_once(times: RunTimes, ran_s: float) -> str:

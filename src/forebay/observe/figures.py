@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from forebay.base.formatting import byte_size, counted, duration, short_number, summary
-from forebay.errors import printable
+from forebay.errors import one_line, printable
 from forebay.observe.record import Trace
 
 # A larger number in a file is damaged.
 MOST = 1e15
+# Characters of a string in one that are shown.
+MAX_TEXT = 400
 
 
 def _count(value: float) -> str:
@@ -104,6 +106,11 @@ def checked_number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 <= value <= MOST else None
+
+
+def checked_text(value: Any) -> str:
+    """Return a string of such a file in one line; "" for what is none."""
+    return one_line(value, MAX_TEXT) if isinstance(value, str) else ""
 
 
 # ---- statistics ----------------------------------------------------------------------------------

@@ -61,21 +61,6 @@ log.addHandler(logging.NullHandler())  # otherwise Python prints warnings to std
 log.addFilter(RepeatFilter())
 
 
-def log_worker_died(worker_id: int, failure: Failure) -> None:
-    """Log that a worker died."""
-    log.warning("worker %d died: %s", worker_id, _in_one_line(failure.message))
-
-
-def log_worker_killed(worker_id: int) -> None:
-    """Log that a worker is killed because its task exceeded the time limit."""
-    log.warning("worker %d is killed: its task takes longer than timeout", worker_id)
-
-
-def log_worker_replaced(worker_id: int) -> None:
-    """Log that a worker is started in place of one that died."""
-    log.info("worker %d is replaced", worker_id)
-
-
 def log_retry(name: str, attempt: int, failure: Failure) -> None:
     """Log that an attempt failed, and that another follows."""
     log.info(
@@ -98,10 +83,11 @@ def log_samples_failed(failures: Iterable[Failure]) -> None:
 
 
 def _error(failure: Failure) -> str:
-    return f"{failure.error}: {_in_one_line(failure.message)}".removesuffix(": ")
+    return f"{failure.error}: {in_one_line(failure.message)}".removesuffix(": ")
 
 
-def _in_one_line(message: str) -> str:
+def in_one_line(message: str) -> str:
+    """Return the first line of a message, safe to print."""
     return printable(message.partition("\n")[0])
 
 
@@ -127,12 +113,10 @@ class Progress:
         label: str = "",
     ) -> None:
         """Start the clock."""
-        self.done = done
-        self.failed = 0
+        self.done = done  # by earlier runs, too
         self.total = total
         self.unit = unit
         self.trace = RunTrace()
-        self._before = done
         self._clock = clock
         self._label = label
         self._began = clock()
@@ -166,14 +150,13 @@ class Progress:
     def update(self, done: int, failed: int, metadata: Sequence[str] = ()) -> None:
         """Count inputs that ended in this run."""
         self.done += done
-        self.failed += failed
         self.trace.ended(done, failed)
         if self._bar is not None:
             with suppress(OSError):
                 self._bar.total = self.total  # more inputs may be known by now
                 self._bar.update(done + failed)
-                if self.failed:
-                    self._bar.set_postfix(failed=self.failed, refresh=False)
+                if self.trace.failed:
+                    self._bar.set_postfix(failed=self.trace.failed, refresh=False)
         elif self._visible and self._clock() >= self._next_line:
             self._pause = min(self._pause * 2, SLOWEST_LINE_S)
             self._next_line = self._clock() + self._pause
@@ -181,23 +164,22 @@ class Progress:
 
     def rate(self) -> float:
         """Return how many inputs ended per second in this run."""
-        ended = self.done - self._before + self.failed
-        return ended / max(self._clock() - self._began, 1e-9)
+        return (self.trace.done + self.trace.failed) / max(self._clock() - self._began, 1e-9)
 
     def line(self) -> str:
         """Return the state of the run in one line."""
-        rate = self.rate()
-        left = self.total - self.done - self.failed
+        rate, failed = self.rate(), self.trace.failed
+        left = self.total - self.done - failed
         eta = duration(left / rate, digits=2) if rate else "unknown"
         label = f"{self._label}: " if self._label else ""
         return (
-            f"{label}{self.done:,} of {self.total:,} done, {self.failed:,} failed, "
+            f"{label}{self.done:,} of {self.total:,} done, {failed:,} failed, "
             f"{rate:,.1f} {self.unit}s/s, {eta} left"
         )
 
     def close(self) -> None:
         """Close the bar, and log how the run ended."""
-        counts = f"{self.done:,}", f"{self.total:,}", f"{self.failed:,}"
+        counts = f"{self.done:,}", f"{self.total:,}", f"{self.trace.failed:,}"
         log.info("%s: ends; %s of %s done, %s failed", self._label or "a run", *counts)
         if self._bar is not None:
             with suppress(OSError):

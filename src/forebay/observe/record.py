@@ -12,15 +12,15 @@ Times are seconds of `time.perf_counter()`, which all processes of a machine sha
 
 from __future__ import annotations
 
-import heapq
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import repeat
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from operator import itemgetter
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from forebay.base.process import cores_idle_s, queued_s
 
@@ -33,7 +33,7 @@ KEPT_SLOWEST = 20
 # Bin `k` of a histogram counts durations below 2**k microseconds that are not in bin `k - 1`.
 DURATION_BINS = 64
 
-Entry = TypeVar("Entry")
+Entry = TypeVar("Entry", bound=tuple[Any, ...])
 
 
 @dataclass(slots=True)
@@ -102,29 +102,24 @@ class Spans:
 
 
 class Slowest(Generic[Entry]):
-    """The `KEPT_SLOWEST` entries that took longest."""
+    """The `KEPT_SLOWEST` entries that took longest, slowest first; each begins with its seconds."""
 
     def __init__(self) -> None:
         self.least = -1.0  # the seconds that an entry has to exceed to be kept
-        self._heap: list[tuple[float, int, Entry]] = []  # the fastest of them first
-        self._count = 0
+        self._kept: list[Entry] = []
 
-    def add(self, seconds: float, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
         """Keep an entry if it is one of the slowest; of equally slow ones, the first."""
-        if seconds <= self.least:
+        if entry[0] <= self.least:
             return
-        self._count += 1
-        item = seconds, -self._count, entry  # entries may not be comparable
-        if len(self._heap) < KEPT_SLOWEST:
-            heapq.heappush(self._heap, item)
-        else:
-            heapq.heapreplace(self._heap, item)
-        if len(self._heap) == KEPT_SLOWEST:
-            self.least = self._heap[0][0]
+        # A new list: another thread may read the present one.
+        self._kept = sorted([*self._kept, entry], key=itemgetter(0), reverse=True)[:KEPT_SLOWEST]
+        if len(self._kept) == KEPT_SLOWEST:
+            self.least = self._kept[-1][0]
 
-    def __iter__(self) -> Iterator[tuple[float, Entry]]:
-        """Return an iterator over seconds and entry, slowest first."""
-        return iter([(seconds, entry) for seconds, _, entry in sorted(self._heap, reverse=True)])
+    def __iter__(self) -> Iterator[Entry]:
+        """Return an iterator over the entries."""
+        return iter(self._kept)
 
 
 def duration_bin(seconds: float) -> int:
@@ -139,16 +134,6 @@ def duration_bin(seconds: float) -> int:
 PUBLISH_S = 1.0
 
 
-class Publisher(Protocol):
-    """Shows a record to other processes, in the thread that records. It does not raise."""
-
-    def __call__(self, record: Any, /) -> None:
-        """Show the present state."""
-
-    def remove(self) -> None:
-        """Show nothing until the next call."""
-
-
 class Record:
     """What a loader or a run did, in bounded memory."""
 
@@ -156,10 +141,11 @@ class Record:
         self.began_at = began_at
         self.spans = Spans(began_at, span_s)
         self.num_workers = 0
-        self.publisher: Publisher | None = None
+        # Shows the record to other processes, in the thread that records; does not raise.
+        self.publisher: Any = None  # `LivePage`, or None
         self.publish_due = math.inf
 
-    def publish_from(self, at: float, publisher: Publisher) -> None:
+    def publish_from(self, at: float, publisher: Any) -> None:
         """Show the record from a moment on."""
         self.publisher, self.publish_due = publisher, at
 
@@ -181,15 +167,14 @@ class Record:
 
 @dataclass(slots=True)
 class Transfers:
-    """What was copied so far. One thread at a time changes it."""
+    """What was copied so far, by the names of `Statistics`. One thread at a time changes it."""
 
-    batches: int = 0
-    nbytes: int = 0
-    seconds: float = 0.0
+    copied_batches: int = 0
+    copied_bytes: int = 0
+    copy_s: float = 0.0
     staged_bytes: int = 0
     pinned_bytes: int = 0
-    refused: int = 0
-    reason: str | None = None
+    pinned_reason: str = ""
 
 
 # ---- fetched -------------------------------------------------------------------------------------
@@ -252,8 +237,17 @@ KEPT_EPOCHS = 256
 # How many of the last waits are kept, for percentiles.
 KEPT_WAITS = 4096
 # Attributes of a trace that its snapshot has by the same name.
-_TIMES = ("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s")
-_TOTALS = (*_TIMES, "restarts", "num_workers", "held_bytes")
+_TOTALS = (
+    *("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s"),
+    *("restarts", "num_workers", "held_bytes"),
+)
+# Attributes of `Fetched` that it has with "fetch_" before them.
+_FETCHED = ("requests", "hits", "rate", "p50_s", "p95_s", "lost_s")
+# What a trace sums up of the timings of batches.
+_SUMMED = (
+    *("fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s"),
+    *("read_bytes", "threads_s", "system_s", "faults"),
+)
 
 
 class SlowSample(NamedTuple):
@@ -354,7 +348,7 @@ class Trace(Record):
         self.tried: dict[int, float] = {}  # by number of workers: batches per second
         self.read_bytes, self.threads_s = 0, 0.0
         self.system_s, self.faults = 0.0, 0
-        self._slowest = Slowest[SlowSample]()
+        self.slowest = Slowest[SlowSample]()
         self._made_at, self._step_due = -math.inf, 0.0  # no record before
         self.busy_s: dict[int, float] = {}  # by worker
         self._busy_s: dict[int, float] = {}  # since the last record
@@ -373,19 +367,12 @@ class Trace(Record):
         """Record a batch that a worker made, and those before it that have no timing."""
         self.made_count += timing.batches
         self.made_s += timing.busy_s
-        self.fetch_s += timing.fetch_s
-        self.collate_s += timing.collate_s
-        self.cpu_s += timing.cpu_s
-        self.queued_s += timing.queued_s
-        self.read_bytes += timing.read_bytes
-        self.threads_s += timing.threads_s
-        self.system_s += timing.system_s
-        self.faults += timing.faults
-        self.idle_s += timing.idle_s
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(timing, name))
         slowest, slowest_s = timing.slowest, 0.0
         if slowest is not None:
             slowest_s = slowest.seconds
-            self._slowest.add(slowest_s, slowest)
+            self.slowest.add(slowest)
         ended_at, worker_id, busy_s = timing.ended_at, timing.worker_id, self._busy_s
         busy_s[worker_id] = busy_s.get(worker_id, 0.0) + timing.busy_s
         # Batches come in the sampler's order: after a slow one follow some that were ready earlier.
@@ -491,18 +478,12 @@ class Trace(Record):
 
     # ---- the whole run -------------------------------------------------------------------------
 
-    @property
-    def slowest(self) -> list[SlowSample]:
-        """The slowest samples of the run, slowest first."""
-        return [sample for _, sample in self._slowest]
-
     def snapshot(self) -> dict[str, Any]:
         """Return the totals up to the last batch that was made or taken."""
         ends = [step.got_at for step in list(self.steps)[-1:]]
         ends += [batch.ended_at for batch in list(self.batches)[-1:]]
         seconds = max([self.began_at, *ends]) - self.began_at
-        waits, copies = sorted(self.waits) or [0.0], self.transfers
-        fetched = self.fetched
+        waits, fetched = sorted(self.waits) or [0.0], self.fetched
         return {
             "seconds": seconds,
             "made": self.made_count,
@@ -511,19 +492,9 @@ class Trace(Record):
             "wait_share": min(self.waited_s / seconds, 1.0) if seconds else 0.0,
             **{f"wait_p{part}_s": waits[part * len(waits) // 100] for part in (50, 95, 99)},
             **{name: getattr(self, name) for name in _TOTALS},
-            "copied_batches": copies.batches,
-            "copied_bytes": copies.nbytes,
-            "copy_s": copies.seconds,
-            "staged_bytes": copies.staged_bytes,
-            "pinned_bytes": copies.pinned_bytes,
-            "pinned_reason": copies.reason or "",
+            **asdict(self.transfers),
+            **{f"fetch_{name}": getattr(fetched, name) for name in _FETCHED},
             "fetched_bytes": fetched.nbytes,
-            "fetch_requests": fetched.requests,
-            "fetch_hits": fetched.hits,
-            "fetch_rate": fetched.rate,
-            "fetch_p50_s": fetched.p50_s,
-            "fetch_p95_s": fetched.p95_s,
-            "fetch_lost_s": fetched.lost_s,
             "throttled": fetched.throttled,
             "disk_bytes": fetched.on_disk,
             "decisions": tuple(reason for _, reason in list(self.decisions)),
@@ -558,16 +529,11 @@ class RunTrace(Record):
         self.bins = [0] * DURATION_BINS
         self.tasks, self.busy_s = 0, 0.0
         self.retries = 0
-        self._slowest = Slowest[int]()
+        self.slowest = Slowest[tuple[float, int]]()  # seconds and number of a task
         # Returns the task that has run for longest, and when it began on the clock of `began_at`.
         self.longest_task: Callable[[], tuple[str, float] | None] = lambda: None
         self.longest: tuple[str, float] | None = None
         self._published: tuple[object, ...] = ()
-
-    @property
-    def slowest(self) -> list[tuple[float, int]]:
-        """Seconds and number of the tasks that took longest, slowest first."""
-        return list(self._slowest)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the totals up to the last input or sample that ended."""
@@ -584,12 +550,12 @@ class RunTrace(Record):
 
     def took(self, tasks: Sequence[tuple[int, float]]) -> None:
         """Record tasks that succeeded, and how many seconds each took."""
-        bins, slowest = self.bins, self._slowest
+        bins, slowest = self.bins, self.slowest
         for task, seconds in tasks:
             self.busy_s += seconds
             bins[duration_bin(seconds)] += 1
             if seconds > slowest.least:
-                slowest.add(seconds, task)
+                slowest.add((seconds, task))
         self.tasks += len(tasks)
 
     def spent(self, seconds: float) -> None:

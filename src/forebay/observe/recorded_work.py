@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from statistics import fmean, median
 from typing import Any
 
-from forebay.base.formatting import counted
+from forebay.base.formatting import byte_unit, counted
 from forebay.observe.record import MadeRecord, StepRecord
 from forebay.observe.simulation import (
     Arrangement,
@@ -363,16 +363,14 @@ class SimulatedLoader:
         if most <= now:
             return None
 
-        @cache
         def result(num_workers: int) -> SimulationResult:
             most = self.setup.most_workers and max(self.setup.most_workers, num_workers)
             setup = replace(self.setup, num_workers=num_workers, most_workers=most)
             work = self._work.in_rounds(num_workers, self._batches(num_workers))
             return self._within_cores(simulate(work, self._arranged(setup)))
 
-        best = max(result(most).rate, result(min(max(needed, now + 1), most)).rate)
-        found = _least(now + 1, most, lambda number: result(number).rate >= NEARLY * best)
-        return Change({"num_workers": found}, result(found), found)
+        found, given = _smallest(now + 1, most, result, min(max(needed, now + 1), most))
+        return Change({"num_workers": found}, given, found)
 
     def more_at_once(self) -> Change | None:
         """Return the smallest `concurrency` that gives nearly all that it can; None without one."""
@@ -381,7 +379,6 @@ class SimulatedLoader:
             return None
         cpu_s = recorded.batch_s - recorded.other_s
 
-        @cache
         def result(concurrency: int) -> SimulationResult:
             # Waits overlap; Python runs the rest in one thread at a time.
             batch_s = max((cpu_s + recorded.other_s * now) / concurrency, cpu_s)
@@ -390,9 +387,8 @@ class SimulatedLoader:
             work = self._work.in_rounds(count, batches)
             return self._within_cores(simulate(work, self._arrangement))
 
-        enough = NEARLY * result(MOST_CONCURRENCY).rate
-        found = _least(now + 1, MOST_CONCURRENCY, lambda each: result(each).rate >= enough)
-        return Change({"concurrency": found}, result(found), count)
+        found, given = _smallest(now + 1, MOST_CONCURRENCY, result)
+        return Change({"concurrency": found}, given, count)
 
     def undisturbed(self) -> Change:
         """Return what it would be without other programs on the cores."""
@@ -463,19 +459,16 @@ class SimulatedLoader:
     def _with_depth(self, arrangement: Arrangement, least: int, *, in_buffer: bool) -> Change:
         setup, nbytes, most = self.setup, self.recorded.nbytes, len(self._work.step_s) + 1
 
-        @cache
         def result(depth: int) -> SimulationResult:
             return simulate(self._work, replace(arrangement, depth=depth, refill_below=None))
 
-        most = max(most, least)
-        enough = NEARLY * result(most).rate
-        depth = _least(least, most, lambda each: result(each).rate >= enough)
+        depth, given = _smallest(least, max(most, least), result)
         each = setup.prefetching(depth)
         if not in_buffer and each <= MOST_PREFETCHED:
             deep = result(replace(setup, prefetch_factor=each).depth(nbytes))
             return Change({"prefetch_factor": each}, deep, setup.num_workers)
         advice = {"buffer": _rounded_bytes(depth * BUFFER_ROOM * max(nbytes, 1024.0))}
-        return Change(advice, result(depth), setup.num_workers)
+        return Change(advice, given, setup.num_workers)
 
     def _within_cores(self, result: SimulationResult) -> SimulationResult:
         """Return a result limited to the processor time that the cores can give."""
@@ -501,15 +494,19 @@ class SimulatedLoader:
         return [seconds * change for seconds in self._work.batch_s]
 
 
-def _least(low: int, high: int, is_enough: Callable[[int], bool]) -> int:
-    """Return the smallest number from `low` to `high` that is enough; `high` is assumed to be."""
-    return low + bisect_left(range(low, high), True, key=is_enough)
+def _smallest(
+    low: int, high: int, result: Callable[[int], SimulationResult], *others: int
+) -> tuple[int, SimulationResult]:
+    """Return the smallest number that is nearly as fast as `high` and others, and its result."""
+    known = cache(result)
+    enough = NEARLY * max(known(each).rate for each in (high, *others))
+    found = low + bisect_left(range(low, high), True, key=lambda each: known(each).rate >= enough)
+    return found, known(found)
 
 
 def _rounded_bytes(nbytes: float) -> str:
     """Return a size as a string, rounded up to two digits."""
-    units = ("kB", 1e3), ("MB", 1e6), ("GB", 1e9)
-    name, unit = next((each for each in reversed(units) if nbytes >= each[1]), units[0])
-    number = nbytes / unit
+    unit, factor = byte_unit(nbytes)
+    number = nbytes / factor
     digits = 10 ** max(math.floor(math.log10(number)) - 1, -1)
-    return f"{math.ceil(number / digits) * digits:g}{name}"
+    return f"{math.ceil(number / digits) * digits:g}{unit}"

@@ -14,7 +14,7 @@ from typing import final
 
 from forebay.failures import Failure
 from forebay.pools.events import Assignment, Event, Job, TaskFailed, WorkerDied, WorkerStarted
-from forebay.pools.worker import failure_of, perform, serve
+from forebay.pools.worker import TaskQueue, failure_of, perform, serve
 
 # ---- base ----------------------------------------------------------------------------------------
 # The contract of a pool.
@@ -154,11 +154,11 @@ class _Worker:
     def __init__(
         self, incarnation: int, worker_id: int, job: Job, events: queue.SimpleQueue[Event | None]
     ) -> None:
-        self.tasks: queue.SimpleQueue[Sequence[Assignment] | None] = queue.SimpleQueue()
-        self._has_ended = False
+        self.tasks, self._has_ended = TaskQueue(), False
+        receive = self.tasks.receive
         self.thread = threading.Thread(
             target=serve,
-            args=(incarnation, worker_id, job, self._receive, events.put, lambda: self._has_ended),
+            args=(incarnation, worker_id, job, receive, events.put, lambda: self._has_ended),
             name=f"forebay-worker-{incarnation}",
             daemon=True,
         )
@@ -168,12 +168,6 @@ class _Worker:
         """Make the thread end after its current task."""
         self._has_ended = True
         self.tasks.put(None)
-
-    def _receive(self, wait: bool) -> Sequence[Assignment] | None:
-        try:
-            return self.tasks.get(block=wait)
-        except queue.Empty:
-            return ()
 
 
 @final

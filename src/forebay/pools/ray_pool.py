@@ -10,7 +10,7 @@ take all of the driver's time. Batches are large: each worker has a host and a s
 
 Ray only starts and connects hosts. It never restarts them or retries their calls, since the flow
 owns every retry. If a host is lost, with its node or alone, no input is to blame; the deaths of
-workers are reported by their hosts (see `ray_host.py`).
+workers are reported by their hosts (see `ray_nodes.py`).
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ from forebay.pools.events import (
     WorkersResized,
     as_received,
 )
-from forebay.pools.ray_checks import (
+from forebay.pools.ray_cluster import Node, capacity, place, shutdown_guard, why_waiting
+from forebay.pools.ray_nodes import (
     PATIENCE_S,
     ClusterLost,
     ClusterState,
+    Host,
     HostEnded,
+    Hosting,
     Message,
     NodeCheck,
     check_nodes,
@@ -54,8 +57,6 @@ from forebay.pools.ray_checks import (
     listen,
     monitor,
 )
-from forebay.pools.ray_cluster import Node, capacity, place, shutdown_guard, why_waiting
-from forebay.pools.ray_host import Host, Hosting
 from forebay.pools.worker import failure_of
 
 # How long a host may take to kill its worker before the host is killed.

@@ -44,15 +44,14 @@ def perform(incarnation: int, job: Job, assignment: Assignment) -> TaskFinished 
     began = time.perf_counter()
     try:
         result, nbytes = job.run(assignment)
+    except Refusal as error:
+        failure, final = failure_of(error.__cause__ or error, error.kind), True
     except BaseException as error:  # noqa: BLE001 - SystemExit too: a task must not end its worker
-        final = isinstance(error, Refusal)
-        if isinstance(error, Refusal):
-            failure = failure_of(error.__cause__ or error, error.kind)
-        else:
-            failure = failure_of(error)
+        failure, final = failure_of(error), False
+    else:
         seconds = time.perf_counter() - began
-        return TaskFailed(incarnation, task, attempt, failure, seconds, final)
-    return TaskFinished(incarnation, task, attempt, result, nbytes, time.perf_counter() - began)
+        return TaskFinished(incarnation, task, attempt, result, nbytes, seconds)
+    return TaskFailed(incarnation, task, attempt, failure, time.perf_counter() - began, final)
 
 
 def failure_of(error: BaseException, kind: str = "exception") -> Failure:
@@ -60,6 +59,17 @@ def failure_of(error: BaseException, kind: str = "exception") -> Failure:
     cut_own_frames(error)
     text = traceback_of(error, error.__traceback__)
     return Failure(kind, type(error).__name__, message_of(error), text, exception=error)
+
+
+class TaskQueue(queue.SimpleQueue[Sequence[Assignment] | None]):
+    """Tasks from another thread; None is their end."""
+
+    def receive(self, wait: bool) -> Sequence[Assignment] | None:
+        """Return tasks, as the `receive` of `serve` does."""
+        try:
+            return self.get(block=wait)
+        except queue.Empty:
+            return ()
 
 
 def serve(
@@ -75,6 +85,7 @@ def serve(
     Args:
         receive: Returns tasks, or None at the end. If called with True it waits for a task; if
             called with False it returns at once, with an empty sequence if there is none.
+        has_ended: Returns whether the tasks that are left are not to be begun.
     """
     try:
         job.open(incarnation, worker_id)
@@ -82,65 +93,9 @@ def serve(
         report(WorkerDied(incarnation, failure_of(error)))
         return
     report(WorkerStarted(incarnation))
-    if (copies := getattr(job, "copies", None)) is not None:
-        _serve_at_once(incarnation, copies, receive, report)
-        return
     if begin := getattr(job, "begin", None):
-        receive = _Ahead(receive, begin).receive
-    held: deque[Assignment] = deque()
-    while (received := receive(True)) is not None:
-        held.extend(received)
-        while held and not has_ended():
-            event = perform(incarnation, job, held.popleft())
-            report(event)
-            seconds = event.seconds
-            del event  # an exception in it may hold the caller's frames, and with these the pool
-            if seconds > GIVE_BACK_S and not job.keeps_tasks:
-                while received := receive(False):
-                    held.extend(received)
-                report(TasksReturned(incarnation, tuple(each.task for each in held)))
-                held.clear()
-        if received is None:
-            break
-    job.close()
-
-
-class _Ahead:
-    """Lets a job begin tasks as soon as they arrive, while it runs those before."""
-
-    def __init__(
-        self,
-        receive: Callable[[bool], Sequence[Assignment] | None],
-        begin: Callable[[Assignment], None],
-    ) -> None:
-        self._receive, self._begin = receive, begin
-        self._arrived: queue.SimpleQueue[Sequence[Assignment] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, name="forebay-ahead", daemon=True).start()
-
-    def _read(self) -> None:
-        received: Sequence[Assignment] | None = ()
-        while received is not None:
-            received = self._receive(True)
-            for each in received or ():
-                self._begin(each)
-            self._arrived.put(received)
-
-    def receive(self, wait: bool) -> Sequence[Assignment] | None:
-        """Return tasks that have arrived, as the `receive` of `serve` does."""
-        try:
-            return self._arrived.get(block=wait)
-        except queue.Empty:
-            return ()
-
-
-def _serve_at_once(
-    incarnation: int,
-    jobs: Sequence[Job],
-    receive: Callable[[bool], Sequence[Assignment] | None],
-    report: Callable[[Event], None],
-) -> None:
-    """Run tasks in a thread for each job, until `receive` returns None."""
-    tasks, reporting = _SharedTasks(receive), threading.Lock()
+        receive = _begun_ahead(receive, begin)
+    tasks, reporting = _SharedTasks(receive, has_ended), threading.Lock()
 
     def run(job: Job) -> None:
         while (assignment := tasks.take()) is not None:
@@ -148,6 +103,7 @@ def _serve_at_once(
             with reporting:
                 report(event)
             seconds = event.seconds
+            # An exception in it may hold the caller's frames, and with these the pool.
             del event, assignment
             if seconds > GIVE_BACK_S and not job.keeps_tasks:
                 returned = TasksReturned(incarnation, tasks.take_all())
@@ -155,22 +111,46 @@ def _serve_at_once(
                     report(returned)
         job.close()
 
+    # A job that runs several tasks at once has copies, one for each thread; the first is itself.
     threads = [
-        threading.Thread(target=run, args=(job,), name=f"forebay-input-{number}", daemon=True)
-        for number, job in enumerate(jobs[1:], 1)
+        threading.Thread(target=run, args=(each,), name=f"forebay-input-{number}", daemon=True)
+        for number, each in enumerate((getattr(job, "copies", None) or [job])[1:], 1)
     ]
     for thread in threads:
         thread.start()
-    run(jobs[0])
+    run(job)
     for thread in threads:
         thread.join()
+
+
+def _begun_ahead(
+    receive: Callable[[bool], Sequence[Assignment] | None], begin: Callable[[Assignment], None]
+) -> Callable[[bool], Sequence[Assignment] | None]:
+    """Return a `receive` of tasks that a job begins as they arrive, while it runs those before."""
+    arrived = TaskQueue()
+
+    def read() -> None:
+        received: Sequence[Assignment] | None = ()
+        while received is not None:
+            received = receive(True)
+            for each in received or ():
+                begin(each)
+            arrived.put(received)
+
+    threading.Thread(target=read, name="forebay-ahead", daemon=True).start()
+    return arrived.receive
 
 
 class _SharedTasks:
     """The tasks of a worker, for several threads; one that finds none waits for the next ones."""
 
-    def __init__(self, receive: Callable[[bool], Sequence[Assignment] | None]) -> None:
-        self._receive, self._held = receive, deque[Assignment]()
+    def __init__(
+        self,
+        receive: Callable[[bool], Sequence[Assignment] | None],
+        has_ended: Callable[[], bool],
+    ) -> None:
+        self._receive, self._is_over = receive, has_ended
+        self._held = deque[Assignment]()
         self._has_ended, self._lock = False, threading.Lock()
 
     def take(self) -> Assignment | None:
@@ -178,7 +158,9 @@ class _SharedTasks:
         with self._lock:
             while not self._held and not self._has_ended:
                 self._add(self._receive(True))
-            return None if self._has_ended else self._held.popleft()
+            if self._has_ended or self._is_over():
+                return None
+            return self._held.popleft()
 
     def take_all(self) -> tuple[int, ...]:
         """Return the numbers of the tasks that none has begun, and that none is to begin."""

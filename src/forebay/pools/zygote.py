@@ -66,11 +66,6 @@ def continue_when_driver_ends(control: int) -> None:
     fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of every descendant of this process whose own parent has died."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
 def die_first_when_memory_runs_out() -> None:
     """Make the kernel's out-of-memory killer choose this process, never the driver."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
@@ -208,7 +203,7 @@ class _Zygote:
         # The driver may block signals. SIGCHLD announces deaths, and workers expect the default.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         continue_when_driver_ends(control.fileno())
-        adopt_orphans()
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # adopt descendants whose own parent has died
         # Inherited by the workers, and before the user's code is imported.
         use_one_thread(is_limited=is_limited)
         keep_freed()

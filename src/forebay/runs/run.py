@@ -46,18 +46,17 @@ from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Todo
 from forebay.observe.progress import Progress, label_of, log, log_failed, note
 from forebay.observe.record import PUBLISH_S, RunTrace
-from forebay.observe.tuning import Totals, Tuner
+from forebay.observe.simulation import Totals, Tuner
 from forebay.options import AutoWorkers, PreprocessOptions, whole_cores
 from forebay.outputs.places import open_place
 from forebay.pools.base import InlinePool, Pool, ThreadPool
-from forebay.pools.launch import occupy_standard_descriptors
-from forebay.pools.processes import ProcessPool
+from forebay.pools.processes import ProcessPool, occupy_standard_descriptors
 from forebay.runs import report
 from forebay.runs.commits import Commit, Commits, perform_pending
 from forebay.runs.fingerprint import Fingerprint, difference, number_bases
 from forebay.runs.job import PreprocessJob, name_of_work
 from forebay.runs.report import FailureBudget, Later, Report
-from forebay.show.page import LiveRun
+from forebay.show.top import LiveRun
 
 # ---- run tuning ----------------------------------------------------------------------------------
 # `num_workers="auto"` of `preprocess` and `cache`: as many workers as make the run faster.
@@ -162,8 +161,7 @@ def workers_for(
         if options.backend == "thread":
             return ThreadPool(job, job.abandon), options.workers
         return ProcessPool(job, options.workers), options.workers
-    from forebay.pools.ray_checks import NodeCheck
-    from forebay.pools.ray_host import Hosting, shipped
+    from forebay.pools.ray_nodes import Hosting, NodeCheck, shipped
     from forebay.pools.ray_pool import RayPool
 
     work = shipped(job)
@@ -415,7 +413,7 @@ class Session:
         began, before = time.monotonic(), _used_by_workers(pool)
         try:
             while not engine.finished or commits.waiting:
-                trace.num_workers = engine.num_workers if options.workers else 0
+                trace.num_workers = engine.flow.limits.num_workers if options.workers else 0
                 trace.publish(time.monotonic())
                 due_in = commits.due_in()
                 wait_s = PUBLISH_S if due_in is None else min(due_in, PUBLISH_S)

@@ -1,4 +1,7 @@
-"""HTML: charts, the page around them, and files of reports. Every string is escaped here."""
+"""HTML: charts, the page around them, files of reports, and what differs between two of these.
+
+Every string is escaped here.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,17 @@ import errno
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from forebay.base.files import atomic_file, open_regular, read_regular
 from forebay.base.formatting import duration, short_number
-from forebay.errors import InputError, OptionError
+from forebay.errors import InputError, OptionError, one_line
+from forebay.observe.figures import MAX_TEXT, checked_number, checked_text, figures_of, percent
 
 # ---- html page -----------------------------------------------------------------------------------
 # The page around the charts: one self-contained HTML file, with its data as JSON inside. It loads
@@ -162,8 +167,7 @@ path{fill:none;vector-effect:non-scaling-stroke}
 .event{stroke:var(--other);stroke-width:1.5;stroke-dasharray:3 3}
 path.line{stroke-width:1.75}
 path.made.line{stroke:var(--made)}path.wanted.line{stroke:var(--wanted);stroke-dasharray:5 4}
-path.ready.line{stroke:var(--ready)}path.other.line{stroke:var(--other)}
-path.wait.line{stroke:var(--wait)}
+path.ready.line{stroke:var(--ready)}
 path.made.area{fill:var(--made);fill-opacity:.75}path.wait.area{fill:var(--wait);fill-opacity:.8}
 path.ready.area{fill:var(--ready);fill-opacity:.35}path.taken.area{fill:var(--made);fill-opacity:.18}
 path.other.area{fill:var(--other);fill-opacity:.35}
@@ -194,7 +198,6 @@ overflow-wrap:anywhere;white-space:pre-line}
 dl{margin:0;display:grid;grid-template-columns:repeat(auto-fill,minmax(200px,1fr));gap:8px 16px}
 dt{color:var(--soft);font-size:.85rem}
 dd{margin:0;overflow-wrap:anywhere}
-del{color:var(--wait)}ins{color:var(--ready);text-decoration:none}
 @media(max-width:520px){main{padding:12px 8px 32px}section{padding:12px}.plot svg{height:110px}
 .plot,.x{margin-left:40px}h1{font-size:1.2rem}.lane{grid-template-columns:34px 1fr 36px}}
 @media print{body{background:#fff}section{break-inside:avoid}}
@@ -388,56 +391,26 @@ def time_ticks(seconds: float) -> list[tuple[float, str]]:
 
 
 def _drawn(series: Series, top: float) -> str:
-    values = [_y(value, top) for value in series.values]
-    if series.kind == "line":
-        return f'<path class="{series.style} line" d="{_edge(values)}"/>'
-    low = [_y(value, top) for value in series.low] or [float(HEIGHT)] * len(values)
-    return f'<path class="{series.style} area" d="{_filled(values, low)}"/>'
+    values, width = [_y(value, top) for value in series.values], WIDTH / max(len(series.values), 1)
+    low = [_y(value or 0.0, top) for value in series.low or [0.0] * len(values)]
+    is_gap = [True, *(value is None for value in values), True]
+    edges = [index for index, pair in enumerate(pairwise(is_gap)) if pair[0] != pair[1]]
+    path, kind = "", "line" if series.kind == "line" else "area"
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        path += f"M{_number(begin * width)} {_strokes(values[begin:end], width)}"
+        if kind == "area":
+            path += f"V{_strokes(reversed(low[begin:end]), -width)}Z"
+    return f'<path class="{series.style} {kind}" d="{path}"/>'
 
 
 def _y(value: Column, top: float) -> float | None:
     return None if value is None else round(HEIGHT * (1 - min(max(value / top, 0.0), 1.0)), 1)
 
 
-def _runs(values: Sequence[float | None]) -> list[tuple[int, int]]:
-    """Return begin and end of each stretch of columns without a gap."""
-    is_gap = [True, *(value is None for value in values), True]
-    edges = [index for index, pair in enumerate(pairwise(is_gap)) if pair[0] != pair[1]]
-    return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-def _steps(values: Sequence[float | None], indices: Sequence[int]) -> str:
-    """Return the rest of a path along columns, whose first point is drawn."""
-    width, parts = WIDTH / max(len(values), 1), []
-    backwards = len(indices) > 1 and indices[0] > indices[1]
-    last: float | None = values[indices[0]]
-    pending = 0.0
-    for index in indices:
-        if values[index] != last:
-            parts.append(f"h{_number(pending)}V{_number(values[index])}")
-            last, pending = values[index], 0.0
-        pending += -width if backwards else width
-    return "".join([*parts, f"h{_number(pending)}"])
-
-
-def _edge(values: Sequence[float | None]) -> str:
-    width = WIDTH / max(len(values), 1)
-    return "".join(
-        f"M{_number(begin * width)} {_number(values[begin])}{_steps(values, range(begin, end))}"
-        for begin, end in _runs(values)
-    )
-
-
-def _filled(high: Sequence[float | None], low: Sequence[float | None]) -> str:
-    width, parts = WIDTH / max(len(high), 1), []
-    for begin, end in _runs(high):
-        parts.append(f"M{_number(begin * width)} {_number(high[begin])}")
-        parts.append(_steps(high, range(begin, end)))
-        back = [HEIGHT if each is None else each for each in low]
-        parts.append(f"V{_number(back[end - 1])}")
-        parts.append(_steps(back, range(end - 1, begin - 1, -1)) if end - begin > 1 else "")
-        parts.append("Z")
-    return "".join(parts)
+def _strokes(values: Iterable[float | None], width: float) -> str:
+    """Return a path along columns; equal neighbours are one stroke."""
+    strokes = [(value, width * len(list(same))) for value, same in groupby(values)]
+    return "V".join(f"{_number(value)}h{_number(length)}" for value, length in strokes)
 
 
 def _number(value: float | None) -> str:
@@ -467,3 +440,152 @@ def _time_labels(times: Sequence[tuple[float, str]]) -> str:
 def _figure(title: str, legend: str, body: str) -> str:
     below = f'<div class="legend">{legend}</div>' if legend else ""
     return f"<figure><figcaption>{title}</figcaption>{below}{body}</figure>"
+
+
+# ---- comparison ----------------------------------------------------------------------------------
+# `forebay.compare`: what differs between two reports.
+#
+# The files may come from anybody: their data is read, never executed, and every value is checked.
+
+MAX_SETTINGS = 100
+# A ratio closer to 1 does not count as a difference: rates vary as much from run to run.
+LEAST_CHANGE = 0.02
+
+
+class Difference(NamedTuple):
+    """One thing that differs: its values in the first report and in the second."""
+
+    name: str
+    first: str
+    second: str
+    change: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Comparison:
+    """What differs between two reports; its `str` says it line by line.
+
+    Attributes:
+        first: Title of the first report.
+        second: Title of the second.
+        verdicts: The verdict of each; "" where there is none.
+        figures: Rates, waits and counts that differ.
+        settings: Arguments that differ.
+        environment: Versions and machines that differ.
+    """
+
+    first: str
+    second: str
+    verdicts: tuple[str, str]
+    figures: tuple[Difference, ...]
+    settings: tuple[Difference, ...]
+    environment: tuple[Difference, ...]
+
+    def __str__(self) -> str:
+        """Return the differences, one a line."""
+        lines = [f"first   {self.first}", f"second  {self.second}"]
+        for name, found in self._parts().items():
+            if not found:
+                lines.append(f"{name}: no difference")
+                continue
+            lines.append(name)
+            width = max(len(each.name) for each in found)
+            for each in found:
+                change = f" ({each.change})" if each.change else ""
+                values = f"{each.first or 'none'} → {each.second or 'none'}"
+                lines.append(f"  {each.name:<{width}}  {values}{change}")
+        for name, verdict in zip(("first", "second"), self.verdicts, strict=True):
+            if verdict:
+                lines.append(f"verdict of the {name}: {verdict}")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the comparison to a self-contained HTML file; see `DataLoader.report`."""
+        names = ("", "first", "second", "change")
+        rows = [("first", self.first, self.verdicts[0]), ("second", self.second, self.verdicts[1])]
+        shown = 3 if any(self.verdicts) else 2
+        titles = table(("", "report", "verdict")[:shown], [row[:shown] for row in rows])
+        sections = [section("Reports", titles)]
+        for name, found in self._parts().items():
+            differences = table(names, found) or paragraph("No difference.")
+            sections.append(section(name.capitalize(), differences))
+        data = {"format": 1, "kind": "comparison", "first": self.first, "second": self.second}
+        title = "What differs between two reports"
+        return write_report(page(title, "forebay compare", sections, data), path)
+
+    def _parts(self) -> dict[str, tuple[Difference, ...]]:
+        names = ("figures", "settings", "environment")
+        return {name: getattr(self, name) for name in names}
+
+
+def compare(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> Comparison:
+    """Say what differs between two reports: rate, waits, settings, environment, verdict.
+
+    Args:
+        first: A file written by `loader.report()`, or by the `report.save()` of a run.
+        second: Another of the same kind.
+
+    Returns:
+        The comparison, which prints as text and has `save(path)` for HTML.
+
+    Raises:
+        InputError: A file is not a report, or damaged.
+        OptionError: One is of a loader and the other of a run.
+        OSError: A file cannot be read.
+    """
+    one, two = read_report(first), read_report(second)
+    kinds = [_kind(each) for each in (one, two)]
+    if kinds[0] != kinds[1] or "comparison" in kinds:
+        raise OptionError(
+            f"{os.fspath(first)!r} is the report of a {kinds[0]} and {os.fspath(second)!r} that of "
+            f"a {kinds[1]}\n  Nothing was compared. Name two reports of loaders, or two of runs."
+        )
+    return Comparison(
+        first=_title(one, first),
+        second=_title(two, second),
+        verdicts=(checked_text(one.get("verdict")), checked_text(two.get("verdict"))),
+        figures=tuple(_figures(one, two, kinds[0])),
+        settings=tuple(_texts(_mapping(one, "settings"), _mapping(two, "settings"))),
+        environment=tuple(_texts(_mapping(one, "environment"), _mapping(two, "environment"))),
+    )
+
+
+def _kind(summary: Mapping[str, Any]) -> str:
+    kind = summary.get("kind")
+    return str(kind) if kind in ("loader", "comparison") else "run"
+
+
+def _title(summary: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
+    name = one_line(os.path.basename(os.fspath(path)), MAX_TEXT)
+    return f"{name}: {checked_text(summary.get('title'))}"
+
+
+def _figures(one: Mapping[str, Any], two: Mapping[str, Any], kind: str) -> list[Difference]:
+    found, units = [], {checked_text(each.get("unit")) for each in (one, two)}
+    unit = units.pop() if len(units) == 1 else ""
+    totals = _mapping(one, "totals"), _mapping(two, "totals")
+    for figure in figures_of(kind):
+        before, after = (checked_number(each.get(figure.key)) for each in totals)
+        if before is None or after is None or before == after:
+            continue
+        change = after / before - 1 if before else math.inf
+        if abs(change) < LEAST_CHANGE:
+            continue
+        # The percentage of a percentage only confuses.
+        said = f"{change:+.0%}" if before and figure.shown is not percent else ""
+        name = figure.name(math.inf, unit or "input")
+        found.append(Difference(name, figure.shown(before), figure.shown(after), said))
+    return found
+
+
+def _texts(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[Difference]:
+    names = list(dict.fromkeys([*one, *two]))[:MAX_SETTINGS]
+    found = [Difference(*map(checked_text, (name, one.get(name), two.get(name)))) for name in names]
+    return [each for each in found if each.first != each.second]
+
+
+def _mapping(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = summary.get(name)
+    return value if isinstance(value, dict) else {}

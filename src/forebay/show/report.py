@@ -158,10 +158,9 @@ def _rates(summary: Mapping[str, Any], times: list[tuple[float, str]]) -> str:
     unhindered = per_second(timeline["taken"], timeline, timeline["waited_s"])
     wanted = [each or None for each in unhindered]
     waits = per_second([100 * each for each in timeline["waited_s"]], timeline)
-    known = sorted(each for each in [*made, *taken] if each is not None)
-    limit = (known[-1] if known else 1.0) * HEADROOM
-    seen = [each for each in wanted if each is not None]
-    limit = min(limit, max([*seen, *known], default=limit))
+    known = [each for each in [*made, *taken] if each is not None]
+    limit = max(known, default=1.0) * HEADROOM
+    limit = min(limit, max([*known, *filter(None, wanted)], default=limit))
     rates = columns_chart(
         "Batches per second",
         [
@@ -388,14 +387,11 @@ def _worker_lanes(
 ) -> dict[str, list[float | None]]:
     """Return the share of time for which workers were busy: by lane, by column."""
     ids = sorted({worker_id for span in spans for worker_id in span.busy_s})
-    each = group_size(len(ids), MAX_LANES)
+    together = group_size(len(ids), MAX_LANES)
     lanes: dict[str, list[float | None]] = {}
-    for at in range(0, len(ids), each):
-        sharing = ids[at : at + each]
-        busy = [0.0] * len(held)
-        for worker_id in sharing:
-            own = spread_back([span.busy_s.get(worker_id, 0.0) for span in spans], lengths)
-            busy = [total + more for total, more in zip(busy, summed(own, size), strict=True)]
+    for sharing in _groups(ids, together):
+        own = [spread_back([s.busy_s.get(each, 0.0) for s in spans], lengths) for each in sharing]
+        busy = summed([sum(parts) for parts in zip(*own, strict=True)], size)
         shares = [
             total / (length * len(sharing)) if length else 0.0
             for total, length in zip(busy, held, strict=True)

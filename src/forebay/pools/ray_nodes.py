@@ -1,4 +1,4 @@
-"""Nodes and hosts of a cluster: whether they can do the job, and that they live."""
+"""Nodes of a cluster: what is sent to them, the hosts on them, and whether both can do the work."""
 
 from __future__ import annotations
 
@@ -7,21 +7,266 @@ import pickle
 import secrets
 import socket
 import sys
+import sysconfig
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from forebay.base.files import connect
+from forebay.base.files import place_of
 from forebay.errors import ForebayError, OptionError, OutputError, WorkerDiedError
 from forebay.failures import Failure
 from forebay.options import Ray, worker_resources
 from forebay.pools import ray_cluster
+from forebay.pools.base import Pool
+from forebay.pools.events import (
+    Assignment,
+    Event,
+    TaskFailed,
+    TaskFinished,
+    TasksReturned,
+    WorkerDied,
+    as_sent,
+)
+from forebay.pools.processes import ProcessPool, pickled
 from forebay.pools.ray_cluster import CALL_S, Node, fitting, shutdown_guard, stream_options
-from forebay.pools.ray_host import find_in, leave_out
+
+# ---- shipping ------------------------------------------------------------------------------------
+# Pickling code for machines that may not have it.
+#
+#     __main__, a notebook      by value, as cloudpickle does anyway
+#     a module of the project   by value: it need not be on the nodes
+#     an installed package      by name: every node must have it
+#
+# A module of the project is one that was loaded from a file outside of Python's own folders and
+# outside of forebay. What a function imports when it runs is not known here, and not included:
+# name its folder in `forebay.Ray(runtime_env={"py_modules": [...]})`.
+
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
+
+
+def shipped(thing: Any) -> bytes:
+    """Pickle something, with the project's own code in it."""
+    import cloudpickle
+
+    already = set(cloudpickle.list_registry_pickle_by_value())
+    mine = [module for module in _project_modules() if module.__name__ not in already]
+    for module in mine:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return pickled(thing)
+    finally:
+        for module in mine:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def find_in(path: Sequence[str]) -> None:
+    """Add the driver's module folders to the path of a process on a node, after its own."""
+    sys.path.extend(each for each in path if each not in sys.path)
+
+
+def leave_out(folder: str, path: Sequence[str]) -> None:
+    """Remove the driver's working folder from `sys.path`, unless the driver has it there too.
+
+    Ray puts it first in each of its processes, before the standard library.
+    """
+    if folder not in path and "" not in path:
+        sys.path[:] = [each for each in sys.path if each != folder]
+
+
+def _project_modules() -> list[ModuleType]:
+    paths = sysconfig.get_paths()
+    ours = Path(__file__).resolve().parents[3]
+    installed = [ours, *(Path(paths[name]).resolve() for name in ("stdlib", "platstdlib"))]
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name in ("__main__", "__mp_main__") or not isinstance(file, str):
+            continue
+        path = Path(file).resolve()
+        is_installed = any(path.is_relative_to(folder) for folder in installed)
+        if not is_installed and _PACKAGE_FOLDERS.isdisjoint(path.parts):
+            found.append(module)
+    return found
+
+
+# ---- host ----------------------------------------------------------------------------------------
+# A host is the actor that runs and supervises workers on a node.
+#
+#     driver ── order() ──> inbox ──┐
+#        ^                          v
+#        └── events() <── host ── ProcessPool ── zygote ── workers
+#
+# The workers are processes in the same pool as on a single machine, so deaths and hangs are
+# reported in the same detail. Ray only knows the host, which runs no user code, so if a host dies,
+# no input is to blame.
+#
+# A message costs Ray about a millisecond of processor time, whatever its size. So while the workers
+# have more to do, their answers are collected; the driver does not need them sooner. No event is
+# lost, since the host outlives its workers.
+
+# A message is sent once it has this many bytes of results.
+MESSAGE_BYTES = 1 << 24
+# Results of this size do not wait for others: sending them costs more than the message itself.
+LARGE_BYTES = 1 << 20
+
+
+class Hosting:
+    """What a host needs to know about the work; sent by pickle, user code as bytes.
+
+    By default the workers of a node share a host, and payloads and results are sent as they are.
+    """
+
+    is_shared = True
+
+    def __init__(self, job: bytes) -> None:
+        self._job = job
+
+    def collect_s(self, hosts: int) -> float:
+        """Return how long each of `hosts` hosts collects answers while its workers hold tasks."""
+        return max(0.03, hosts / 200)  # all hosts together send at most 200 messages per second
+
+    def pool(self, max_workers: int) -> Pool:
+        """Return the pool for the workers of a host."""
+        return ProcessPool(self._job, max_workers)
+
+    def incoming(self, assignment: Assignment) -> Assignment:
+        """Return an assignment in the form for the worker."""
+        return assignment
+
+    def outgoing(self, event: Event) -> Event:
+        """Return an event in the form in which it is sent."""
+        return event
+
+    def sent(self) -> None:
+        """Record that all outgoing events were sent."""
+
+
+class Host:
+    """The actor. `order` is called from a separate concurrency group."""
+
+    def __init__(
+        self, hosting: Hosting, collect_s: float, folder: str, path: Sequence[str]
+    ) -> None:
+        """Start nothing yet."""
+        with suppress(OSError):
+            os.chdir(folder)
+        find_in(path)
+        leave_out(folder, path)
+        self._hosting = hosting
+        self._collect_s = collect_s
+        self._inbox: deque[tuple[str, Any]] = deque()
+        self._pool: Pool | None = None
+        self._over = False
+        self._ordered = threading.Event()
+        self._alive: set[int] = set()  # incarnations
+        self._held: Counter[int] = Counter()  # tasks that each worker has not answered or returned
+
+    def order(self, what: str, payload: Any = None) -> None:
+        """Process an order."""
+        if what == "close":
+            self._over = True
+        else:
+            self._inbox.append((what, payload))
+        self._ordered.set()
+        if self._pool is not None:
+            self._pool.wake()
+
+    def events(self, room: int, workers: Sequence[tuple[int, int]]) -> Iterator[list[Any]]:
+        """Start workers; yield the events of all until none is left, or the host is closed.
+
+        The first message is empty.
+        """
+        pool = self._pool = self._hosting.pool(room)
+        try:
+            yield []  # the actor has the resources that it asked for
+            self._start(pool, workers)
+            while not self._over and (self._alive or self._inbox):
+                self._process_orders(pool)
+                events = self._wait_for_events(pool, None)
+                until = time.monotonic() + self._collect_s
+                if sum(map(_size, events)) >= LARGE_BYTES:
+                    until = 0.0
+                while events and self._held and time.monotonic() < until:
+                    # Orders do not wait: a worker may need one.
+                    self._ordered.wait(until - time.monotonic())
+                    self._process_orders(pool)
+                events += self._wait_for_events(pool, 0.0)
+                yield from self._messages(events)
+        finally:
+            pool.close()
+
+    def _process_orders(self, pool: Pool) -> None:
+        self._ordered.clear()
+        while self._inbox:
+            what, payload = self._inbox.popleft()
+            match what:
+                case "start":
+                    self._start(pool, payload)
+                case "send":
+                    self._send(pool, payload)
+                case "kill":
+                    pool.kill(payload)
+                case "stop":
+                    pool.stop(payload)
+                    self._forget(payload)
+
+    def _start(self, pool: Pool, workers: Sequence[tuple[int, int]]) -> None:
+        for incarnation, worker_id in workers:
+            pool.start(incarnation, worker_id)
+            self._alive.add(incarnation)
+
+    def _send(self, pool: Pool, payload: Sequence[tuple[int, Sequence[Any]]]) -> None:
+        for incarnation, tasks in payload:
+            if incarnation in self._alive:
+                self._held[incarnation] += len(tasks)
+                pool.send(incarnation, [self._hosting.incoming(Assignment(*t)) for t in tasks])
+
+    def _wait_for_events(self, pool: Pool, timeout: float | None) -> list[Event]:
+        """Return what happened, and count the tasks that workers no longer hold."""
+        events = pool.wait(timeout)
+        held = self._held
+        for event in events:
+            match event:
+                case TaskFinished() | TaskFailed():
+                    held[event.incarnation] -= 1
+                case TasksReturned():
+                    held[event.incarnation] -= len(event.tasks)
+                case WorkerDied():
+                    self._forget(event.incarnation)
+                    continue
+                case _:
+                    continue
+            if held[event.incarnation] <= 0:
+                del held[event.incarnation]
+        return events
+
+    def _forget(self, incarnation: int) -> None:
+        self._alive.discard(incarnation)
+        self._held.pop(incarnation, None)
+
+    def _messages(self, events: Sequence[Event]) -> Iterator[list[Any]]:
+        """Split events into messages that fit into any object store."""
+        message: list[Any] = []
+        nbytes = 0
+        for number, event in enumerate(events, 1):
+            message.append(as_sent(self._hosting.outgoing(event)))
+            nbytes += _size(event)
+            if nbytes >= MESSAGE_BYTES or number == len(events):
+                yield message
+                self._hosting.sent()
+                message, nbytes = [], 0
+
+
+def _size(event: Event) -> int:
+    return event.nbytes if isinstance(event, TaskFinished) else 0
+
 
 # ---- node checks ---------------------------------------------------------------------------------
 # Check that a node sees the same output folder and has the same code before it gets work.
@@ -33,6 +278,8 @@ from forebay.pools.ray_host import find_in, leave_out
 
 # How long a node may take to answer; importing a large library from a slow disk takes a while.
 PATIENCE_S = 120.0
+# The file of the driver in the output folder; a node adds its ID.
+_PROBE = "node-check-{}"
 _PACKAGES = ("forebay", "torch", "cloudpickle")
 
 
@@ -80,9 +327,9 @@ def check_nodes(
     import ray
 
     nonce = secrets.token_hex(8)
-    name = _probe(check.folder, nonce)
-    if name is not None:
-        _write(name, nonce)
+    place = None if check.folder is None else place_of(check.folder)
+    if place is not None:
+        place.write(_PROBE.format(nonce), nonce.encode())
     try:
         with ray_cluster.up():
             shared: Any = ray.put(check)
@@ -109,8 +356,9 @@ def check_nodes(
             ]
             shared = waiting = answers = None
     finally:
-        if name is not None:
-            _remove(name)
+        if place is not None:
+            with suppress(Exception):  # the file or the store no longer exists
+                place.remove([_PROBE.format(nonce)])
     return {
         node.id: error for node, error in zip(nodes, verdicts, strict=True) if error is not None
     }
@@ -130,17 +378,16 @@ def inspect_node(
         unloadable = f"{type(error).__name__}: {error}"
     finally:
         sys.path[:] = with_folder
-    name = _probe(check.folder, nonce)
-    if name is not None:
+    if check.folder is not None:
         try:
-            if _read(name) == nonce:
-                _write(f"{name}-{node}", nonce)
+            place, name = place_of(check.folder), _PROBE.format(nonce)
+            if place.read(name) == nonce.encode():
+                place.write(f"{name}-{node}", nonce.encode())
             else:
                 folder = "absent"
-        except FileNotFoundError:
-            folder = "absent"
         except Exception as error:  # noqa: BLE001 - whatever a file system raises
-            folder = f"{type(error).__name__}: {error}"
+            cause = error.__cause__ or error
+            folder = f"{type(cause).__name__}: {cause}"
     missing = tuple(path for path in check.inputs if not os.path.exists(path))
     unreachable = ""
     if check.trainer is not None:
@@ -211,14 +458,11 @@ def _folder_error(node: Node, reason: str, folder: str | None, nonce: str) -> Fo
             f"node {node.name} cannot write to the output folder {folder!r}: {reason}\n"
             "  Check its mount and permissions there."
         )
-    name = _probe(folder, nonce)
-    if name is not None:
-        its = f"{name}-{node.id}"
-        try:
-            agrees = _read(its) == nonce
-        except Exception:  # noqa: BLE001 - whatever a file system raises
-            agrees = False
-        _remove(its)
+    if folder is not None:
+        place, its, agrees = place_of(folder), f"{_PROBE.format(nonce)}-{node.id}", False
+        with suppress(Exception):  # whatever a file system raises
+            agrees = place.read(its) == nonce.encode()
+            place.remove([its])
         if not agrees:
             return OutputError(
                 f"what node {node.name} writes to the output folder {folder!r} does not "
@@ -259,26 +503,6 @@ def _facts_error(node: Node, seen: NodeFacts, check: NodeCheck) -> ForebayError 
             "to the nodes, or leave `direct` out."
         )
     return None
-
-
-def _probe(folder: str | None, nonce: str) -> str | None:
-    return None if folder is None else f"{folder.rstrip('/')}/node-check-{nonce}"
-
-
-def _write(name: str, text: str) -> None:
-    files, path = connect(name)
-    files.pipe_file(path, text.encode())
-
-
-def _read(name: str) -> str:
-    files, path = connect(name)
-    return bytes(files.cat_file(path)).decode()
-
-
-def _remove(name: str) -> None:
-    with suppress(Exception):  # the file or the store no longer exists
-        files, path = connect(name)
-        files.rm_file(path)
 
 
 # ---- monitor -------------------------------------------------------------------------------------
