@@ -175,7 +175,7 @@ def test_a_ledger_that_never_rests_is_busy_not_damaged(tmp_path, monkeypatch):
     monkeypatch.setattr(status, "_PATIENCE_S", 0)
     with Ledger.open(tmp_path) as ledger:
         ledger.enrol(inputs(3), (), True)
-        with ledger._database.transaction() as db:
+        with ledger.transaction() as db:
             db.execute("UPDATE inputs SET attempts = 9")
             with pytest.raises(BusyError, match=r"Try again.*\n?.*Ctrl-Z, continue it first"):
                 read_snapshot(tmp_path)
@@ -187,8 +187,8 @@ def test_a_commit_that_was_cut_off_is_rolled_back_for_the_reader_and_the_next_ru
     dead.mkdir()
     with Ledger.open(live) as ledger:
         ledger.enrol(inputs(20_000), (), True)
-        ledger._database.rows("PRAGMA cache_size = 5")  # so that pages reach the file early
-        with ledger._database.transaction() as db:
+        ledger.rows("PRAGMA cache_size = 5")  # so that pages reach the file early
+        with ledger.transaction() as db:
             db.execute("UPDATE inputs SET state = 1, metadata = '[]', outputs = '[]'")
             for path in live.iterdir():
                 shutil.copy(path, dead)

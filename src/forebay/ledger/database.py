@@ -7,7 +7,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
@@ -25,7 +25,7 @@ APPLICATION_ID = 0x666F7265  # "fore"
 
 # user_version is `FORMAT << 24 | commits`. In exclusive locking mode SQLite does not maintain its
 # own change counter; readers compare this one to see whether the file changed.
-_COMMITS = 1 << 24
+COMMITS = 1 << 24
 # Older versions of SQLite take at most 999 parameters in one statement.
 _PARAMETERS = 500
 
@@ -51,7 +51,7 @@ CREATE TABLE blocks(block INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE outputs(name TEXT PRIMARY KEY, ordinal INTEGER, rival INTEGER) WITHOUT ROWID;
 CREATE TABLE file_changes(name TEXT NOT NULL, staged TEXT);
 """
-_STATEMENTS = [statement.strip() for statement in _SCHEMA.split(";\n") if statement.strip()]
+STATEMENTS = [statement.strip() for statement in _SCHEMA.split(";\n") if statement.strip()]
 
 # What truncated JSON and values of other types raise when they are read.
 DAMAGES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
@@ -84,79 +84,6 @@ def storables(texts: Sequence[str | None]) -> Sequence[str | bytes | None]:
     except UnicodeEncodeError:
         return [None if text is None else storable(text) for text in texts]
     return texts
-
-
-class Database:
-    """One connection to a ledger's file, with transactions and readable errors."""
-
-    def __init__(self, path: Path, *, locks: bool = True) -> None:
-        self.path = path
-        self._commits = 0
-        query = "mode=rwc" if locks else "mode=rwc&nolock=1"
-        with in_words(path):
-            self._connection = connect(path, query)
-            try:
-                self._prepare()
-            except BaseException:
-                self._connection.close()
-                raise
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        self._connection.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit what the block does; if it raises, roll everything back."""
-        db = self._connection
-        with in_words(self.path):
-            try:
-                if db.in_transaction:  # Ctrl-C came before the one before could be rolled back
-                    db.execute("ROLLBACK")
-                db.execute("BEGIN IMMEDIATE")
-                yield db
-                self._commits = (self._commits + 1) % _COMMITS
-                db.execute(f"PRAGMA user_version = {FORMAT * _COMMITS + self._commits}")
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:  # SQLite itself rolls back when a disk is full
-                    db.execute("ROLLBACK")
-                raise
-
-    def backup(self, path: Path) -> None:
-        """Copy the file as of the last commit, replacing an earlier copy."""
-        path.unlink(missing_ok=True)
-        with in_words(path), closing(connect(path, "mode=rwc")) as copy:
-            copy.execute("PRAGMA synchronous = OFF")
-            self._connection.backup(copy)
-
-    def load(self, path: Path) -> None:
-        """Replace the content by that of a copy; if the copy is unusable, change nothing."""
-        with in_words(path), closing(connect(path, "mode=ro")) as copy:
-            if check(copy, path) or copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
-                raise sqlite3.DatabaseError("the copy is incomplete")
-            copy.backup(self._connection)
-            self._commits = _version(self._connection) % _COMMITS
-
-    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """Return all rows of a query; the caller bounds their number with LIMIT."""
-        with in_words(self.path):
-            return fetch(self._connection, sql, parameters)
-
-    def _prepare(self) -> None:
-        db = self._connection
-        # Needs no shared memory maps (NFS, Lustre); keeps other processes out between commits.
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        fresh = check(db, self.path)
-        db.execute("PRAGMA journal_mode = TRUNCATE")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA cache_size = -65536")
-        self._commits = _version(db) % _COMMITS
-        if fresh:
-            with self.transaction():
-                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                for statement in _STATEMENTS:
-                    db.execute(statement)
 
 
 def connect(path: Path, query: str) -> sqlite3.Connection:
@@ -212,14 +139,15 @@ def _check_journal(path: Path) -> None:
         )
 
 
-def _version(db: sqlite3.Connection) -> int:
+def version_in(db: sqlite3.Connection) -> int:
+    """Return the user version: the format, and the number of commits."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def check(db: sqlite3.Connection, path: Path) -> bool:
     """Return whether the file is still empty."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
-    version = _version(db) // _COMMITS
+    version = version_in(db) // COMMITS
     tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not (application or version or tables):
         return True
@@ -234,7 +162,7 @@ def check(db: sqlite3.Connection, path: Path) -> bool:
             "  It was not changed. Upgrade forebay, or choose another output folder."
         )
     found = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
-    if [sql for (sql,) in found] != _STATEMENTS:  # a view or a trigger could do anything
+    if [sql for (sql,) in found] != STATEMENTS:  # a view or a trigger could do anything
         raise sqlite3.DatabaseError("its tables are not those of a ledger")
     return False
 
