@@ -33,10 +33,7 @@ from forebay.base.files import (
     shown_values,
 )
 from forebay.base.output_names import SUFFIXES, TABLES
-from forebay.errors import InputError, shortened
-from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in, shown_input
-from forebay.outputs.packed_reader import packed_identity
-from forebay.table.formats import (
+from forebay.base.table_formats import (
     LocatedRow,
     Row,
     TableFile,
@@ -45,6 +42,9 @@ from forebay.table.formats import (
     refuse,
     table_of,
 )
+from forebay.errors import InputError, shortened
+from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in, shown_input
+from forebay.outputs.packed_reader import packed_identity
 
 if TYPE_CHECKING:
     import numpy as np
