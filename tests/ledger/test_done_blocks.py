@@ -8,11 +8,11 @@ import pytest
 
 from forebay.failures import Failure
 from forebay.ledger import inputs as ledger_inputs
-from forebay.ledger.inputs import BLOCK
+from forebay.ledger.database import read_snapshot
+from forebay.ledger.inputs import BLOCK, read_entries
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.names import move_members, recorded_members
 from forebay.ledger.records import Counts, Done, FailedInput, Input, OutputFile
-from forebay.ledger.snapshot import read_entries, read_snapshot
 
 
 def done(ordinal, metadata='[{"n":1}]'):

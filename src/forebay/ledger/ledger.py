@@ -9,7 +9,7 @@ after it (renames out of the staging folder, removals) is recorded in the same c
 changes, and a driver that finds file changes performs them again: each is safe to do twice.
 
 The driver holds the folder's lock from `open` to `close`; other processes read through
-`forebay.ledger.snapshot`. A ledger belongs to the thread that opened it.
+`forebay.ledger.database`. A ledger belongs to the thread that opened it.
 """
 
 from __future__ import annotations
