@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
-from forebay.base.randomness import TORCH_BITS, libraries, seed_of_text
+from forebay.base.randomness import TORCH_BITS, numpy_and_torch, seed_of_text
 
 
 def is_map_style(dataset: object) -> bool:
@@ -152,7 +152,7 @@ def _kinds() -> tuple[tuple[type, ...], set[int]]:
     """Return the classes of generators, and the IDs of those that the process has anyway."""
     kinds: list[type] = [random.Random]
     known = {id(random._inst)}
-    numpy_random, torch = libraries()
+    numpy_random, torch = numpy_and_torch()
     if numpy_random is not None:
         kinds += [numpy_random.Generator, numpy_random.RandomState, numpy_random.BitGenerator]
         known |= {id(numpy_random.mtrand._rand), id(numpy_random.get_bit_generator())}

@@ -484,50 +484,42 @@ class NoInputError(Exception):
     """There is no such input; the cause says why."""
 
 
-class Download:
-    """Downloads one input at a time, each into a new folder; the `Fetch` of a PreprocessJob."""
+@contextmanager
+def download(source: str, folder: Path | None = None) -> Iterator[Path]:
+    """Download the file that a URL names; yield the local path, with the same file name.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        folder: Where a new folder is made for it; None for that of temporary files.
+    """
+    # Every worker imports this module, and most download nothing.
+    from fsspec.implementations.local import LocalFileSystem
 
-    @contextmanager
-    def __call__(self, source: str) -> Iterator[Path]:
-        """Download the file that a URL names; yield the local path, with the same file name."""
-        # Every worker imports this module, and most download nothing.
-        from tempfile import TemporaryDirectory
+    # Opened here, in the worker: connections cannot be passed to another process.
+    system, remote = connect(source)
+    if isinstance(system, LocalFileSystem):
+        yield _existing(Path(remote), source)
+        return
+    from tempfile import TemporaryDirectory
 
-        # Opened here, in the worker: connections cannot be passed to another process.
-        system, remote = connect(source)
-        if _is_local(system):
-            yield _existing(Path(remote), source)
-            return
-        os.makedirs(self._folder, exist_ok=True)
-        with TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as scratch:
-            path = Path(scratch, file_name(remote) or "input")
-            try:
-                system.get_file(remote, str(path))
-            except FileNotFoundError as error:
-                raise NoInputError from error
-            yield _existing(path, source)
+    if folder is not None:
+        os.makedirs(folder, exist_ok=True)
+    with TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch:
+        path = Path(scratch, file_name(remote) or "input")
+        try:
+            system.get_file(remote, str(path))
+        except FileNotFoundError as error:
+            raise NoInputError from error
+        yield _existing(path, source)
 
 
 @contextmanager
 def fetched(url: str) -> Iterator[Path]:
     """Download one remote file; yield the local path, which has the same file name."""
-    from tempfile import TemporaryDirectory
-
-    with TemporaryDirectory() as scratch:
-        try:
-            with Download(Path(scratch))(url) as path:
-                yield path
-        except NoInputError as error:
-            raise InputError(f"{url} does not exist") from error
-
-
-def _is_local(system: Any) -> bool:
-    from fsspec.implementations.local import LocalFileSystem
-
-    return isinstance(system, LocalFileSystem)
+    try:
+        with download(url) as path:
+            yield path
+    except NoInputError as error:
+        raise InputError(f"{url} does not exist") from error
 
 
 def _existing(path: Path, source: str) -> Path:

@@ -32,7 +32,7 @@ from forebay.base.libraries import after_import
 from forebay.base.randomness import (
     TORCH_BITS,
     SetSeed,
-    libraries,
+    numpy_and_torch,
     seed_generators,
     this_thread,
 )
@@ -397,7 +397,7 @@ class LocalGenerators:
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Return a value that changes if something draws and does not ask for the thread."""
-        _, torch = libraries()
+        _, torch = numpy_and_torch()
         shared = [random._inst] if torch is None else [random._inst, torch.default_generator]
         return tuple(
             state_of(each).numpy().tobytes() if hasattr(each, "manual_seed") else state_of(each)

@@ -45,7 +45,7 @@ _MT19937_BYTES = 625 * 4
 TORCH_BITS = (1 << 63) - 1
 
 
-def libraries() -> tuple[Any, Any]:
+def numpy_and_torch() -> tuple[Any, Any]:
     """Return `numpy.random` and torch; None for one that is not loaded.
 
     Its import may be incomplete: in another thread, or by a circular import.
@@ -61,7 +61,7 @@ def seed_generators(seed: int) -> None:
     """Seed every generator from 64 bits."""
     random.seed(seed)
     _current.seed = seed
-    numpy_random, torch = libraries()
+    numpy_random, torch = numpy_and_torch()
     if numpy_random is not None:
         # The upper bits: numpy's generator is the same as torch's, which only uses the lower 32
         # bits, so with the same seed both would draw the same numbers.
@@ -305,7 +305,7 @@ def generators_restored() -> Iterator[None]:
 
 
 def _states() -> States:
-    numpy_random, torch = libraries()
+    numpy_random, torch = numpy_and_torch()
     return (
         random.getstate(),
         None if numpy_random is None else numpy_random.get_state(),
@@ -525,7 +525,7 @@ def _whole_fingerprint() -> tuple[Any, ...]:
 
 def _fingerprint() -> tuple[Any, ...]:
     """Return the same in a third of the time, if numpy was seeded before, and drew nothing."""
-    numpy_random, torch = libraries()
+    numpy_random, torch = numpy_and_torch()
     return (
         _random_state(),
         None if numpy_random is None else _numpy_state(numpy_random),
