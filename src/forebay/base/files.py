@@ -209,7 +209,24 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         return connect(url)
     except Exception as error:
-        raise unreachable(url, error) from error
+        raise _unreachable(url, error) from error
+
+
+@contextmanager
+def reached(url: str) -> Iterator[tuple[Any, str]]:
+    """Yield the file system of a URL, and the path there; what it raises becomes an InputError."""
+    system, path = file_system(url)
+    try:
+        # fsspec caches folders as long as the process lives, and would not see later changes.
+        system.invalidate_cache()
+        yield system, path
+    except InputError:
+        raise
+    except FileNotFoundError as error:
+        message = f"{printable(url)}: no such file or folder\n  Check the URL."
+        raise InputError(message) from error
+    except Exception as error:
+        raise _unreachable(url, error) from error
 
 
 def open_url(url: str) -> BinaryIO:
@@ -226,26 +243,13 @@ def names_among(folder: str, names: Sequence[str]) -> list[str] | None:
     if not is_url(folder):
         there = [name for name in names if os.path.isfile(os.path.join(folder, name))]
         return there if os.path.isdir(folder) else None
-    system, path = file_system(folder)
-    try:
-        # fsspec caches folders as long as the process lives, and would not see later changes.
-        system.invalidate_cache()
+    with reached(folder) as (system, path):
         if system.info(path)["type"] != "directory":
             return None
         return [name for name in names if system.isfile(f"{path.rstrip('/')}/{name}")]
-    except FileNotFoundError as error:
-        raise absent(folder) from error
-    except Exception as error:
-        raise unreachable(folder, error) from error
 
 
-def absent(url: str) -> InputError:
-    """Return the error for a URL at which there is nothing."""
-    return InputError(f"{printable(url)}: no such file or folder\n  Check the URL.")
-
-
-def unreachable(url: str, error: Exception) -> InputError:
-    """Return the error for a URL that a file system could not open."""
+def _unreachable(url: str, error: Exception) -> InputError:
     advice = "Check the URL, your credentials, and that its file system is installed (s3:// s3fs)."
     return InputError(f"{printable(url)}: it cannot be reached: {error}\n  {advice}")
 

@@ -50,6 +50,7 @@ from forebay.ledger.database import (
     pages,
     put_meta,
     reading,
+    select_in,
     version_in,
 )
 from forebay.ledger.inputs import (
@@ -326,11 +327,9 @@ class Ledger:
 
     def unknown(self, names: Iterable[str]) -> list[str]:
         """Return those of the names that are no output's."""
-        query, sql = self.rows, "SELECT name FROM outputs WHERE name IN ({})"
-        listed = [*names]
-        known = {
-            name for part, marks in chunks(listed) for (name,) in query(sql.format(marks), part)
-        }
+        listed, sql = [*names], "SELECT name FROM outputs WHERE name IN ({})"
+        with in_words(self._path):
+            known = {name for (name,) in select_in(self._connection, sql, listed)}
         return [name for name in listed if name not in known]
 
     def own_files(self) -> list[str]:
