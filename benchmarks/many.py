@@ -112,7 +112,7 @@ def fill(manifest: str, folder: str, done: int) -> None:
         ledger.set_meta("work", describe(count).to_json(), verb="preprocess")
         ledger.set_meta("trial", "no")
         for first in range(0, total // BLOCK, 1024):
-            with ledger._database.transaction() as db:
+            with ledger.transaction() as db:
                 blocks = range(first, min(first + 1024, total // BLOCK))
                 db.executemany(
                     "INSERT INTO blocks VALUES(?, ?)",

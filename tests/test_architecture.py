@@ -20,7 +20,7 @@ FLOORS = (
     ("errors", "plan"),
     ("failures", "rows", "windows"),
     ("base",),
-    ("options", "packed", "devices", "memory", "table"),
+    ("options", "packed", "devices", "memory"),
     ("observe", "pools", "collating", "mixing", "ranks", "lengths"),
     ("engine", "ledger", "show", "collate"),
     ("caching",),

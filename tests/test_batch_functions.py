@@ -12,7 +12,7 @@ import torch
 from torch import ones
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from forebay.base import batches, trees
+from forebay.base import batches
 
 META = torch.device("meta")
 
@@ -174,7 +174,7 @@ def test_tensors_in_any_container_are_moved(kind):
 
 def tensors_of(batch):
     """Return the devices of the tensors in a batch."""
-    leaves = trees.leaves(batch)
+    leaves = batches.leaves(batch)
     return [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
@@ -298,11 +298,11 @@ def test_tensors_are_pinned_where_there_is_a_gpu():
 def test_tensors_in_any_container_are_cut(container, count):
     """The first half is the smaller one where the count is odd; each half is a view."""
     tensor = torch.arange(count)
-    batch = trees.mapped(lambda one: tensor, container)
+    batch = batches.mapped(lambda one: tensor, container)
     halves = batches.halves(batch, count)
     assert [type(half) for half in halves] == [type(batch)] * 2
     for half, expected in zip(halves, (tensor[: count // 2], tensor[count // 2 :]), strict=True):
-        (found,) = trees.leaves(half)
+        (found,) = batches.leaves(half)
         assert found.tolist() == expected.tolist()
         assert found.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
 

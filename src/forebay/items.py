@@ -29,6 +29,7 @@ from forebay.base.arrow_arrays import Columns, array_of_numpy
 from forebay.base.files import absolute, fetched, folder_of, is_url
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.process import memory_for_files
+from forebay.base.table_formats import GROUP_ROWS, refuse
 from forebay.errors import InputError, OptionError, shortened
 from forebay.failures import short_tracebacks
 from forebay.inputs.listing import list_folder, tables_in
@@ -43,7 +44,6 @@ from forebay.inputs.tables import (
 )
 from forebay.ledger.records import located, path_in
 from forebay.packed import PackedSequence
-from forebay.table.formats import GROUP_ROWS, refuse
 
 if TYPE_CHECKING:
     import pyarrow

@@ -20,8 +20,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from forebay.base import trees
-from forebay.base.batches import items_in
+from forebay.base.batches import items_in, leaves, mapped
 from forebay.base.datasets import getitems_of, is_map_style
 from forebay.base.formatting import counted, noun_for
 from forebay.errors import InputError, OptionError
@@ -389,7 +388,7 @@ class SequenceRows(Dataset[Any]):
     def _cut(self, sample: Any, number: int, begin: int) -> Any:
         """Return the tokens of a sample from `begin` on that belong into a row."""
         length = int(self.lengths[number])
-        sizes = [items_in(leaf) for leaf in trees.leaves(sample, lists=False)]
+        sizes = [items_in(leaf) for leaf in leaves(sample, lists=False)]
         if length not in sizes:
             sizes = [each for each in sizes if each is not None]
             raise InputError(
@@ -401,7 +400,7 @@ class SequenceRows(Dataset[Any]):
         end = min(begin + self.size, length)
         if begin == 0 and end == length:
             return sample
-        return trees.mapped(
+        return mapped(
             lambda value: value[begin:end] if items_in(value) == length else value,
             sample,
             lists=False,

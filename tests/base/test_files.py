@@ -12,7 +12,7 @@ import pytest
 
 from forebay.base.files import absolute, atomic_file, folder_of, is_url, joined
 from forebay.base.output_names import TABLE_FORMATS
-from forebay.table.formats import FORMATS
+from forebay.base.table_formats import FORMATS
 
 
 @pytest.mark.parametrize(

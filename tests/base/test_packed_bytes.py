@@ -14,7 +14,7 @@ from torch import arange, ones, zeros
 from torch.utils.data import Dataset
 
 import forebay
-from forebay.base import batches, trees
+from forebay.base import batches
 from forebay.collate import PackedBytes, by_field, packed
 from forebay.memory.packing import WORTH_PLACING, Packer, collate_into, memory_of, unpack
 from forebay.memory.slab import Slab
@@ -127,7 +127,7 @@ def test_fields_of_bytes_are_packed_and_others_are_as_torch_makes_them(make):
     """The container is of the samples' type."""
     batch = packed()([make(each, place) for place, each in enumerate(FILES)])
     assert type(batch) is type(make(0, 0))
-    image, label = trees.opened(batch).values
+    image, label = batches.opened(batch).values
     assert contents(image) == FILES
     assert torch.equal(label, arange(5))
 

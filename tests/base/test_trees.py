@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from forebay.base import trees
+from forebay.base import batches
 
 
 class Pair(NamedTuple):
@@ -90,9 +90,9 @@ MAPPINGS = {
 def test_a_mapping_keeps_its_type_and_its_keys_in_order(value):
     """The old one is as it was; the new one is another object with the new values."""
     before = dict(value)
-    branch = trees.opened(value)
+    branch = batches.opened(value)
     assert branch == ("mapping", tuple(value), tuple(value.values()))
-    new = trees.mapped(tens, value)
+    new = batches.mapped(tens, value)
     assert type(new) is type(value)
     assert new is not value
     assert list(new.items()) == [(key, 10 * each) for key, each in before.items()]
@@ -101,9 +101,9 @@ def test_a_mapping_keeps_its_type_and_its_keys_in_order(value):
 
 def test_a_mapping_keeps_what_is_not_among_its_items():
     """The factory of a defaultdict, attributes of subclasses, and access by attribute."""
-    assert trees.mapped(tens, MAPPINGS["defaultdict"])["new"] == []
-    assert trees.mapped(tens, MAPPINGS["subclass of dict"]).name == "n"
-    encoding = trees.mapped(tens, MAPPINGS["BatchEncoding"])
+    assert batches.mapped(tens, MAPPINGS["defaultdict"])["new"] == []
+    assert batches.mapped(tens, MAPPINGS["subclass of dict"]).name == "n"
+    encoding = batches.mapped(tens, MAPPINGS["BatchEncoding"])
     assert encoding.n_sequences == 3
     assert encoding.a == 10
     assert encoding.data is not MAPPINGS["BatchEncoding"].data
@@ -123,8 +123,8 @@ SEQUENCES = {
 @pytest.mark.parametrize("value", SEQUENCES.values(), ids=SEQUENCES)
 def test_a_sequence_keeps_its_type_and_its_order(value):
     """Its keys are positions."""
-    assert trees.opened(value) == ("sequence", tuple(range(len(value))), tuple(value))
-    new = trees.mapped(tens, value)
+    assert batches.opened(value) == ("sequence", tuple(range(len(value))), tuple(value))
+    new = batches.mapped(tens, value)
     assert type(new) is type(value)
     assert list(new) == [10 * each for each in value]
 
@@ -132,8 +132,8 @@ def test_a_sequence_keeps_its_type_and_its_order(value):
 @pytest.mark.parametrize("value", [Pair(1, 2), Untyped(1, 2)], ids=repr)
 def test_a_namedtuple_keeps_its_type_and_its_names(value):
     """Return whether it was made by typing or by collections."""
-    assert trees.opened(value) == ("namedtuple", value._fields, (1, 2))
-    new = trees.mapped(tens, value)
+    assert batches.opened(value) == ("namedtuple", value._fields, (1, 2))
+    new = batches.mapped(tens, value)
     assert type(new) is type(value)
     assert new == type(value)(10, 20)
 
@@ -141,9 +141,9 @@ def test_a_namedtuple_keeps_its_type_and_its_names(value):
 @pytest.mark.parametrize("value", [Point(1, 2), Frozen(1, 2)], ids=repr)
 def test_a_dataclass_keeps_its_type(value):
     """Also a frozen one with slots; the old one is as it was."""
-    assert trees.opened(value) == ("fields", ("x", "y"), (1, 2))
-    assert trees.field_names(type(value)) == ("x", "y")
-    assert trees.mapped(tens, value) == type(value)(10, 20)
+    assert batches.opened(value) == ("fields", ("x", "y"), (1, 2))
+    assert batches.field_names(type(value)) == ("x", "y")
+    assert batches.mapped(tens, value) == type(value)(10, 20)
     assert value == type(value)(1, 2)
 
 
@@ -151,7 +151,7 @@ def test_a_dataclass_is_not_initialized_again():
     """A field that is no argument gets its value as the others do; other attributes stay."""
     value = Derived(1)
     value.note = "kept"
-    new = trees.mapped(lambda each: each + 5, value)
+    new = batches.mapped(lambda each: each + 5, value)
     assert (new.x, new.double, new.note) == (6, 7, "kept")
 
 
@@ -166,8 +166,8 @@ def test_an_attrs_class_is_like_a_dataclass(frozen, slots):
         frozen=frozen,
         slots=slots,
     )
-    assert trees.field_names(own) == ("x", "y")
-    new = trees.mapped(tens, own(1))
+    assert batches.field_names(own) == ("x", "y")
+    new = batches.mapped(tens, own(1))
     assert type(new) is own
     assert (new.x, new.y) == (10, 20)
 
@@ -192,16 +192,16 @@ LEAVES = {
 @pytest.mark.parametrize("value", LEAVES.values(), ids=LEAVES)
 def test_all_else_is_a_leaf(value):
     """A string is no sequence of characters; a leaf is handed on as the object that it is."""
-    assert trees.opened(value) is None
-    assert list(trees.leaves(value)) == [value]
-    assert trees.mapped(lambda each: each, value) is value
-    assert trees.mapped(lambda each: each, {"a": [value]})["a"][0] is value
+    assert batches.opened(value) is None
+    assert list(batches.leaves(value)) == [value]
+    assert batches.mapped(lambda each: each, value) is value
+    assert batches.mapped(lambda each: each, {"a": [value]})["a"][0] is value
 
 
 @pytest.mark.parametrize("kind", [int, dict, list, Pair, object])
 def test_only_dataclasses_and_attrs_classes_have_fields(kind):
     """The names of a NamedTuple are read elsewhere."""
-    assert trees.field_names(kind) is None
+    assert batches.field_names(kind) is None
 
 
 def nested(first):
@@ -216,8 +216,8 @@ def nested(first):
 
 def test_containers_may_be_nested_in_each_other():
     """Leaves come in order, and the structure around them is the same."""
-    assert list(trees.leaves(nested(0))) == list(range(10))
-    new = trees.mapped(lambda each: each + 100, nested(0))
+    assert list(batches.leaves(nested(0))) == list(range(10))
+    new = batches.mapped(lambda each: each + 100, nested(0))
     assert new == nested(100)
     assert type(new["pair"].left) is Point
     assert type(new["pair"].right) is OrderedDict
@@ -230,7 +230,7 @@ def test_containers_are_new_and_leaves_are_the_same():
     leaf, value = object(), nested(0)
     shared = [leaf]
     value["one"], value["other"] = shared, shared
-    new = trees.mapped(lambda each: each, value)
+    new = batches.mapped(lambda each: each, value)
     assert new == value
     assert new["one"] is not shared and new["other"] is not new["one"]
     assert new["one"][0] is new["other"][0] is leaf
@@ -244,17 +244,17 @@ def test_containers_are_new_and_leaves_are_the_same():
 )
 def test_a_container_is_rebuilt_from_a_branch_and_other_values(value):
     """For whoever walks a tree in a way of its own."""
-    branch = trees.opened(value)
-    new = trees.rebuilt(value, branch, ["one", "other"])
+    branch = batches.opened(value)
+    new = batches.rebuilt(value, branch, ["one", "other"])
     assert type(new) is type(value)
-    assert trees.opened(new) == branch._replace(values=("one", "other"))
+    assert batches.opened(new) == branch._replace(values=("one", "other"))
 
 
 def test_a_container_is_rebuilt_with_as_many_values_as_it_has_keys():
     """One value too few is an error, not a container with fewer keys."""
     value = {"a": 1, "b": 2}
     with pytest.raises(ValueError, match="shorter"):
-        trees.rebuilt(value, trees.opened(value), [1])
+        batches.rebuilt(value, batches.opened(value), [1])
 
 
 class Locked(OrderedDict):
@@ -273,7 +273,7 @@ class Locked(OrderedDict):
 )
 def test_a_mapping_whose_update_is_its_own_keeps_its_keys(make):
     """A Counter's adds counts, and a ModelOutput's raises."""
-    new = trees.mapped(tens, make())
+    new = batches.mapped(tens, make())
     assert type(new) is type(make())
     assert dict(new) == {"a": 10}
 
@@ -293,6 +293,6 @@ def test_a_field_without_a_value_has_none_afterwards():
         x: int
         y: int = dataclasses.field(init=False)
 
-    new = trees.mapped(tens, [Late(1)])[0]
+    new = batches.mapped(tens, [Late(1)])[0]
     assert new.x == 10
     assert not hasattr(new, "y")

@@ -8,11 +8,11 @@ import pytest
 
 from forebay.failures import Failure
 from forebay.ledger import inputs as ledger_inputs
-from forebay.ledger.inputs import BLOCK
+from forebay.ledger.database import read_snapshot
+from forebay.ledger.inputs import BLOCK, read_entries
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.names import move_members, recorded_members
 from forebay.ledger.records import Counts, Done, FailedInput, Input, OutputFile
-from forebay.ledger.snapshot import read_entries, read_snapshot
 
 
 def done(ordinal, metadata='[{"n":1}]'):
@@ -25,7 +25,7 @@ def finish(ledger, first, last):
 
 
 def numbers(ledger):
-    rows = ledger._database.rows
+    rows = ledger.rows
     return rows("SELECT count(*) FROM blocks")[0][0], rows("SELECT count(*) FROM inputs")[0][0]
 
 
@@ -33,7 +33,7 @@ def numbers(ledger):
 def ledger(tmp_path):
     """Two blocks and a half, of which one and a half are done."""
     with Ledger.open(tmp_path) as opened:
-        opened._database.rows("PRAGMA synchronous = OFF")
+        opened.rows("PRAGMA synchronous = OFF")
         opened.enrol((Input(f"in/{k}", None, f"{k}:1") for k in range(BLOCK * 5 // 2)), (), True)
         finish(opened, 1, BLOCK * 3 // 2)
         yield opened
@@ -116,7 +116,7 @@ def test_a_done_input_takes_at_most_forty_bytes(tmp_path):
     """Its path, size, time, row of metadata and duration, 8 blocks of them, in the file."""
     number = BLOCK * 8
     with Ledger.open(tmp_path) as ledger:
-        ledger._database.rows("PRAGMA synchronous = OFF")
+        ledger.rows("PRAGMA synchronous = OFF")
         for first in range(0, number, BLOCK):  # as a run that lists while it works
             names = (f"folder/{k:06}.wav" for k in range(first + BLOCK))
             ledger.enrol((Input(each, None, f"{len(each)}000:17000") for each in names), (), True)

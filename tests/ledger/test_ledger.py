@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
 from forebay.ledger import inputs as ledger_inputs
-from forebay.ledger.database import files_of
+from forebay.ledger.database import files_of, read_failures
 from forebay.ledger.inputs import Enrolment
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import (
@@ -25,7 +25,6 @@ from forebay.ledger.records import (
     Todo,
     Unpublished,
 )
-from forebay.ledger.snapshot import read_failures
 
 # Where no power is cut, hundreds of examples need not wait for the disk.
 NO_SYNC = "PRAGMA synchronous = OFF"
@@ -68,7 +67,7 @@ def states(ledger):
 
 def claimed(ledger):
     """The output names that an input, listed or gone, has or contests."""
-    return {name for (name,) in ledger._database.rows("SELECT name FROM outputs")}
+    return {name for (name,) in ledger.rows("SELECT name FROM outputs")}
 
 
 # ---- enrolling --------------------------------------------------------------------------------
@@ -228,7 +227,7 @@ def test_any_sequence_of_listings_agrees_with_a_plain_model(tmp_path_factory, st
     made: dict[str, tuple[str, bool]] = {}  # source -> identity, done
     order: list[str] = []
     with Ledger.open(tmp_path_factory.mktemp("model")) as ledger:
-        ledger._database.rows(NO_SYNC)
+        ledger.rows(NO_SYNC)
         for listed, complete, identity, finish in steps:
             enrolment = ledger.enrol(paths(*listed, identity=identity), (), complete)
             known = [one for one in listed if one in made]
@@ -337,7 +336,7 @@ def test_who_fails_does_not_depend_on_who_finished_first(tmp_path_factory, wante
     cuts = data.draw(st.lists(st.booleans(), min_size=len(order), max_size=len(order)))
     folder: set[str] = set()
     with Ledger.open(tmp_path_factory.mktemp("order")) as ledger:
-        ledger._database.rows(NO_SYNC)
+        ledger.rows(NO_SYNC)
         ledger.enrol(paths(*map(str, range(1, len(wanted) + 1))), (), True)
         batch: list[Done] = []
         for ordinal, cut in zip(order, cuts, strict=True):
@@ -501,7 +500,7 @@ def test_a_record_too_large_is_no_damage(tmp_path):
     """SQLite's limit is told as what it is."""
     with Ledger.open(tmp_path) as ledger:
         ledger.enrol(paths("a"), (), True)
-        ledger._database._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
+        ledger._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
         with pytest.raises(LedgerError, match="one record is larger than the ledger"):
             ledger.record([Done(1, 1, 0.1, (), "[" + " " * 10_000 + "]")], [])
         assert states(ledger) == {"a": "todo"}
@@ -536,7 +535,7 @@ def test_a_ledger_that_cannot_be_written_says_why_and_keeps_what_it_has(tmp_path
     with Ledger.open(tmp_path) as ledger:
         ledger.enrol(paths("a", "b"), (), True)
         ledger.record([done(1, "x")], [])
-        ledger._database.rows(f"PRAGMA {limit}")
+        ledger.rows(f"PRAGMA {limit}")
         large = Done(2, 1, 0.1, (), "[" + " " * 100_000 + "]")
         with pytest.raises(LedgerError, match=words):
             ledger.record([large], [])

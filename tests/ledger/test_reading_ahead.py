@@ -6,9 +6,9 @@ import pytest
 
 from forebay.errors import InputError
 from forebay.ledger import ledger as module
+from forebay.ledger.database import read_snapshot
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Counts, Done, Input
-from forebay.ledger.snapshot import read_snapshot
 
 
 @pytest.fixture(autouse=True)

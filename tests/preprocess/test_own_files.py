@@ -271,7 +271,7 @@ def test_a_pending_rename_that_cannot_be_done_costs_its_input(three, output, obs
         staged = output / ".forebay" / "staging" / "w"
         staged.mkdir(parents=True)
         (output / "0001.txt").rename(staged / "0001.txt")
-        with ledger._database.transaction() as db:
+        with ledger.transaction() as db:
             db.execute("INSERT INTO file_changes VALUES('0001.txt', '.forebay/staging/w/0001.txt')")
     if obstacle == "folder":
         (output / "0001.txt").mkdir()
@@ -371,7 +371,7 @@ def test_a_disk_that_fails_while_pending_renames_are_done_loses_nothing(
     """The same error at every door, with the same promise, until the disk is well again."""
     work = partial(claim, {"0001": ["deep/0001"]})
     run(work, three, output)
-    with Ledger.open(output / ".forebay") as ledger, ledger._database.transaction() as db:
+    with Ledger.open(output / ".forebay") as ledger, ledger.transaction() as db:
         (output / ".forebay" / "staging").mkdir()
         (output / "deep" / "0001").rename(output / ".forebay" / "staging" / "x")
         db.execute(

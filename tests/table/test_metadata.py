@@ -13,11 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from forebay.errors import InputError, OutputError
-from forebay.inputs.tables import read_table
-from forebay.outputs import metadata_table as module
-from forebay.outputs.metadata_table import write_metadata
-from forebay.table.formats import (
+from forebay.base.table_formats import (
     FLOAT,
     INT,
     MIXED,
@@ -30,6 +26,10 @@ from forebay.table.formats import (
     join,
     kind_of,
 )
+from forebay.errors import InputError, OutputError
+from forebay.inputs.tables import read_table
+from forebay.outputs import metadata_table as module
+from forebay.outputs.metadata_table import write_metadata
 
 FORMATS = ["parquet", "csv", "jsonl"]
 
@@ -207,7 +207,7 @@ def test_the_same_rows_are_the_same_bytes(tmp_path, form):
 @pytest.mark.parametrize("form", FORMATS)
 def test_tables_larger_than_a_group_of_rows_are_whole(tmp_path, form, monkeypatch):
     """Rows pass by in groups, and none is lost between two; a late type counts for all."""
-    monkeypatch.setattr("forebay.table.formats.GROUP_ROWS", 10)
+    monkeypatch.setattr("forebay.base.table_formats.GROUP_ROWS", 10)
     records = [(f"{k}", None, [{"x": k}]) for k in range(1, 25)] + [("", None, [{"x": 0.5}])]
     table = table_of(tmp_path, records, form=form)
     assert table["x"].to_pylist() == [*map(float, range(1, 25)), 0.5]

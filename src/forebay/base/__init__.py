@@ -1,1 +1,1 @@
-"""What everything stands on: randomness, trees, batches, processes, libraries, files and URLs."""
+"""What everything stands on: randomness, batches, tables, processes, libraries, files, URLs."""

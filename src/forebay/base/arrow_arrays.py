@@ -129,10 +129,6 @@ def _ends(lengths: Any) -> pyarrow.Buffer:
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
-class _RaggedError(ValueError):
-    """Lists of the rows have different lengths, so that they do not make one array."""
-
-
 class Rows:
     """Numbers of rows, and in which chunk of a column each of them is."""
 
@@ -199,7 +195,7 @@ class Columns:
         self.types = {field.name: str(field.type) for field in table.schema}
         known: dict[Any, Any] = {}
         self._columns = {
-            name: _column(table.column(at), f"{where}: column {shortened(name)}", known)
+            name: _column(table.column(at), name, f"{where}: column {shortened(name)}", known)
             for at, name in enumerate(table.column_names)
         }
 
@@ -217,13 +213,8 @@ class Columns:
             InputError: Lists of these rows have different lengths.
             IndexError: There is no such row.
         """
-        rows, found = Rows(row_numbers(index, self._length)), {}
-        for name, column in self._columns.items():
-            try:
-                found[name] = column.take(rows)
-            except _RaggedError as error:
-                raise ragged(name, error) from None
-        return found
+        rows = Rows(row_numbers(index, self._length))
+        return {name: column.take(rows) for name, column in self._columns.items()}
 
     def each(self, index: Any) -> dict[str, Sequence[Any]]:
         """Return the value of each of some rows by column; arrays may differ in length."""
@@ -352,15 +343,16 @@ class _Lists(Column):
 
     def __init__(
         self,
+        name: str,
         chunks: _Chunks,
-        offsets: list[np.ndarray[Any, Any]],
         values: list[np.ndarray[Any, Any]],
         shape: tuple[int, ...] = (),
     ) -> None:
         import numpy as np
 
+        self._name = name
         self._shape, self._each, self._ends = shape, math.prod(shape), chunks.ends
-        self._offsets, self._values = _Parts(chunks, offsets), _Parts(chunks, values)
+        self._offsets, self._values = _Parts(chunks, _offsets(chunks)), _Parts(chunks, values)
         self._counts = np.array([len(part) // max(self._each, 1) for part in values])
 
     def spans(self, rows: Rows) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -378,7 +370,7 @@ class _Lists(Column):
         length = int(lengths[0]) if len(lengths) else 0
         if (lengths != length).any():
             other = int(lengths[lengths != length][0])
-            raise _RaggedError(f"a list of {length} and one of {other}")
+            raise ragged(self._name, f"a list of {length} and one of {other}")
         return self._found(starts, length)
 
     def each(self, rows: Rows) -> Sequence[Any]:
@@ -399,8 +391,8 @@ class _Lists(Column):
 class _Strings(_Lists):
     """Strings or bytes."""
 
-    def __init__(self, chunks: _Chunks, *buffers: Any, is_text: bool) -> None:
-        super().__init__(chunks, *buffers)
+    def __init__(self, name: str, chunks: _Chunks, values: Any, is_text: bool) -> None:
+        super().__init__(name, chunks, values)
         self._array = chunks.arrays[0] if len(chunks.arrays) == 1 else None
         self._is_text, self._view = is_text, self._values.whole.data
 
@@ -430,7 +422,7 @@ class _Categories(Column):
         return [values[code] for code in codes.tolist()]
 
 
-def _column(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any]) -> Column:
+def _column(column: pyarrow.ChunkedArray, name: str, where: str, known: dict[Any, Any]) -> Column:
     import pyarrow
     from pyarrow import types
 
@@ -439,7 +431,7 @@ def _column(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any]) -> 
         sizes, kind = list(kind.shape), kind.storage_type
         column = pyarrow.chunked_array([each.storage for each in column.chunks], kind)
     if types.is_dictionary(kind):
-        return _categories(column, where, known)
+        return _categories(column, name, where, known)
     if (plain := without_view(kind)) is not kind:
         kind, column = plain, column.cast(plain)
     is_text = types.is_string(kind) or types.is_large_string(kind)
@@ -447,8 +439,7 @@ def _column(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any]) -> 
     chunks = _Chunks(column, known)
     if is_text or types.is_binary(kind) or types.is_large_binary(kind):
         _refuse_nulls(chunks, where)
-        data = [_buffer(each, 2, "u1") for each in chunks.arrays]
-        return _Strings(chunks, _offsets(chunks), data, is_text=is_text)
+        return _Strings(name, chunks, [_buffer(each, 2, "u1") for each in chunks.arrays], is_text)
     leaf, found = kind.value_type if is_list else kind, []
     while types.is_fixed_size_list(leaf):
         found.append(leaf.list_size)
@@ -472,11 +463,13 @@ def _column(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any]) -> 
             raise _null(f"{where} has a null in the list of row {first + row:,}", "")
         values.append(_numbers(inner, str(leaf)))
     if is_list:
-        return _Lists(chunks, _offsets(chunks), values, shape)
+        return _Lists(name, chunks, values, shape)
     return _Numbers(_Parts(chunks, values, math.prod(shape)), shape)
 
 
-def _categories(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any]) -> Column:
+def _categories(
+    column: pyarrow.ChunkedArray, name: str, where: str, known: dict[Any, Any]
+) -> Column:
     import numpy as np
     import pyarrow
 
@@ -489,8 +482,8 @@ def _categories(column: pyarrow.ChunkedArray, where: str, known: dict[Any, Any])
     _refuse_nulls(chunks, where)
     codes = pyarrow.chunked_array([each.indices for each in chunks.arrays])
     values = pyarrow.chunked_array([chunks.arrays[0].dictionary])
-    words = _column(values, f"{where}, its categories", {})
-    return _Categories(_column(codes, where, known), words.take(Rows(np.arange(len(values)))))
+    words = _column(values, name, f"{where}, its categories", {})
+    return _Categories(_column(codes, name, where, known), words.take(Rows(np.arange(len(values)))))
 
 
 def without_view(kind: pyarrow.DataType) -> pyarrow.DataType:

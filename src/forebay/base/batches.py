@@ -1,15 +1,114 @@
-"""Operations on whole batches, in any containers: count bytes, move, pin, split."""
+"""Samples and batches in any containers: walk them, count bytes, move, pin, split."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import dataclasses
+from collections import UserList
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from operator import index as as_index
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
 
-from forebay.base import torch_internals, trees
+from forebay.base import torch_internals
+
+# ---- containers ----------------------------------------------------------------------------------
+# Walk the containers that samples and batches are made of.
+#
+#     {"image": tensor, "boxes": [a, b]}  ── leaves ──>  tensor, a, b
+#                                         ── mapped ──>  {"image": f(tensor), "boxes": [f(a), f(b)]}
+#
+# Containers are mappings, lists, tuples, NamedTuples, and instances of dataclasses and attrs
+# classes. Everything else is a leaf.
+
+
+class Branch(NamedTuple):
+    """The contents of one container."""
+
+    kind: str
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+
+
+def opened(value: Any) -> Branch | None:
+    """Return the contents of a container; None for a leaf."""
+    kind = type(value)
+    if kind is dict or isinstance(value, Mapping):
+        return Branch("mapping", tuple(value), tuple(value.values()))
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        if names is not None:
+            return Branch("namedtuple", tuple(names), tuple(value))
+        return Branch("sequence", tuple(range(len(value))), tuple(value))
+    if isinstance(value, list | UserList):
+        return Branch("sequence", tuple(range(len(value))), tuple(value))
+    names = field_names(kind)
+    if names is None:
+        return None
+    # Fields with `init=False` may be unset.
+    names = tuple(name for name in names if hasattr(value, name))
+    return Branch("fields", names, tuple(getattr(value, name) for name in names))
+
+
+def field_names(kind: type) -> tuple[str, ...] | None:
+    """Return the fields of a dataclass or an attrs class; None for any other class."""
+    if dataclasses.is_dataclass(kind):
+        return tuple(each.name for each in dataclasses.fields(kind))
+    attributes = getattr(kind, "__attrs_attrs__", None)
+    return None if attributes is None else tuple(each.name for each in attributes)
+
+
+def rebuilt(value: Any, branch: Branch, values: Sequence[Any]) -> Any:
+    """Return a container like `value` with other values for the same keys.
+
+    It has the same type, and attributes that are not fields are the same objects
+    (the `default_factory` of a defaultdict). The `__init__` of a dataclass is not called. A
+    sequence whose class cannot be called with a list of its items becomes a plain tuple or list.
+    """
+    if branch.kind == "mapping":
+        if type(value) is dict:
+            return dict(zip(branch.keys, values, strict=True))
+        if isinstance(value, MutableMapping):
+            whole = copy.copy(value)
+            for key, each in zip(
+                branch.keys, values, strict=True
+            ):  # not `update`, which may differ
+                whole[key] = each
+            return whole
+        kind: Any = type(value)
+        return kind(dict(zip(branch.keys, values, strict=True)))
+    if branch.kind == "namedtuple":
+        return type(value)._make(values)
+    if branch.kind == "fields":
+        whole = copy.copy(value)
+        for name, each in zip(branch.keys, values, strict=True):
+            object.__setattr__(whole, name, each)  # it may be frozen
+        return whole
+    try:
+        return type(value)(values)
+    except TypeError:
+        return tuple(values) if isinstance(value, tuple) else list(values)
+
+
+def leaves(tree: Any, *, lists: bool = True) -> Iterator[Any]:
+    """Yield the leaves of a tree, in order; a list is a leaf without `lists`."""
+    branch = opened(tree) if lists or not isinstance(tree, list) else None
+    if branch is None:
+        yield tree
+        return
+    for value in branch.values:
+        yield from leaves(value, lists=lists)
+
+
+def mapped(function: Callable[[Any], Any], tree: Any, *, lists: bool = True) -> Any:
+    """Return the same tree with each leaf replaced by what `function` returns for it."""
+    branch = opened(tree) if lists or not isinstance(tree, list) else None
+    if branch is None:
+        return function(tree)
+    return rebuilt(tree, branch, [mapped(function, each, lists=lists) for each in branch.values])
+
 
 # ---- packed bytes --------------------------------------------------------------------------------
 # Encoded samples of a batch, such as JPEG files, in one tensor; made by `collate.packed`.
@@ -17,7 +116,7 @@ from forebay.base import torch_internals, trees
 #     data     |ff d8 ff … d9|ff d8 … d9|ff d8 ff … d9|     uint8
 #     offsets  0             n          m            total  int64
 #
-# `trees` treats an instance as a leaf, and it has no `to` method: decoders, also those that
+# An instance is a leaf, and it has no `to` method: decoders, also those that
 # decode on a GPU, take encoded bytes from host memory, so they stay there when a batch is moved
 # to a device.
 
@@ -95,7 +194,7 @@ def nbytes(batch: Any) -> int:
     For an object that is not a container and has no `nbytes`, its attributes are counted, such as
     the tensors of a PyG graph. Objects with two references count twice.
     """
-    return sum(_leaf_nbytes(leaf, depth=0) for leaf in trees.leaves(batch))
+    return sum(_leaf_nbytes(leaf, depth=0) for leaf in leaves(batch))
 
 
 def _leaf_nbytes(leaf: Any, depth: int) -> int:
@@ -111,7 +210,7 @@ def _leaf_nbytes(leaf: Any, depth: int) -> int:
     known = getattr(leaf, "__dict__", None)
     if known is None or depth >= MAX_DEPTH:
         return 0
-    return sum(_leaf_nbytes(each, depth + 1) for each in trees.leaves(known))
+    return sum(_leaf_nbytes(each, depth + 1) for each in leaves(known))
 
 
 def _tensor_nbytes(tensor: torch.Tensor) -> int:
@@ -140,16 +239,16 @@ def moved(batch: Any, device: torch.device, *, non_blocking: bool = True) -> Any
         return batch.to(device, non_blocking=non_blocking)
     if callable(getattr(batch, "to", None)):
         return batch.to(device)
-    branch = trees.opened(batch)
+    branch = opened(batch)
     if branch is None:
         return batch
     values = [moved(value, device, non_blocking=non_blocking) for value in branch.values]
-    return trees.rebuilt(batch, branch, values)
+    return rebuilt(batch, branch, values)
 
 
 def tensors_of(batch: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     """Yield the tensors of a batch, also those that are attributes of its objects."""
-    for leaf in trees.leaves(batch):
+    for leaf in leaves(batch):
         if isinstance(leaf, torch.Tensor):
             yield leaf
         elif depth < MAX_DEPTH and isinstance(known := getattr(leaf, "__dict__", None), dict):
@@ -164,10 +263,10 @@ def pinned(batch: Any) -> Any:
     """
     if callable(getattr(batch, "pin_memory", None)):
         return batch.pin_memory()
-    branch = trees.opened(batch)
+    branch = opened(batch)
     if branch is None:
         return batch
-    return trees.rebuilt(batch, branch, [pinned(value) for value in branch.values])
+    return rebuilt(batch, branch, [pinned(value) for value in branch.values])
 
 
 def halves(batch: Any, count: int) -> tuple[Any, Any] | None:
@@ -209,7 +308,7 @@ def _cut(value: Any, count: int, which: slice) -> Any:
         if not _has_rows(value, count):
             raise _UnknownError
         return value[which]
-    branch = trees.opened(value)
+    branch = opened(value)
     if branch is None:
         raise _UnknownError
     if type(value) in (list, tuple) and all(
@@ -220,4 +319,4 @@ def _cut(value: Any, count: int, which: slice) -> Any:
         return value[which]
     if type(value) is list and len(value) == count and all(_has_rows(one, count) for one in value):
         raise _UnknownError  # a list of fields, or of samples
-    return trees.rebuilt(value, branch, [_cut(item, count, which) for item in branch.values])
+    return rebuilt(value, branch, [_cut(item, count, which) for item in branch.values])

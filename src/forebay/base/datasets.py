@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
+
+from forebay.base.randomness import TORCH_BITS, numpy_and_torch, seed_of_text
 
 
 def is_map_style(dataset: object) -> bool:
@@ -70,14 +71,12 @@ MOST_OBJECTS = 20_000
 LOOKED_AT = 100
 
 _PLAIN = (str, bytes, bytearray, memoryview, int, float, complex, type(None), ModuleType, range)
-_63_BITS, _128_BITS = (1 << 63) - 1, (1 << 128) - 1
+_128_BITS = (1 << 128) - 1
 # The multiplier of PCG64, odd and without a pattern (O'Neill, 2014).
 _SPREAD = 0x2360ED051FC65DA44385DF649FCCF645
 
 # Py_TPFLAGS_HEAPTYPE: the class was made by a class statement, or by an extension.
 _HEAP_TYPE = 1 << 9
-
-_modules: dict[str, Any] = sys.modules
 
 
 class OwnedGenerators:
@@ -89,7 +88,7 @@ class OwnedGenerators:
         self.paths = tuple(found)
         # Each with what its seeds are combined with, and what seeds it.
         self.parts = tuple(
-            (each, _number(path), _setter(each, path)) for path, each in found.items()
+            (each, seed_of_text(path), _setter(each, path)) for path, each in found.items()
         )
 
     def __bool__(self) -> bool:
@@ -114,12 +113,12 @@ class OwnedGenerators:
 
     def states(self) -> list[Any]:
         """Return copies of the states."""
-        return [_state_of(each) for each, _, _ in self.parts]
+        return [state_of(each) for each, _, _ in self.parts]
 
     def restore(self, states: Sequence[Any]) -> None:
         """Set the generators to states that `states` returned."""
         for (generator, _, _), state in zip(self.parts, states, strict=True):
-            _restore(generator, state)
+            set_state(generator, state)
 
 
 # ---- finding -----------------------------------------------------------------------------------
@@ -153,12 +152,11 @@ def _kinds() -> tuple[tuple[type, ...], set[int]]:
     """Return the classes of generators, and the IDs of those that the process has anyway."""
     kinds: list[type] = [random.Random]
     known = {id(random._inst)}
-    numpy: Any = _modules.get("numpy")
-    torch: Any = _modules.get("torch")
-    if hasattr(numpy, "random"):
-        kinds += [numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator]
-        known |= {id(numpy.random.mtrand._rand), id(numpy.random.get_bit_generator())}
-    if hasattr(torch, "default_generator"):
+    numpy_random, torch = numpy_and_torch()
+    if numpy_random is not None:
+        kinds += [numpy_random.Generator, numpy_random.RandomState, numpy_random.BitGenerator]
+        known |= {id(numpy_random.mtrand._rand), id(numpy_random.get_bit_generator())}
+    if torch is not None:
         kinds.append(torch.Generator)
         known.add(id(torch.default_generator))
     return tuple(kinds), known
@@ -245,31 +243,25 @@ def _attributes(path: str, value: Any, kinds: tuple[type, ...]) -> Iterator[tupl
 # ---- seeding -----------------------------------------------------------------------------------
 
 
-def _number(path: str) -> int:
-    digest = hashlib.blake2b(path.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
-
-
 def _setter(generator: Any, path: str) -> Callable[[int], object]:
     """Return a function that seeds a generator from 64 bits."""
     if isinstance(generator, random.Random):
         # Not the method of a subclass, which is the user's.
         return functools.partial(random.Random.seed, generator)
-    torch = _modules.get("torch")
-    if torch is not None and isinstance(generator, torch.Generator):
-        return lambda seed: generator.manual_seed(seed & _63_BITS)
-    numpy = _modules["numpy"]
+    if hasattr(generator, "manual_seed"):
+        return lambda seed: generator.manual_seed(seed & TORCH_BITS)
+    numpy = sys.modules["numpy"]
     if isinstance(generator, numpy.random.RandomState):
         return lambda seed: generator.seed(seed >> 32)
     bits = getattr(generator, "bit_generator", generator)
     bits = getattr(bits.lock, "bits", bits)  # of `local_generators`: those that it stands for
     if type(bits) in (numpy.random.PCG64, numpy.random.PCG64DXSM):
-        return _pcg64_setter(bits, _number(f"{path} inc"))
+        return _pcg64_setter(bits, seed_of_text(f"{path} inc"))
 
-    def set_state(seed: int) -> None:
+    def seed_bits(seed: int) -> None:
         bits.state = type(bits)(seed).state
 
-    return set_state
+    return seed_bits
 
 
 class _Pcg64(ctypes.Structure):
@@ -303,15 +295,19 @@ def _pcg64_setter(bits: Any, stream: int) -> Callable[[int], object]:
     return seed if is_known and sys.byteorder == "little" else seed_slowly
 
 
-def _state_of(generator: Any) -> Any:
+def state_of(generator: Any) -> Any:
+    """Return a copy of the state of a generator of `random`, numpy or torch."""
     if isinstance(generator, random.Random):
         return random.Random.getstate(generator)
-    if hasattr(generator, "get_state"):  # RandomState, torch.Generator
+    if hasattr(generator, "manual_seed"):
         return generator.get_state()
+    if hasattr(generator, "get_state"):  # a RandomState also has the second of two normal numbers
+        return generator.get_state(legacy=False)
     return getattr(generator, "bit_generator", generator).state
 
 
-def _restore(generator: Any, state: Any) -> None:
+def set_state(generator: Any, state: Any) -> None:
+    """Set a generator to a state that `state_of` returned."""
     if isinstance(generator, random.Random):
         random.Random.setstate(generator, state)
     elif hasattr(generator, "set_state"):

@@ -209,7 +209,24 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         return connect(url)
     except Exception as error:
-        raise unreachable(url, error) from error
+        raise _unreachable(url, error) from error
+
+
+@contextmanager
+def reached(url: str) -> Iterator[tuple[Any, str]]:
+    """Yield the file system of a URL, and the path there; what it raises becomes an InputError."""
+    system, path = file_system(url)
+    try:
+        # fsspec caches folders as long as the process lives, and would not see later changes.
+        system.invalidate_cache()
+        yield system, path
+    except InputError:
+        raise
+    except FileNotFoundError as error:
+        message = f"{printable(url)}: no such file or folder\n  Check the URL."
+        raise InputError(message) from error
+    except Exception as error:
+        raise _unreachable(url, error) from error
 
 
 def open_url(url: str) -> BinaryIO:
@@ -226,26 +243,13 @@ def names_among(folder: str, names: Sequence[str]) -> list[str] | None:
     if not is_url(folder):
         there = [name for name in names if os.path.isfile(os.path.join(folder, name))]
         return there if os.path.isdir(folder) else None
-    system, path = file_system(folder)
-    try:
-        # fsspec caches folders as long as the process lives, and would not see later changes.
-        system.invalidate_cache()
+    with reached(folder) as (system, path):
         if system.info(path)["type"] != "directory":
             return None
         return [name for name in names if system.isfile(f"{path.rstrip('/')}/{name}")]
-    except FileNotFoundError as error:
-        raise absent(folder) from error
-    except Exception as error:
-        raise unreachable(folder, error) from error
 
 
-def absent(url: str) -> InputError:
-    """Return the error for a URL at which there is nothing."""
-    return InputError(f"{printable(url)}: no such file or folder\n  Check the URL.")
-
-
-def unreachable(url: str, error: Exception) -> InputError:
-    """Return the error for a URL that a file system could not open."""
+def _unreachable(url: str, error: Exception) -> InputError:
     advice = "Check the URL, your credentials, and that its file system is installed (s3:// s3fs)."
     return InputError(f"{printable(url)}: it cannot be reached: {error}\n  {advice}")
 
@@ -484,50 +488,42 @@ class NoInputError(Exception):
     """There is no such input; the cause says why."""
 
 
-class Download:
-    """Downloads one input at a time, each into a new folder; the `Fetch` of a PreprocessJob."""
+@contextmanager
+def download(source: str, folder: Path | None = None) -> Iterator[Path]:
+    """Download the file that a URL names; yield the local path, with the same file name.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        folder: Where a new folder is made for it; None for that of temporary files.
+    """
+    # Every worker imports this module, and most download nothing.
+    from fsspec.implementations.local import LocalFileSystem
 
-    @contextmanager
-    def __call__(self, source: str) -> Iterator[Path]:
-        """Download the file that a URL names; yield the local path, with the same file name."""
-        # Every worker imports this module, and most download nothing.
-        from tempfile import TemporaryDirectory
+    # Opened here, in the worker: connections cannot be passed to another process.
+    system, remote = connect(source)
+    if isinstance(system, LocalFileSystem):
+        yield _existing(Path(remote), source)
+        return
+    from tempfile import TemporaryDirectory
 
-        # Opened here, in the worker: connections cannot be passed to another process.
-        system, remote = connect(source)
-        if _is_local(system):
-            yield _existing(Path(remote), source)
-            return
-        os.makedirs(self._folder, exist_ok=True)
-        with TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as scratch:
-            path = Path(scratch, file_name(remote) or "input")
-            try:
-                system.get_file(remote, str(path))
-            except FileNotFoundError as error:
-                raise NoInputError from error
-            yield _existing(path, source)
+    if folder is not None:
+        os.makedirs(folder, exist_ok=True)
+    with TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch:
+        path = Path(scratch, file_name(remote) or "input")
+        try:
+            system.get_file(remote, str(path))
+        except FileNotFoundError as error:
+            raise NoInputError from error
+        yield _existing(path, source)
 
 
 @contextmanager
 def fetched(url: str) -> Iterator[Path]:
     """Download one remote file; yield the local path, which has the same file name."""
-    from tempfile import TemporaryDirectory
-
-    with TemporaryDirectory() as scratch:
-        try:
-            with Download(Path(scratch))(url) as path:
-                yield path
-        except NoInputError as error:
-            raise InputError(f"{url} does not exist") from error
-
-
-def _is_local(system: Any) -> bool:
-    from fsspec.implementations.local import LocalFileSystem
-
-    return isinstance(system, LocalFileSystem)
+    try:
+        with download(url) as path:
+            yield path
+    except NoInputError as error:
+        raise InputError(f"{url} does not exist") from error
 
 
 def _existing(path: Path, source: str) -> Path:

@@ -27,12 +27,17 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from forebay.base.datasets import OwnedGenerators
+from forebay.base.datasets import OwnedGenerators, set_state, state_of
 from forebay.base.libraries import after_import
-from forebay.base.randomness import SetSeed, seed_generators, this_thread
+from forebay.base.randomness import (
+    TORCH_BITS,
+    SetSeed,
+    numpy_and_torch,
+    seed_generators,
+    this_thread,
+)
 
 _modules: dict[str, Any] = sys.modules
-_63_BITS = (1 << 63) - 1
 
 
 class _Stream:
@@ -157,13 +162,13 @@ class _Switch:
     def _pass_to(self, stream: _Stream | None) -> None:
         before, self._holder = self._holder, stream
         if before is None:
-            self._shared = _state_of(self._generator)
+            self._shared = state_of(self._generator)
         elif not before.has_ended:
-            before.own[id(self)] = _state_of(self._generator)
+            before.own[id(self)] = state_of(self._generator)
         if stream is None:
-            _set_state(self._generator, self._shared)
+            set_state(self._generator, self._shared)
         elif (state := stream.own.get(id(self))) is not None:
-            _set_state(self._generator, state)
+            set_state(self._generator, state)
         else:
             self.seed(stream.seed)
 
@@ -190,19 +195,6 @@ def _free_locks() -> None:
 
 
 os.register_at_fork(after_in_child=_free_locks)
-
-
-def _state_of(generator: Any) -> Any:
-    # A RandomState also has the second of two normal numbers.
-    is_legacy = hasattr(generator, "get_state")
-    return generator.get_state(legacy=False) if is_legacy else generator.bit_generator.state
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if hasattr(generator, "set_state"):
-        generator.set_state(state)
-    else:
-        generator.bit_generator.state = state
 
 
 @functools.cache
@@ -241,12 +233,12 @@ def _make_numpy_local(generator: Any, seed: SetSeed) -> _Switch | None:
     if isinstance(switch := bits.lock, _Switch):
         switch.seed = seed
         return switch
-    state = _state_of(generator)
+    state = state_of(generator)
     kind: Any = type(bits)
     local = _local_class(kind)(0)
     local.lock = _Switch(generator, bits, seed)
     generator.__init__(local)
-    _set_state(generator, state)
+    set_state(generator, state)
     return local.lock  # type: ignore[no-any-return]
 
 
@@ -268,7 +260,7 @@ def _own_of_torch(stream: _Stream, shared: Any) -> Any:
     own = stream.own.get(id(shared))
     if own is None:
         own = stream.own[id(shared)] = _modules["torch"].Generator()
-        own.manual_seed((stream.seed ^ stream.numbers.get(id(shared), 0)) & _63_BITS)
+        own.manual_seed((stream.seed ^ stream.numbers.get(id(shared), 0)) & TORCH_BITS)
     return own
 
 
@@ -405,13 +397,11 @@ class LocalGenerators:
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Return a value that changes if something draws and does not ask for the thread."""
-        torch: Any = _modules.get("torch")
-        by_torch = [torch.default_generator] if hasattr(torch, "default_generator") else []
+        _, torch = numpy_and_torch()
+        shared = [random._inst] if torch is None else [random._inst, torch.default_generator]
         return tuple(
-            each.get_state().numpy().tobytes()
-            if hasattr(each, "manual_seed")
-            else random.Random.getstate(each)
-            for each in (random._inst, *by_torch, *self._watched)
+            state_of(each).numpy().tobytes() if hasattr(each, "manual_seed") else state_of(each)
+            for each in (*shared, *self._watched)
         )
 
 

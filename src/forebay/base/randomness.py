@@ -42,30 +42,40 @@ _modules: dict[str, Any] = sys.modules
 # numpy's MT19937: 624 words and a position.
 _MT19937_BYTES = 625 * 4
 # torch's own seeds have 63 bits: `torch.initial_seed()` may be in a sample, as an int64.
-_63_BITS = (1 << 63) - 1
+TORCH_BITS = (1 << 63) - 1
+
+
+def numpy_and_torch() -> tuple[Any, Any]:
+    """Return `numpy.random` and torch; None for one that is not loaded.
+
+    Its import may be incomplete: in another thread, or by a circular import.
+    """
+    torch = _modules.get("torch")
+    return (
+        getattr(_modules.get("numpy"), "random", None),
+        torch if hasattr(torch, "default_generator") else None,
+    )
 
 
 def seed_generators(seed: int) -> None:
     """Seed every generator from 64 bits."""
     random.seed(seed)
     _current.seed = seed
-    # The import of a library may be incomplete: in another thread, or by a circular import.
-    numpy: Any = _modules.get("numpy")
-    torch: Any = _modules.get("torch")
-    if hasattr(numpy, "random"):
+    numpy_random, torch = numpy_and_torch()
+    if numpy_random is not None:
         # The upper bits: numpy's generator is the same as torch's, which only uses the lower 32
         # bits, so with the same seed both would draw the same numbers.
-        numpy.random.seed(seed >> 32)
-    if hasattr(torch, "default_generator"):
+        numpy_random.seed(seed >> 32)
+    if torch is not None:
         # torch.manual_seed also seeds devices, at a hundred times the cost.
-        torch.default_generator.manual_seed(seed & _63_BITS)
+        torch.default_generator.manual_seed(seed & TORCH_BITS)
 
 
 def seeded_generator(seed: int, device: Any) -> Any:
     """Return a new `torch.Generator` on a device, seeded from 64 bits."""
     import torch
 
-    return torch.Generator(device).manual_seed(seed & _63_BITS)
+    return torch.Generator(device).manual_seed(seed & TORCH_BITS)
 
 
 def seed_of_text(text: str) -> int:
@@ -89,7 +99,7 @@ def _seed_numpy(numpy: Any) -> None:
 
 def _seed_torch(torch: Any) -> None:
     if this_thread.stream is None:
-        torch.default_generator.manual_seed(_current.seed & _63_BITS)
+        torch.default_generator.manual_seed(_current.seed & TORCH_BITS)
 
 
 def seed_on_import(is_on: bool) -> None:
@@ -259,7 +269,7 @@ def generators_seeded(seed: int, *others: Any) -> Iterator[None]:
         states = [each.get_state() for each in others]
         seed_generators(seed)
         for each in others:
-            each.manual_seed(seed & _63_BITS)
+            each.manual_seed(seed & TORCH_BITS)
         try:
             yield
         finally:
@@ -295,12 +305,11 @@ def generators_restored() -> Iterator[None]:
 
 
 def _states() -> States:
-    numpy: Any = _modules.get("numpy")
-    torch: Any = _modules.get("torch")
+    numpy_random, torch = numpy_and_torch()
     return (
         random.getstate(),
-        numpy.random.get_state() if hasattr(numpy, "random") else None,
-        torch.default_generator.get_state() if hasattr(torch, "default_generator") else None,
+        None if numpy_random is None else numpy_random.get_state(),
+        None if torch is None else torch.default_generator.get_state(),
     )
 
 
@@ -516,14 +525,11 @@ def _whole_fingerprint() -> tuple[Any, ...]:
 
 def _fingerprint() -> tuple[Any, ...]:
     """Return the same in a third of the time, if numpy was seeded before, and drew nothing."""
-    numpy: Any = _modules.get("numpy")
-    torch: Any = _modules.get("torch")
+    numpy_random, torch = numpy_and_torch()
     return (
         _random_state(),
-        _numpy_state(numpy) if hasattr(numpy, "random") else None,
-        torch.default_generator.get_state().numpy().tobytes()
-        if hasattr(torch, "default_generator")
-        else None,
+        None if numpy_random is None else _numpy_state(numpy_random),
+        None if torch is None else torch.default_generator.get_state().numpy().tobytes(),
     )
 
 
@@ -531,12 +537,12 @@ def _fingerprint() -> tuple[Any, ...]:
 _random_state = random.getstate
 
 
-def _numpy_state(numpy: Any) -> Any:
+def _numpy_state(numpy_random: Any) -> Any:
     """Return the state of numpy's global generator, in a twentieth of the time of `get_state`.
 
     Normal numbers come in pairs. The second is not in this state; seeding discards it.
     """
-    generator = numpy.random.get_bit_generator()
-    if type(generator) is numpy.random.MT19937:
+    generator = numpy_random.get_bit_generator()
+    if type(generator) is numpy_random.MT19937:
         return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
     return pickle.dumps(generator.state)  # the user's own

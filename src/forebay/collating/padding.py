@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
 
-from forebay.base import trees
-from forebay.base.batches import PackedBytes
+from forebay.base.batches import PackedBytes, leaves
 from forebay.base.formatting import counted
 from forebay.collating.rules import (
     ByField,
@@ -244,7 +243,7 @@ class Pack(Collation):
         """See `packed`."""
         if not samples or any(map(_is_encoded, samples)):
             return _packed(samples, path)
-        if not any(_is_encoded(leaf) for sample in samples for leaf in trees.leaves(sample)):
+        if not any(_is_encoded(leaf) for sample in samples for leaf in leaves(sample)):
             if not self.is_required:
                 return default_at(samples, path)
             odd = Misfit(path, None, f"{described(samples[0])}, without encoded bytes,", "")

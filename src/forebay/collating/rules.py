@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from forebay.base import trees
+from forebay.base.batches import opened, rebuilt
 from forebay.errors import InputError, OptionError
 
 # ---- misfits -------------------------------------------------------------------------------------
@@ -325,6 +325,6 @@ def _rebuilt(sample: Any, batches: dict[Any, Any]) -> Any:
     """Return a container like the sample that holds the batches."""
     if dataclasses.is_dataclass(sample):
         return dataclasses.replace(sample, **batches)  # type: ignore[type-var]
-    branch = trees.opened(sample)
+    branch = opened(sample)
     assert branch is not None, "it has fields"
-    return trees.rebuilt(sample, branch, [*batches.values()])
+    return rebuilt(sample, branch, [*batches.values()])

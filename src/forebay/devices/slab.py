@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from forebay.base import trees
+from forebay.base.batches import opened, rebuilt
 from forebay.devices.device import Copy, Device, Event
 
 
@@ -126,10 +126,10 @@ class Rebuilding:
         if isinstance(batch, torch.Tensor) or self._moves_itself(batch):
             self.is_complete = False
             return batch
-        branch = trees.opened(batch)
+        branch = opened(batch)
         if branch is None:
             return batch
-        return trees.rebuilt(batch, branch, [self(value) for value in branch.values])
+        return rebuilt(batch, branch, [self(value) for value in branch.values])
 
     def _moves_itself(self, value: Any) -> bool:
         # The dicts of the transformers library only move their values.

@@ -19,7 +19,6 @@ from typing import Any
 
 from forebay.base.files import (
     Store,
-    absent,
     file_name,
     file_system,
     folder_of,
@@ -28,7 +27,7 @@ from forebay.base.files import (
     local_path,
     open_regular,
     open_url,
-    unreachable,
+    reached,
 )
 from forebay.base.output_names import PRIVATE, SUFFIXES, TABLES
 from forebay.errors import InputError, OptionError, shown_location
@@ -196,10 +195,7 @@ def _list_glob(name: str, shown: str) -> Listing:
 
 def _list_url(url: str) -> Listing:
     shown = url if url.isprintable() else ascii(url)
-    system, path = file_system(url)
-    try:
-        # fsspec caches folders as long as the process lives, and would not see later changes.
-        system.invalidate_cache()
+    with reached(url) as (system, path):
         try:
             is_folder = system.info(path)["type"] == "directory"
         except FileNotFoundError:
@@ -219,12 +215,6 @@ def _list_url(url: str) -> Listing:
                 return _list_url(joined(url, _only_table(tables, shown)))
             hidden = len(path.rstrip("/"))
             found = {name: info for name, info in found.items() if "/." not in name[hidden:]}
-    except InputError:
-        raise
-    except FileNotFoundError as error:
-        raise absent(url) from error
-    except Exception as error:
-        raise unreachable(url, error) from error
     inputs = tuple(
         _remote(_full_url(system, name, url), _remote_identity(info))
         for name, info in sorted(found.items())

@@ -33,10 +33,7 @@ from forebay.base.files import (
     shown_values,
 )
 from forebay.base.output_names import SUFFIXES, TABLES
-from forebay.errors import InputError, shortened
-from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in, shown_input
-from forebay.outputs.packed_reader import packed_identity
-from forebay.table.formats import (
+from forebay.base.table_formats import (
     LocatedRow,
     Row,
     TableFile,
@@ -45,6 +42,9 @@ from forebay.table.formats import (
     refuse,
     table_of,
 )
+from forebay.errors import InputError, shortened
+from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in, shown_input
+from forebay.outputs.packed_reader import packed_identity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -346,11 +346,9 @@ def read_memory_table(
         manifest, start = memory_manifest(table, folder)
         return table_of(lambda: (row for row, _ in manifest.rows())), start
     arrow = arrow_table(table)
-    chunks: list[Any] = []
-    if DESTINATION in arrow.column_names:
-        chunks = arrow.column(arrow.column_names.index(DESTINATION)).chunks
-    destinations = (value.as_py() for chunk in chunks for value in chunk)
-    return arrow, start_of(folder, destinations, f"the {type(table).__name__}")
+    names = arrow.column_names
+    column = arrow.column(names.index(DESTINATION)) if DESTINATION in names else ()
+    return arrow, start_of(folder, (each.as_py() for each in column), f"the {type(table).__name__}")
 
 
 # ---- memory tables -------------------------------------------------------------------------------

@@ -1,31 +1,38 @@
-"""The ledger's SQLite file: its tables, how it is opened and checked, and its error messages."""
+"""The ledger's SQLite file: its tables, opened, checked, and read while its driver works."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import sqlite3
+import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forebay.base.files import open_regular
+from forebay.base.formatting import counted, duration
 from forebay.base.output_names import recorded_name
 from forebay.errors import BusyError, ForebayError, LedgerError, shortened
 from forebay.failures import Failure, failure_from_json, failure_to_json
+from forebay.ledger.lock import LOCK_NAME, Holder, find_holder
 from forebay.ledger.records import Counts, OutputFile
 
 NAME = "ledger.sqlite"
+_JOURNAL = f"{NAME}-journal"
 FORMAT = 1
 APPLICATION_ID = 0x666F7265  # "fore"
 
 # user_version is `FORMAT << 24 | commits`. In exclusive locking mode SQLite does not maintain its
 # own change counter; readers compare this one to see whether the file changed.
-_COMMITS = 1 << 24
+COMMITS = 1 << 24
 # Older versions of SQLite take at most 999 parameters in one statement.
 _PARAMETERS = 500
 
@@ -51,7 +58,7 @@ CREATE TABLE blocks(block INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE outputs(name TEXT PRIMARY KEY, ordinal INTEGER, rival INTEGER) WITHOUT ROWID;
 CREATE TABLE file_changes(name TEXT NOT NULL, staged TEXT);
 """
-_STATEMENTS = [statement.strip() for statement in _SCHEMA.split(";\n") if statement.strip()]
+STATEMENTS = [statement.strip() for statement in _SCHEMA.split(";\n") if statement.strip()]
 
 # What truncated JSON and values of other types raise when they are read.
 DAMAGES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
@@ -84,79 +91,6 @@ def storables(texts: Sequence[str | None]) -> Sequence[str | bytes | None]:
     except UnicodeEncodeError:
         return [None if text is None else storable(text) for text in texts]
     return texts
-
-
-class Database:
-    """One connection to a ledger's file, with transactions and readable errors."""
-
-    def __init__(self, path: Path, *, locks: bool = True) -> None:
-        self.path = path
-        self._commits = 0
-        query = "mode=rwc" if locks else "mode=rwc&nolock=1"
-        with in_words(path):
-            self._connection = connect(path, query)
-            try:
-                self._prepare()
-            except BaseException:
-                self._connection.close()
-                raise
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        self._connection.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit what the block does; if it raises, roll everything back."""
-        db = self._connection
-        with in_words(self.path):
-            try:
-                if db.in_transaction:  # Ctrl-C came before the one before could be rolled back
-                    db.execute("ROLLBACK")
-                db.execute("BEGIN IMMEDIATE")
-                yield db
-                self._commits = (self._commits + 1) % _COMMITS
-                db.execute(f"PRAGMA user_version = {FORMAT * _COMMITS + self._commits}")
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:  # SQLite itself rolls back when a disk is full
-                    db.execute("ROLLBACK")
-                raise
-
-    def backup(self, path: Path) -> None:
-        """Copy the file as of the last commit, replacing an earlier copy."""
-        path.unlink(missing_ok=True)
-        with in_words(path), closing(connect(path, "mode=rwc")) as copy:
-            copy.execute("PRAGMA synchronous = OFF")
-            self._connection.backup(copy)
-
-    def load(self, path: Path) -> None:
-        """Replace the content by that of a copy; if the copy is unusable, change nothing."""
-        with in_words(path), closing(connect(path, "mode=ro")) as copy:
-            if check(copy, path) or copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
-                raise sqlite3.DatabaseError("the copy is incomplete")
-            copy.backup(self._connection)
-            self._commits = _version(self._connection) % _COMMITS
-
-    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """Return all rows of a query; the caller bounds their number with LIMIT."""
-        with in_words(self.path):
-            return fetch(self._connection, sql, parameters)
-
-    def _prepare(self) -> None:
-        db = self._connection
-        # Needs no shared memory maps (NFS, Lustre); keeps other processes out between commits.
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        fresh = check(db, self.path)
-        db.execute("PRAGMA journal_mode = TRUNCATE")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA cache_size = -65536")
-        self._commits = _version(db) % _COMMITS
-        if fresh:
-            with self.transaction():
-                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                for statement in _STATEMENTS:
-                    db.execute(statement)
 
 
 def connect(path: Path, query: str) -> sqlite3.Connection:
@@ -212,14 +146,15 @@ def _check_journal(path: Path) -> None:
         )
 
 
-def _version(db: sqlite3.Connection) -> int:
+def version_in(db: sqlite3.Connection) -> int:
+    """Return the user version: the format, and the number of commits."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def check(db: sqlite3.Connection, path: Path) -> bool:
     """Return whether the file is still empty."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
-    version = _version(db) // _COMMITS
+    version = version_in(db) // COMMITS
     tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not (application or version or tables):
         return True
@@ -234,7 +169,7 @@ def check(db: sqlite3.Connection, path: Path) -> bool:
             "  It was not changed. Upgrade forebay, or choose another output folder."
         )
     found = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
-    if [sql for (sql,) in found] != _STATEMENTS:  # a view or a trigger could do anything
+    if [sql for (sql,) in found] != STATEMENTS:  # a view or a trigger could do anything
         raise sqlite3.DatabaseError("its tables are not those of a ledger")
     return False
 
@@ -402,3 +337,168 @@ def files_of(outputs: str) -> list[tuple[str, int]]:
     if outputs == "[]":  # the usual case of inputs that have rows only
         return []
     return [(recorded_name(name), int(size)) for name, size, *_ in json.loads(outputs)]
+
+
+# ---- snapshot ------------------------------------------------------------------------------------
+# A ledger read from outside, while its driver works: no lock is taken and nothing is written.
+#
+# The driver holds the file exclusively, so a reader opens it as if it could not change
+# (`immutable`) and then makes sure that it did not, like a seqlock:
+#
+#     version ─> journal empty? ─> read a page ─> journal empty? ─> the same version?
+#
+# The driver's journal is not empty from before its first write to a page until after its last, and
+# every commit changes the version in the file's header. An inconsistent read is detected by one of
+# the two.
+
+# Never takes a lock, never writes, never rolls back a journal.
+_READ_ONLY = "mode=ro&immutable=1"
+# How long to try, and how long to wait between two attempts. A driver that commits all the time
+# leaves the file at rest for some tenths of a millisecond between two commits.
+_PATIENCE_S = 10.0
+_PAUSE_S = 0.0003
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state of a ledger at one moment.
+
+    Attributes:
+        live: The driver that is running now, or None.
+    """
+
+    counts: Counts
+    meta: dict[str, str]
+    live: Holder | None
+    unit: str = "input"
+    is_listed: bool = True
+
+    def text(self, now: float) -> str:
+        """Describe the state of the run: counts, the process that runs it, the time left."""
+        counts, total = self.counts, counted(self.counts.total, self.unit)
+        done = f"{counts.done:,} of {total} done"
+        if not self.is_listed:
+            done = f"{counts.done:,} done of the {total} found so far"
+        lines = [f"{done}, {counts.failed:,} failed, {counts.todo:,} to do"]
+        if self.live is not None:
+            with reading("the run"):
+                run = json.loads(self.meta.get("run", "{}"))
+                elapsed = max(now - float(run.get("began", now)), 1e-9)
+                tried = int(run.get("failed", 0))  # which of them it tried again is not known
+                newly_done = counts.done - int(run.get("done", 0))
+                rate = max(newly_done + counts.failed - tried, newly_done, 0) / elapsed
+                is_known = rate and self.is_listed and not tried
+                left = duration(counts.todo / rate) if is_known else "unknown"
+            lines.append(f"running: {self.live}")
+            lines.append(f"{rate:,.1f} {self.unit}s/s, {left} left")
+        elif counts.todo or not self.is_listed:
+            lines.append("not running; the same call continues it")
+        else:
+            lines.append("finished")
+        return "\n".join(lines)
+
+
+def read_snapshot(folder: Path, live: Holder | None = None) -> Snapshot:
+    """Read the counts in the ledger of `folder`, whether or not its driver is running."""
+    meta, live_here = _read_consistently(
+        folder, lambda db: dict(db.execute("SELECT key, value FROM meta"))
+    )
+    kept = {key: value for key, value in meta.items() if not key.startswith("_")}
+    return Snapshot(counts_in(meta), kept, live or live_here, is_listed=UNLISTED not in meta)
+
+
+def read_failures(folder: Path) -> Iterator[Failure]:
+    """Yield the failures in input order, as `read_snapshot` reads: a page at a time."""
+    return failures_in(query_in(folder))
+
+
+def query_in(folder: Path) -> Query:
+    """Return a function that reads rows as `read_snapshot` does, each time on its own."""
+
+    def query(sql: str, parameters: Sequence[Any]) -> list[Any]:
+        rows, _ = _read_consistently(folder, lambda db: db.execute(sql, parameters).fetchall())
+        return rows
+
+    return query
+
+
+def _read_consistently(
+    folder: Path, read: Callable[[sqlite3.Connection], _Found]
+) -> tuple[_Found, Holder | None]:
+    """Return what `read` finds while nothing changes, and the running driver."""
+    path, output = folder / NAME, folder.parent
+    try:
+        if not path.is_file() or not path.stat().st_size:
+            why = "it is not an output folder of forebay's"
+            raise LedgerError(
+                f"{folder} holds no ledger: {why if output.exists() else f'there is no {output}'}\n"
+                "  Name the folder that was given as `output`."
+            )
+        deadline = time.monotonic() + _PATIENCE_S
+        while (found := _try_read(folder, read)) is None:
+            if time.monotonic() > deadline:
+                raise BusyError(
+                    f"the ledger in {folder} is busy: a commit was under way during each attempt "
+                    f"to read it, for {duration(_PATIENCE_S)}\n  Try again. If the run was stopped "
+                    "within a commit, for example by Ctrl-Z, continue it first."
+                )
+            time.sleep(_PAUSE_S)
+        return found
+    except OSError as error:
+        raise LedgerError(
+            f"the ledger {path} cannot be read: {error.strerror}\n"
+            "  Nothing was changed. Check its permissions and the disk."
+        ) from error
+
+
+def _try_read(
+    folder: Path, read: Callable[[sqlite3.Connection], _Found]
+) -> tuple[_Found, Holder | None] | None:
+    """Read the ledger once; None if it was written to meanwhile."""
+    path = folder / NAME
+    live = find_holder(folder / LOCK_NAME)
+    before, quiet = _version(path), _is_quiet(folder)
+    if live is not None and not quiet:
+        return None
+    try:
+        with in_words(path):
+            found = _read(path, _READ_ONLY, read) if quiet else _read_copy(folder, read)
+    except LedgerError:
+        # Half-written pages look like damage; it is damage only if there was no write meanwhile.
+        if _is_quiet(folder) == quiet and _version(path) == before:
+            raise
+        return None
+    return (found, live) if _is_quiet(folder) == quiet and _version(path) == before else None
+
+
+def _version(path: Path) -> tuple[bytes, int, int]:
+    """Return what changes with a commit (the user version) or a rollback (size and time)."""
+    with open_regular(path) as file:
+        header, status = file.read(64), os.fstat(file.fileno())
+    return header[60:], status.st_size, status.st_mtime_ns
+
+
+def _is_quiet(folder: Path) -> bool:
+    try:
+        return (folder / _JOURNAL).stat().st_size == 0
+    except FileNotFoundError:
+        return True
+
+
+def _read_copy(folder: Path, read: Callable[[sqlite3.Connection], _Found]) -> _Found:
+    """Read a ledger whose driver was killed within a commit, which only a copy can roll back."""
+    nbytes = (folder / _JOURNAL).stat().st_size
+    if nbytes > 2 * (folder / NAME).stat().st_size + (1 << 20):  # it has each page once, at most
+        raise sqlite3.DatabaseError(f"its journal has {nbytes:,} bytes")
+    with tempfile.TemporaryDirectory() as copy:
+        for name in (NAME, _JOURNAL):
+            shutil.copyfile(folder / name, Path(copy, name))
+        return _read(Path(copy, NAME), "mode=rw", read)
+
+
+def _read(path: Path, query: str, read: Callable[[sqlite3.Connection], _Found]) -> _Found:
+    with closing(connect(path, query)) as db:
+        check(db, path)
+        return read(db)

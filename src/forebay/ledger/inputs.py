@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice, repeat
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from forebay.errors import InputError
@@ -37,6 +38,7 @@ from forebay.ledger.database import (
     failure_from,
     fetch,
     pages,
+    query_in,
     query_of,
     reading,
     select_in,
@@ -177,6 +179,11 @@ def listed_rows(query: Query, where: str = "1") -> Iterator[InputRow]:
     while rows:
         yield from rows
         rows = next(row_pages, [])
+
+
+def read_entries(folder: Path) -> Iterator[InputRow]:
+    """Yield the listed inputs of a ledger that its driver may have open; see `read_snapshot`."""
+    return listed_rows(query_in(folder))
 
 
 def _blocks(query: Query) -> Iterator[tuple[int, bytes]]:

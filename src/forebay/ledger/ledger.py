@@ -9,7 +9,7 @@ after it (renames out of the staging folder, removals) is recorded in the same c
 changes, and a driver that finds file changes performs them again: each is safe to do twice.
 
 The driver holds the folder's lock from `open` to `close`; other processes read through
-`forebay.ledger.snapshot`. A ledger belongs to the thread that opened it.
+`forebay.ledger.database`. A ledger belongs to the thread that opened it.
 """
 
 from __future__ import annotations
@@ -18,31 +18,40 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from forebay.base.output_names import TABLE_FORMATS, table_name
 from forebay.errors import LedgerError
 from forebay.failures import Failure
 from forebay.ledger.database import (
+    APPLICATION_ID,
+    COMMITS,
     DONE,
     FAILED,
+    FORMAT,
     GONE,
     NAME,
+    STATEMENTS,
     TODO,
     UNLISTED,
-    Database,
     change_counts,
+    check,
     check_outputs,
     chunks,
+    connect,
     counts_in,
     failures_in,
+    fetch,
     files_of,
+    in_words,
     pages,
     put_meta,
     reading,
+    select_in,
+    version_in,
 )
 from forebay.ledger.inputs import (
     Enrolment,
@@ -84,41 +93,11 @@ _MANIFEST = "_manifest"
 _PRIVATE = "_private"
 # How many inputs of a listing are read at once while earlier ones are worked on.
 READ_ON = 8192
+# What opens the inputs that have credentials: only this process has it. SQLite keeps it in memory,
+# and what does not fit in a file without a name.
+_OPENERS = "CREATE TEMP TABLE openers(key TEXT PRIMARY KEY, opens TEXT) WITHOUT ROWID"
 _TODO_PAGE = 1024  # rows that `todo` reads at once: few, since the workers wait for the first
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
-
-
-class Openers:
-    """What opens the inputs that have credentials, by their keys; only this process has it.
-
-    SQLite keeps it in memory, and what does not fit in a file without a name.
-    """
-
-    def __init__(self) -> None:
-        self._db = sqlite3.connect("", isolation_level=None)
-        self._db.execute("PRAGMA journal_mode = OFF")
-        self._db.execute("PRAGMA cache_size = -65536")
-        self._db.execute("CREATE TABLE openers(key TEXT PRIMARY KEY, opens TEXT) WITHOUT ROWID")
-        self._db.execute("BEGIN")  # never committed, which would write pages for each input
-
-    def add(self, one: SecretInput) -> None:
-        """Keep what opens an input; it replaces what opened it before."""
-        row = key_of(one.source, one.row), one.opens
-        self._db.execute("INSERT OR REPLACE INTO openers VALUES(?, ?)", row)
-
-    def of(self, page: Sequence[Todo]) -> list[Todo]:
-        """Return these inputs, with what opens each."""
-        keys = [key_of(each.source, each.row) for each in page]
-        found: dict[str, str] = {}
-        for part, marks in chunks(keys):
-            sql = f"SELECT key, opens FROM openers WHERE key IN ({marks})"  # noqa: S608
-            found.update(self._db.execute(sql, part))
-        pairs = zip(page, keys, strict=True)
-        return [each._replace(opens=found.get(key)) for each, key in pairs]
-
-    def close(self) -> None:
-        """Forget everything."""
-        self._db.close()
 
 
 class Ledger:
@@ -127,13 +106,37 @@ class Ledger:
     Every method that changes it is one transaction: on an error, nothing has changed.
     """
 
-    def __init__(self, lock: FolderLock, database: Database) -> None:
-        self._lock = lock
-        self._database = database
+    def __init__(self, lock: FolderLock, path: Path) -> None:
+        self._lock, self._path = lock, path
+        self._commits = 0
         self._rest: Iterator[Input] | None = None  # of a listing that is not read to its end
         self._is_distinct = False
         self._fingerprint = ""
-        self._openers: Openers | None = None  # of this listing, if any of its inputs needs one
+        self._has_openers = False  # whether any input of this listing needs one
+        with in_words(path):
+            self._connection = connect(path, "mode=rwc" if lock.native else "mode=rwc&nolock=1")
+            try:
+                self._prepare()
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def _prepare(self) -> None:
+        db = self._connection
+        # Needs no shared memory maps (NFS, Lustre); keeps other processes out between commits.
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        fresh = check(db, self._path)
+        db.execute("PRAGMA journal_mode = TRUNCATE")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA cache_size = -65536")
+        db.execute("PRAGMA temp.cache_size = -65536")
+        db.execute(_OPENERS)
+        self._commits = version_in(db) % COMMITS
+        if fresh:
+            with self.transaction():
+                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                for statement in STATEMENTS:
+                    db.execute(statement)
 
     @classmethod
     def open(cls, folder: Path, command: str = "") -> Self:
@@ -151,7 +154,7 @@ class Ledger:
             ) from error
         lock = FolderLock(folder / LOCK_NAME, command)
         try:
-            return cls(lock, Database(folder / NAME, locks=lock.native))
+            return cls(lock, folder / NAME)
         except BaseException:
             lock.close()
             raise
@@ -163,8 +166,7 @@ class Ledger:
     def close(self) -> None:
         """Close the file and release the folder; a second call does nothing."""
         try:
-            self._forget_openers()
-            self._database.close()
+            self._connection.close()
         finally:
             self._lock.close()
 
@@ -174,14 +176,52 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commit what the block does; if it raises, roll everything back."""
+        db = self._connection
+        with in_words(self._path):
+            try:
+                if db.in_transaction:  # Ctrl-C came before the one before could be rolled back
+                    db.execute("ROLLBACK")
+                db.execute("BEGIN IMMEDIATE")
+                yield db
+                self._commits = (self._commits + 1) % COMMITS
+                db.execute(f"PRAGMA user_version = {FORMAT * COMMITS + self._commits}")
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:  # SQLite itself rolls back when a disk is full
+                    db.execute("ROLLBACK")
+                raise
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """Return all rows of a query; the caller bounds their number with LIMIT."""
+        with in_words(self._path):
+            return fetch(self._connection, sql, parameters)
+
+    def backup(self, path: Path) -> None:
+        """Copy everything as of the last commit to a file, replacing an earlier copy."""
+        path.unlink(missing_ok=True)
+        with in_words(path), closing(connect(path, "mode=rwc")) as copy:
+            copy.execute("PRAGMA synchronous = OFF")
+            self._connection.backup(copy)
+
+    def load(self, path: Path) -> None:
+        """Replace the content by that of a `backup`; if that is unusable, change nothing."""
+        with in_words(path), closing(connect(path, "mode=ro")) as copy:
+            if check(copy, path) or copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
+                raise sqlite3.DatabaseError("the copy is incomplete")
+            copy.backup(self._connection)
+            self._commits = version_in(self._connection) % COMMITS
+
     def get_meta(self, key: str) -> str | None:
         """Return the value stored under `key`, or None."""
-        rows = self._database.rows("SELECT value FROM meta WHERE key = ?", (key,))
+        rows = self.rows("SELECT value FROM meta WHERE key = ?", (key,))
         return str(rows[0][0]) if rows else None
 
     def set_meta(self, key: str, value: str, **others: str) -> None:
         """Store strings under `key` and other keys; the ledger's own keys begin with "_"."""
-        with self._database.transaction() as db:
+        with self.transaction() as db:
             for name, text in {key: value, **others}.items():
                 put_meta(db, name, text)
 
@@ -194,14 +234,6 @@ class Ledger:
     def set_tables(self, tables: Mapping[str, bool]) -> None:
         """Store what `tables` returns; a table in another format was not written by a run."""
         self.set_meta("tables", json.dumps(dict(tables)))
-
-    def backup(self, path: Path) -> None:
-        """Write a copy of everything to a file, replacing it."""
-        self._database.backup(path)
-
-    def load(self, path: Path) -> None:
-        """Replace the content by that of a copy made by `backup`."""
-        self._database.load(path)
 
     def enrol(
         self,
@@ -224,8 +256,9 @@ class Ledger:
             read_on: Returns the rest of a listing with a fingerprint, from an ordinal on.
         """
         self._fingerprint = fingerprint if complete else ""
-        self._forget_openers()
-        with self._database.transaction() as db:
+        self._has_openers = False
+        with self.transaction() as db:
+            db.execute("DELETE FROM temp.openers")
             merged: Merged | None = None
             if read_on and self._fingerprint and self.get_meta(_MANIFEST) == fingerprint:
                 known = last_ordinal(db)
@@ -249,19 +282,15 @@ class Ledger:
                 self._fingerprint = ""
             if isinstance(one, SecretInput):
                 self._fingerprint = ""
-                self._openers = self._openers or Openers()
-                self._openers.add(one)
+                self._has_openers = True
+                row = key_of(one.source, one.row), one.opens
+                self._connection.execute("INSERT OR REPLACE INTO temp.openers VALUES(?, ?)", row)
             yield one
-
-    def _forget_openers(self) -> None:
-        if self._openers is not None:
-            self._openers.close()
-            self._openers = None
 
     @property
     def needs_listing(self) -> bool:
         """Return whether inputs have credentials, which only a new listing has."""
-        return self._openers is None and self.get_meta(_PRIVATE) == "1"
+        return not self._has_openers and self.get_meta(_PRIVATE) == "1"
 
     @property
     def is_listed(self) -> bool:
@@ -274,7 +303,7 @@ class Ledger:
         else:
             db.execute("DELETE FROM meta WHERE key = ?", (UNLISTED,))
         put_meta(db, _MANIFEST, self._fingerprint)
-        put_meta(db, _PRIVATE, "0" if self._openers is None else "1")
+        put_meta(db, _PRIVATE, "1" if self._has_openers else "0")
         self._rest = rest
 
     def _read_on(self) -> bool:
@@ -282,7 +311,7 @@ class Ledger:
         if self._rest is None:
             return False
         self._lock.check()
-        with self._database.transaction() as db:
+        with self.transaction() as db:
             _, rest = append(db, last_ordinal(db), self._rest, READ_ON)
             self._set_rest(db, rest)
             if rest is None and not self._is_distinct:
@@ -292,17 +321,15 @@ class Ledger:
     def free_contested(self) -> None:
         """Free the names that several inputs claimed, because all of those are tried again."""
         if self.get_meta("_contested") is not None:
-            with self._database.transaction() as db:
+            with self.transaction() as db:
                 db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
                 db.execute("DELETE FROM meta WHERE key = '_contested'")
 
     def unknown(self, names: Iterable[str]) -> list[str]:
         """Return those of the names that are no output's."""
-        query, sql = self._database.rows, "SELECT name FROM outputs WHERE name IN ({})"
-        listed = [*names]
-        known = {
-            name for part, marks in chunks(listed) for (name,) in query(sql.format(marks), part)
-        }
+        listed, sql = [*names], "SELECT name FROM outputs WHERE name IN ({})"
+        with in_words(self._path):
+            known = {name for (name,) in select_in(self._connection, sql, listed)}
         return [name for name in listed if name not in known]
 
     def own_files(self) -> list[str]:
@@ -312,7 +339,7 @@ class Ledger:
     def restart(self) -> None:
         """Forget everything; record that the outputs and tables are to be removed."""
         own = self.own_files()
-        with self._database.transaction() as db:
+        with self.transaction() as db:
             add_file_changes(db, map(FileChange, own))
             db.execute(
                 "INSERT INTO file_changes SELECT name, NULL FROM outputs WHERE ordinal IS NOT NULL"
@@ -322,7 +349,7 @@ class Ledger:
 
     def counts(self) -> Counts:
         """Return how many inputs are in which state, gone ones aside, in constant time."""
-        return counts_in(dict(self._database.rows("SELECT key, value FROM meta")))
+        return counts_in(dict(self.rows("SELECT key, value FROM meta")))
 
     def todo(self, last: int | None = None, *, failed_only: bool = False) -> Iterator[Todo]:
         """Yield the inputs to be tried in order, up to ordinal `last`; None for all.
@@ -331,14 +358,13 @@ class Ledger:
         """
         after = 0
         sql = (
-            "SELECT ordinal, source, row FROM inputs WHERE ordinal > ? "
-            "AND state IN (?, ?) ORDER BY ordinal LIMIT ?"
+            "SELECT ordinal, source, row, opens FROM inputs LEFT JOIN temp.openers "
+            "ON key = coalesce(row, source) "
+            "WHERE ordinal > ? AND state IN (?, ?) ORDER BY ordinal LIMIT ?"
         )
         states = (FAILED, FAILED) if failed_only else (TODO, FAILED)
         while True:
-            page = [Todo(*row) for row in self._database.rows(sql, (after, *states, _TODO_PAGE))]
-            if self._openers is not None:
-                page = self._openers.of(page)
+            page = [Todo(*row) for row in self.rows(sql, (after, *states, _TODO_PAGE))]
             if not page and (failed_only or not self._read_on()):
                 return
             for each in page:
@@ -349,7 +375,7 @@ class Ledger:
 
     def name_of(self, ordinal: int) -> str:
         """Return an input's name for messages: its path, or its row."""
-        return name_of(self._database.rows, ordinal)
+        return name_of(self.rows, ordinal)
 
     def record(self, done: Sequence[Done], failed: Sequence[FailedInput]) -> Recorded:
         """Commit the results of a batch of inputs that `todo` returned.
@@ -359,7 +385,7 @@ class Ledger:
         fail, whichever finished first, and their files in the folder are to be removed.
         """
         self._lock.check()
-        with self._database.transaction() as db:
+        with self.transaction() as db:
             db.execute("DELETE FROM file_changes")
             return record_results(db, done, failed)
 
@@ -368,35 +394,35 @@ class Ledger:
 
         Their other files, if published, are to be removed. Other file changes stay.
         """
-        with self._database.transaction() as db:
+        with self.transaction() as db:
             return take_back(db, unpublished)
 
     def file_changes(self) -> list[FileChange]:
         """Return the file changes that are not known to be done, in the order to perform them."""
         return [
             FileChange(*row)
-            for row in self._database.rows("SELECT name, staged FROM file_changes ORDER BY rowid")
+            for row in self.rows("SELECT name, staged FROM file_changes ORDER BY rowid")
         ]
 
     def clear_file_changes(self) -> None:
         """Forget the file changes; call it once they are done and durable."""
-        with self._database.transaction() as db:
+        with self.transaction() as db:
             db.execute("DELETE FROM file_changes")
 
     def failures(self, limit: int | None = None) -> Iterator[Failure]:
         """Yield the first failures in input order; `source` is the input's path, or its row."""
-        return islice(failures_in(self._database.rows), limit)
+        return islice(failures_in(self.rows), limit)
 
     def results(self) -> Iterator[InputRow]:
         """Yield the done inputs in order; each call starts again."""
         with reading("outputs"):
-            for each in listed_rows(self._database.rows, "state = 1"):
+            for each in listed_rows(self.rows, "state = 1"):
                 check_outputs(each.outputs)
                 yield each
 
     def listed(self) -> Iterator[InputRow]:
         """Yield the listed inputs in order, whatever their state."""
-        return listed_rows(self._database.rows)
+        return listed_rows(self.rows)
 
     def outputs(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, size in bytes and ordinal of every recorded output, gone inputs' too."""
@@ -411,15 +437,15 @@ class Ledger:
             "SELECT ordinal, outputs FROM inputs "
             "WHERE ordinal > ? AND ordinal <= 0 AND outputs IS NOT NULL ORDER BY ordinal LIMIT ?"
         )
-        for page in pages(self._database.rows, sql, after=_FIRST):
+        for page in pages(self.rows, sql, after=_FIRST):
             yield from page
-        for each in listed_rows(self._database.rows, "outputs IS NOT NULL"):
+        for each in listed_rows(self.rows, "outputs IS NOT NULL"):
             yield each.ordinal, each.outputs
 
     def mark_todo(self, ordinals: Iterable[int]) -> None:
         """Make inputs todo again; free their names and record the removal of their outputs."""
         wanted = list(ordinals)
-        with self._database.transaction() as db, changing(db, wanted) as before:
+        with self.transaction() as db, changing(db, wanted) as before:
             add_file_changes(db, [FileChange(name) for name in release(db, wanted)])
             was = Counter(before.values())
             change_counts(db, done=-was[DONE], failed=-was[FAILED])
@@ -430,7 +456,3 @@ class Ledger:
                     f"WHERE ordinal IN ({marks})",
                     part,
                 )
-
-    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
-        """Commit what the block does, for records with a module of their own."""
-        return self._database.transaction()

@@ -60,6 +60,12 @@ class _Lost(NamedTuple):
     seconds: float
     names: list[str]
 
+    def failed(self, message: str) -> FailedInput:
+        """Return the failure of the input, for this reason."""
+        kind, error = "output", "OutputError"
+        failure = Failure(kind, error, message, attempts=self.attempts, seconds=self.seconds)
+        return FailedInput(self.ordinal, failure)
+
 
 def record_results(
     db: sqlite3.Connection, done: Sequence[Done], failed: Sequence[FailedInput]
@@ -123,12 +129,8 @@ def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Rec
     reasons = {one.name: one.reason for one in unpublished}
     held = _held(db, reasons)
     owners = {ordinal: name for name, (ordinal, _) in reversed(held.items()) if ordinal is not None}
-    failed: list[FailedInput] = []
     with changing(db, owners):
-        for ordinal, attempts, seconds, _ in _recorded(db, owners):
-            failure = Failure("output", "OutputError", reasons[owners[ordinal]])
-            failure = failure._replace(attempts=attempts, seconds=seconds)
-            failed.append(FailedInput(ordinal, failure))
+        failed = [each.failed(reasons[owners[each.ordinal]]) for each in _recorded(db, owners)]
         names = release(db, [one.ordinal for one in failed])
         _write(db, [], failed, {})
     withdrawn = [*names, *reasons]
@@ -202,14 +204,12 @@ def _recorded(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[_Lost]:
 
 
 def _clash(db: sqlite3.Connection, lost: _Lost, name: str, other: int) -> FailedInput:
-    message = (
+    return lost.failed(
         f"output {name!r} is claimed by two inputs, this one and "
         f"{name_of(query_of(db), other) or 'another input'}\n"
         "  Neither is kept, nor any other output of theirs. Give out.file() names that differ, for "
         "example with the input's folder or row in them, and run again."
     )
-    failure = Failure("output", "OutputError", message)
-    return FailedInput(lost.ordinal, failure._replace(attempts=lost.attempts, seconds=lost.seconds))
 
 
 def _overwritten(db: sqlite3.Connection, held: dict[str, tuple[int | None, int]]) -> dict[str, int]:

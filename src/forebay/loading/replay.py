@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from forebay.base.batches import opened
 from forebay.base.formatting import counted
 from forebay.base.libraries import one_thread
 from forebay.base.randomness import generators_kept
-from forebay.base.trees import opened
 from forebay.errors import OptionError, shortened
 from forebay.loading.batch_job import BatchJob
 from forebay.loading.epochs import Pipeline

@@ -10,7 +10,7 @@ Nothing in the file depends on when, how often or by how many workers the inputs
 rows are read in groups of 65,536, so memory does not grow with the table.
 
 JSONL keeps each value as the function returned it; CSV and Parquet have one kind per column, as
-`table/formats.py` finds it. NaN and the infinities are kept as floats, but JSON has no such
+`base/table_formats.py` finds it. NaN and the infinities are kept as floats, but JSON has no such
 number, so they are null in JSONL and in all strings that hold JSON. A string that is not Unicode,
 such as the bytes of a foreign file name, is written with backslash escapes (`\udcff`).
 """
@@ -28,11 +28,11 @@ from typing import IO, Any
 
 from forebay.base.files import atomic_file
 from forebay.base.output_names import table_name
+from forebay.base.table_formats import FORMATS, GROUP_ROWS, NULL, Row, final_kind, widen_rows
 from forebay.errors import OutputError
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.outputs.folder import OutputFolder
-from forebay.table.formats import FORMATS, GROUP_ROWS, NULL, Row, final_kind, widen_rows
 
 # ---- kept rows -----------------------------------------------------------------------------------
 # The rows of a table between two passes: in memory, or compressed in a temporary file.

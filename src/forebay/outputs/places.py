@@ -19,11 +19,10 @@ from forebay.base.files import Store, is_url, local_path
 from forebay.base.output_names import PRIVATE, SHARD_BYTES, recorded_name
 from forebay.base.process import LONGEST_WAIT_S, join, wait_until
 from forebay.errors import BusyError, ForebayError, LedgerError, OutputError, shown_location
-from forebay.ledger.database import DAMAGES, NAME
+from forebay.ledger.database import DAMAGES, NAME, Snapshot, read_snapshot
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.lock import Holder
 from forebay.ledger.records import FileChange, FileFields, Unpublished
-from forebay.ledger.snapshot import Snapshot, read_snapshot
 from forebay.outputs.folder import OutputFolder
 from forebay.outputs.staging import Output, Staging
 from forebay.pools.events import Refusal
@@ -387,7 +386,7 @@ def open_place(output: str | os.PathLike[str]) -> OutputFolder:
 
 @contextmanager
 def newest_ledger(output: str | os.PathLike[str]) -> Iterator[tuple[Path, Holder | None]]:
-    """Find the ledger of a place, to be read from outside with `forebay.ledger.snapshot`.
+    """Find the ledger of a place, to be read from outside with `forebay.ledger.database`.
 
     That of a URL is the local one, or else a copy of that in the bucket, whichever is newer.
     """

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from forebay.base import trees
-from forebay.base.batches import halves, moved
+from forebay.base.batches import halves, leaves, moved
 from forebay.base.torch_internals import version_of
 from forebay.devices.device import Device, device_of
 from forebay.errors import OptionError
@@ -158,7 +157,7 @@ class Bisection:
 
 def _state(batch: Any) -> list[tuple[Any, ...]]:
     """Return a list that differs after a batch was changed, in place or as a container."""
-    return [(id(leaf), _version(leaf)) for leaf in trees.leaves(batch)]
+    return [(id(leaf), _version(leaf)) for leaf in leaves(batch)]
 
 
 def _version(leaf: Any) -> object:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import torch
 from pyarrow import parquet
 
-from forebay.base import trees
 from forebay.base.arrow_arrays import array_of, array_of_numpy, check_memory
+from forebay.base.batches import leaves, mapped
 from forebay.base.formatting import counted
 from forebay.devices.device import Device
 from forebay.errors import FailuresError, OptionError, OutputError
@@ -46,10 +46,10 @@ Wait = Callable[[], None]
 
 def copy_from_gpu(outputs: Any) -> tuple[Any, Wait] | None:
     """Start to copy outputs that are on a GPU to page-locked memory; None if none are."""
-    device = next((each.device for each in trees.leaves(outputs) if _is_on_gpu(each)), None)
+    device = next((each.device for each in leaves(outputs) if _is_on_gpu(each)), None)
     if device is None:
         return None
-    copies = trees.mapped(_copied, outputs)
+    copies = mapped(_copied, outputs)
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return copies, event.synchronize

@@ -27,7 +27,7 @@ from forebay.caching.writer import ShardWork, line_of, sample_failure, specs_of,
 from forebay.errors import FailuresError, InputError, OptionError
 from forebay.failures import Failure, short_tracebacks
 from forebay.ledger.database import reading
-from forebay.ledger.snapshot import read_entries
+from forebay.ledger.inputs import read_entries
 from forebay.options import PreprocessOptions, Ray
 from forebay.runs.fingerprint import Fingerprint, describe_bases
 from forebay.runs.ranges import (

@@ -30,10 +30,17 @@ from forebay.base.formatting import counted
 from forebay.errors import ChangedError, InputError
 from forebay.failures import Failure, failure_from_json, failure_to_json
 from forebay.inputs.listing import Listing, identity_of, name_text
-from forebay.ledger.database import DONE, FAILED, TODO, reading
-from forebay.ledger.inputs import InputRow
+from forebay.ledger.database import (
+    DONE,
+    FAILED,
+    TODO,
+    Snapshot,
+    read_failures,
+    read_snapshot,
+    reading,
+)
+from forebay.ledger.inputs import InputRow, read_entries
 from forebay.ledger.records import Counts, Input
-from forebay.ledger.snapshot import Snapshot, read_entries, read_failures, read_snapshot
 from forebay.observe.progress import Progress, label_of, log_samples_failed
 from forebay.outputs.places import newest_ledger
 from forebay.runs.fingerprint import Extents

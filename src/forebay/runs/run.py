@@ -26,7 +26,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from forebay.base import process
-from forebay.base.files import Download, location_text
+from forebay.base.files import download, location_text
 from forebay.base.output_names import PRIVATE, table_name
 from forebay.base.process import ProcessTimes, fewer_collections
 from forebay.base.randomness import ThreadTurns, generators_kept, generators_restored
@@ -275,7 +275,7 @@ class Session:
         self._kind, self._user = kind, (name_of_work(self._work, kind, save), call)
         if self._has_table:
             self._table.check(self.options.metadata)
-        fetch = Download(self.folder.private / "staging" / "fetched")
+        fetch = partial(download, folder=self.folder.private / "staging" / "fetched")
         work = self._work if doing is None else doing
         turns = ThreadTurns() if self.options.backend == "thread" else None
         job = PreprocessJob(

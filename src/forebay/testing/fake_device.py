@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.base import trees
+from forebay.base.batches import mapped
 from forebay.devices.device import Copy, Event
 
 # What memory contains before anything is copied to it.
@@ -209,7 +209,7 @@ class FakeDevice:
 
     def moved(self, batch: Any) -> Any:
         """See `Device`."""
-        return trees.mapped(self._moved, batch)
+        return mapped(self._moved, batch)
 
     def _moved(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or self.holds(leaf):

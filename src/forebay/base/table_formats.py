@@ -88,22 +88,13 @@ def widen(kind: Kind, value: Any) -> Kind:
     return join(kind, kind_of(value))
 
 
-def widen_row(kinds: dict[str, Kind], row: Row) -> None:
-    """Widen each column's kind by its value in `row`; new columns come at the end."""
-    for name, value in row.items():
-        kind = kinds.get(name, NULL)
-        if type(value) is not str or kind is not STR:  # most columns hold strings
-            kinds[name] = widen(kind, value)
-
-
 def widen_rows(kinds: dict[str, Kind], rows: Sequence[Row]) -> None:
-    """Widen each column's kind by its values in all of the rows, as `widen_row` does."""
-    if not rows:
-        return
-    first = rows[0]
+    """Widen each column's kind by its values in the rows; new columns come at the end."""
+    first = rows[0] if rows else {}
     if any(row.keys() != first.keys() for row in rows):
         for row in rows:
-            widen_row(kinds, row)
+            for name, value in row.items():
+                kinds[name] = widen(kinds.get(name, NULL), value)
         return
     for name in first:  # the usual case: the kinds of a column are those of its types
         values = [row[name] for row in rows]
@@ -259,8 +250,9 @@ def table_of(rows: Callable[[], Iterator[Row]]) -> pyarrow.Table:
     import pyarrow
 
     kinds: dict[str, Kind] = {}
-    for row in rows():
-        widen_row(kinds, row)
+    every = rows()
+    while group := list(islice(every, GROUP_ROWS)):
+        widen_rows(kinds, group)
     final = {name: final_kind(kind) for name, kind in kinds.items()}
     return pyarrow.Table.from_batches(batches(final, rows()), schema_of(final))
 

@@ -1,1 +1,0 @@
-"""Table formats: the types of columns, and how CSV, JSONL and Parquet are read and written."""
