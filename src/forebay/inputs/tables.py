@@ -35,7 +35,7 @@ from forebay.base.files import (
 from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.errors import InputError, shortened
 from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in, shown_input
-from forebay.outputs.packed_reader import packed_identity
+from forebay.outputs.shards import packed_identity
 from forebay.table.formats import (
     LocatedRow,
     Row,

@@ -121,8 +121,7 @@ def predict(
         WorkerDiedError: A factory's worker died repeatedly on the same part.
     """
     from forebay.devices.device import check_device, device_of
-    from forebay.predicting.model import evaluating, is_factory
-    from forebay.predicting.parts import CompletedParts
+    from forebay.predicting.parts import CompletedParts, evaluating, is_factory
     from forebay.predicting.reader import reader_of, table_of
 
     began = time.monotonic()
