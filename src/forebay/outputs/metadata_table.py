@@ -1,7 +1,7 @@
 """The metadata table: the rows of each input, in input order; identical bytes in every run.
 
     pass 1   read every row, find the columns and their kinds
-    pass 2   read every row again, as `KeptRows` kept it, and write it
+    pass 2   write every row: the same ones of a short table, others after reading them again
 
 The columns are the manifest's, `source`, `destination`, then the user's keys as they first appear.
 If the manifest is the table of an earlier step, this step's `source` is that step's `destination`;
@@ -18,13 +18,11 @@ such as the bytes of a foreign file name, is written with backslash escapes (`\u
 from __future__ import annotations
 
 import json
-import tempfile
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from forebay.base.files import atomic_file
 from forebay.base.output_names import table_name
@@ -33,52 +31,6 @@ from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.outputs.folder import OutputFolder
 from forebay.table.formats import FORMATS, GROUP_ROWS, NULL, Row, final_kind, widen_rows
-
-# ---- kept rows -----------------------------------------------------------------------------------
-# The rows of a table between two passes: in memory, or compressed in a temporary file.
-
-
-class KeptRows:
-    """Rows that are added once and read once, in the same order."""
-
-    def __init__(self, folder: Path, in_memory: int) -> None:
-        self._folder, self._in_memory = folder, in_memory
-        self._pages: list[Sequence[Row]] = []
-        self._file: IO[bytes] | None = None
-        self._sizes: list[int] = []
-        self._count = 0
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """Add rows, whose values JSON has."""
-        self._count += len(rows)
-        if self._file is None and self._count <= self._in_memory:
-            self._pages.append(rows)
-            return
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - see `close`
-            while self._pages:
-                self._write(self._pages.pop(0))
-        self._write(rows)
-
-    def __iter__(self) -> Iterator[Row]:
-        """Yield the rows."""
-        return chain.from_iterable(self._pages if self._file is None else self._read(self._file))
-
-    def close(self) -> None:
-        """Remove the temporary file."""
-        if self._file is not None:
-            self._file.close()
-
-    def _write(self, rows: Sequence[Row]) -> None:
-        assert self._file is not None, "there are many rows"
-        body = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
-        self._file.write(body)
-        self._sizes.append(len(body))
-
-    def _read(self, file: IO[bytes]) -> Iterator[Sequence[Row]]:
-        file.seek(0)
-        return (json.loads(zlib.decompress(file.read(size))) for size in self._sizes)
-
 
 # ---- metadata table ------------------------------------------------------------------------------
 
@@ -90,27 +42,27 @@ _PAGE_CHARACTERS = 1 << 20
 
 
 def write_metadata(
-    path: Path, form: str, columns: tuple[str, ...], records: Iterable[Record]
+    path: Path, form: str, columns: tuple[str, ...], records: Callable[[], Iterable[Record]]
 ) -> None:
     """Write the table in one step, replacing an earlier one.
 
     Args:
-        records: Source, the manifest's row as a JSON object or None, and metadata as a JSON list of
-            objects, of each input. A key of the metadata that is also a column replaces the
-            column's value.
+        records: Returns source, the manifest's row as a JSON object or None, and metadata as a JSON
+            list of objects, of each input; the same ones each time. A key of the metadata that is
+            also a column replaces the column's value.
     """
     front = [name for name in columns if name not in ("source", "destination")]
     own = ["origin", "source"] if _adds_origin(columns) else ["source"]
     kinds = dict.fromkeys([*front, *own, "destination"], NULL)
-    rows = _rows(records, columns)
+    rows, kept, count = _rows(records(), columns), list[Row](), 0
     try:
-        with closing(KeptRows(path.parent, GROUP_ROWS)) as kept:
-            while page := list(islice(rows, PAGE_ROWS)):
-                widen_rows(kinds, page)
-                kept.add(page)
-            final = {name: final_kind(kind) for name, kind in kinds.items()}
-            with atomic_file(path) as file:
-                FORMATS[form].write(file, final, iter(kept))
+        while page := list(islice(rows, PAGE_ROWS)):
+            widen_rows(kinds, page)
+            count += len(page)
+            kept = [*kept, *page] if count <= GROUP_ROWS else []
+        final = {name: final_kind(kind) for name, kind in kinds.items()}
+        with atomic_file(path) as file:
+            FORMATS[form].write(file, final, iter(kept or _rows(records(), columns)))
     except (OSError, MemoryError) as error:
         raise OutputError(
             f"the metadata table {path} cannot be written: "
@@ -204,7 +156,7 @@ class LedgerTable:
         name = table_name(form)
 
         def write(path: Path) -> None:
-            write_metadata(path, form, self._columns(), self._records(kind))
+            write_metadata(path, form, self._columns(), partial(self._records, kind))
 
         try:
             self._folder.write_table(name, write, replaces=form in self._formats)
@@ -227,7 +179,7 @@ class LedgerTable:
         with reading("columns"):
             return tuple(map(str, json.loads(self._ledger.get_meta("columns") or "[]")))
 
-    def _records(self, kind: str) -> Iterator[tuple[str | int, str | None, str]]:
+    def _records(self, kind: str) -> Iterator[Record]:
         for _, source, row, *_, metadata, _ in self._ledger.results():
             if kind != "indices":
                 yield source, row, metadata
