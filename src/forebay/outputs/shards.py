@@ -25,8 +25,8 @@ import sqlite3
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -76,100 +76,31 @@ _BY_NAME = "CREATE UNIQUE INDEX members_by_name ON members(name)"
 _SELECT = "SELECT name, size, shard, offset, crc FROM members "
 
 
-class IndexWriter:
-    """Writes an index; a context manager."""
-
-    def __init__(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        self._path = path
-        with in_words(path):
-            self._db = connect(path, "mode=rwc&nolock=1")
-            self._db.execute("PRAGMA journal_mode = OFF")
-            self._db.execute("PRAGMA synchronous = OFF")  # the output folder is flushed as a whole
-            self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            self._db.execute("BEGIN")
-            self._db.execute(_TABLE)
-
-    def __enter__(self) -> IndexWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._db.close()
-
-    def add(self, members: Iterable[PackedMember]) -> None:
-        """Add members, in any order; call it once."""
-        with in_words(self._path):
-            self._db.executemany("INSERT INTO members VALUES(?, ?, ?, ?, ?)", members)
-            try:
-                self._db.execute(_BY_NAME)  # last: one external sort
-            except sqlite3.IntegrityError as error:
-                raise LedgerError(
-                    "the ledger records two packed outputs with the same name\n"
-                    "  It is damaged. Nothing was changed. Restore a copy of it, or use another "
-                    "output folder."
-                ) from error
-
-    def of_shard(self, number: int) -> Iterator[PackedMember]:
-        """Yield the members of a shard, in the order of their offsets."""
-        with in_words(self._path):
-            sql = f"{_SELECT}WHERE shard = ? ORDER BY offset"
-            yield from (PackedMember(*row) for row in self._db.execute(sql, (number,)))
-
-    def move(self, places: Mapping[str, tuple[int, int]]) -> None:
-        """Give members other places: shard and offset by name."""
-        rows = ((shard, offset, name) for name, (shard, offset) in places.items())
-        with in_words(self._path):
-            self._db.executemany("UPDATE members SET shard = ?, offset = ? WHERE name = ?", rows)
-
-    def complete(self) -> None:
-        """Write everything to the file."""
-        with in_words(self._path):
-            self._db.execute("COMMIT")
+@contextmanager
+def _new_index(path: Path) -> Iterator[sqlite3.Connection]:
+    """Write an index: give its connection, in a transaction that ends with the block."""
+    path.unlink(missing_ok=True)
+    with in_words(path), closing(connect(path, "mode=rwc&nolock=1")) as db:
+        db.execute("PRAGMA journal_mode = OFF")
+        db.execute("PRAGMA synchronous = OFF")  # the output folder is flushed as a whole
+        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        db.execute("BEGIN")
+        db.execute(_TABLE)
+        yield db
+        db.execute("COMMIT")
 
 
-class MemberIndex:
-    """An index that is read, by one thread of one process."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._db = connect(path, "mode=ro&immutable=1")
-        except (sqlite3.Error, LedgerError) as error:
-            raise self._damaged(error) from error
-        try:
-            (application,) = self._db.execute("PRAGMA application_id").fetchone()
-            found = self._db.execute("SELECT sql FROM sqlite_master ORDER BY rowid").fetchall()
-            # A view or a trigger could do anything.
-            if application != _APPLICATION_ID or found != [(_TABLE,), (_BY_NAME,)]:
-                raise sqlite3.DatabaseError("it is not an index of packed outputs")
-        except sqlite3.Error as error:
-            self._db.close()
-            raise self._damaged(error) from error
-
-    def find(self, name: str) -> PackedMember | None:
-        """Return the place of a packed output; None if there is none of that name."""
-        try:
-            row = self._db.execute(f"{_SELECT}WHERE name = ?", (name,)).fetchone()
-        except UnicodeEncodeError:  # no packed output has such a name
-            return None
-        except sqlite3.Error as error:
-            raise self._damaged(error) from error
-        if row is None:
-            return None
-        if any(type(each) is not int or each < 0 for each in row[1:]):
-            raise self._damaged(ValueError(f"the record of {name!r}"))
-        return PackedMember(*row)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
-
-    def _damaged(self, error: Exception) -> InputError:
-        return InputError(
-            f"the index of packed outputs, {str(self._path)!r}, cannot be read: {error}\n"
-            "  Remove the table of metadata, and make the call again that made the outputs: it "
-            "writes both."
-        )
+def _add_members(index: sqlite3.Connection, members: Iterable[PackedMember]) -> None:
+    """Add all members to an index, in any order."""
+    index.executemany("INSERT INTO members VALUES(?, ?, ?, ?, ?)", members)
+    try:
+        index.execute(_BY_NAME)  # last: one external sort
+    except sqlite3.IntegrityError as error:
+        raise LedgerError(
+            "the ledger records two packed outputs with the same name\n"
+            "  It is damaged. Nothing was changed. Restore a copy of it, or use another output "
+            "folder."
+        ) from error
 
 
 # ---- completion ----------------------------------------------------------------------------------
@@ -203,14 +134,13 @@ def complete_shards(ledger: Ledger, root: str, flush: Callable[[], None]) -> Non
     _check_folder(files, known)
     try:
         files.opened.mkdir(exist_ok=True)
-        with IndexWriter(files.opened / MEMBER_INDEX) as index:
+        with _new_index(files.opened / MEMBER_INDEX) as index:
             extents: defaultdict[int, _Extent] = defaultdict(_Extent)
-            index.add(_measured(recorded_members(ledger), extents))
+            _add_members(index, _measured(recorded_members(ledger), extents))
             live = {
                 _completed(number, extent, files, index, ledger, flush)
                 for number, extent in sorted(extents.items())
             }
-            index.complete()
         flush()
         _publish(frozenset(live), known, files, ledger)
         flush()
@@ -268,7 +198,7 @@ def _completed(
     number: int,
     extent: _Extent,
     files: ShardFiles,
-    index: IndexWriter,
+    index: sqlite3.Connection,
     ledger: Ledger,
     flush: Callable[[], None],
 ) -> int:
@@ -292,10 +222,12 @@ def _completed(
             return number
         new, copy = files.create()
         with copy:
-            places = _copied(file, index.of_shard(number), new, copy)
+            rows = index.execute(f"{_SELECT}WHERE shard = ? ORDER BY offset", (number,))
+            places = _copied(file, map(PackedMember._make, rows), new, copy)
     flush()  # first, or after a power cut the ledger might name a copy that is not on the disk
     move_members(ledger, places)
-    index.move(places)
+    moved = ((shard, offset, name) for name, (shard, offset) in places.items())
+    index.executemany("UPDATE members SET shard = ?, offset = ? WHERE name = ?", moved)
     return new
 
 
@@ -451,7 +383,7 @@ def _found(path: str) -> tuple[_Reader, PackedMember] | None:
     parts = path.split("/")
     for at in range(len(parts) - 1):
         if parts[at] == PACKED and (reader := _reader("/".join(parts[: at + 1]))) is not None:
-            member = reader.index.find("/".join(parts[at:]))
+            member = reader.find("/".join(parts[at:]))
             if member is not None:
                 return reader, member
     return None
@@ -460,9 +392,23 @@ def _found(path: str) -> tuple[_Reader, PackedMember] | None:
 class _Reader:
     """Reads the packed outputs in one folder, in one thread of one process."""
 
-    def __init__(self, folder: str, index: MemberIndex) -> None:
-        self.index = index
+    def __init__(self, folder: str, path: Path, index: sqlite3.Connection) -> None:
+        self._path, self._index = path, index
         self._shards = OpenShards(lambda number: Path(folder, shard_name(number)))
+
+    def find(self, name: str) -> PackedMember | None:
+        """Return the place of a packed output; None if there is none of that name."""
+        try:
+            row = self._index.execute(f"{_SELECT}WHERE name = ?", (name,)).fetchone()
+        except UnicodeEncodeError:  # no packed output has such a name
+            return None
+        except sqlite3.Error as error:
+            raise _damaged_index(self._path, error) from error
+        if row is None:
+            return None
+        if any(type(each) is not int or each < 0 for each in row[1:]):
+            raise _damaged_index(self._path, ValueError(f"the record of {name!r}"))
+        return PackedMember(*row)
 
     def read(self, member: PackedMember) -> bytes:
         """Return a packed output."""
@@ -483,11 +429,37 @@ class _Reader:
     def close(self) -> None:
         """Close the index and the shards."""
         self._shards.close()
-        self.index.close()
+        self._index.close()
 
     def __del__(self) -> None:
         """Close them when the thread has ended."""
         self.close()
+
+
+def _opened_index(path: Path) -> sqlite3.Connection:
+    """Open an index for reading, by one thread of one process."""
+    try:
+        db = connect(path, "mode=ro&immutable=1")
+    except (sqlite3.Error, LedgerError) as error:
+        raise _damaged_index(path, error) from error
+    try:
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+        found = db.execute("SELECT sql FROM sqlite_master ORDER BY rowid").fetchall()
+        # A view or a trigger could do anything.
+        if application != _APPLICATION_ID or found != [(_TABLE,), (_BY_NAME,)]:
+            raise sqlite3.DatabaseError("it is not an index of packed outputs")
+    except sqlite3.Error as error:
+        db.close()
+        raise _damaged_index(path, error) from error
+    return db
+
+
+def _damaged_index(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"the index of packed outputs, {str(path)!r}, cannot be read: {error}\n"
+        "  Remove the table of metadata, and make the call again that made the outputs: it writes "
+        "both."
+    )
 
 
 def _reader(folder: str) -> _Reader | None:
@@ -502,7 +474,8 @@ def _reader(folder: str) -> _Reader | None:
     if reader is None or kept != identity:
         if reader is not None:
             reader.close()
-        reader = _Reader(folder, MemberIndex(Path(folder, MEMBER_INDEX)))
+        path = Path(folder, MEMBER_INDEX)
+        reader = _Reader(folder, path, _opened_index(path))
         readers[folder] = identity, reader
     return reader
 
