@@ -337,7 +337,7 @@ def check_number_of_parts(samples: int, size: int) -> None:
 class MadeHere(NamedTuple):
     """What a run needs whose parts are made in this process, by a model that is here."""
 
-    parts: list[int]
+    parts: list[range]
     advance: Callable[[int, int], None]
     trace: Trace
 
@@ -380,11 +380,12 @@ class PartWork:
             raise Refusal("stop") from error
 
     def _written(self, row: dict[str, int], out: Any) -> Any:
-        part = row["first"] // self._reader.part_size
+        part = range(row["first"], row["first"] + row["count"])
+        name = part_name(part.start // self._reader.part_size)
         failures: list[Failure] = []
         rows = 0
-        with PartWriter(lambda: out.file(part_name(part)), self._table) as writer:
-            for outcome in in_host_memory(self._outcomes(part, row["count"])):
+        with PartWriter(lambda: out.file(name), self._table) as writer:
+            for outcome in in_host_memory(self._outcomes(part)):
                 if isinstance(outcome, Predicted):
                     self._take(outcome, writer)
                     rows += len(outcome.indices)
@@ -405,9 +406,9 @@ class PartWork:
         if self._reading is not None:
             self._reading.close()  # type: ignore[attr-defined]
 
-    def _outcomes(self, part: int, count: int) -> Iterator[Predicted | Failure]:
+    def _outcomes(self, part: range) -> Iterator[Predicted | Failure]:
         """Yield the outputs or failures for the samples of a part."""
-        here = self._here
+        here, count = self._here, len(part)
         if self._model is None:
             model = self._model_or_factory() if here is None else self._model_or_factory
             self._model = Model(model, self._device)

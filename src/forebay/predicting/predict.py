@@ -138,7 +138,7 @@ def predict(
         locals(),
         num_workers=reader.num_workers if has_factory else 0,
         backend=reader.backend if has_factory else "process",
-        timeout=reader.timeout * reader.batches_in_part or None if has_factory else None,
+        timeout=(reader.timeout or None) if has_factory else None,
         retries=1 if has_factory else 0,
         on_error="raise",
     )
@@ -208,9 +208,13 @@ def _process_parts(
 
     recorded = recorded_cut(session)
     size = reader.part_size if recorded is None else recorded.size
-    check_number_of_parts(reader.samples, size)
+    samples = len(reader.dataset)
+    check_number_of_parts(samples, size)
     reader = replace(reader, part_size=size, batch_size=min(reader.batch_size, size))
-    cut = Cut(reader.samples, size)
+    if session.options.timeout is not None:  # for a batch, and a worker's task is a part
+        timeout = session.options.timeout * -(-size // reader.batch_size)
+        session.options = replace(session.options, timeout=timeout)
+    cut = Cut(samples, size)
     if isinstance(listed, Samples):
         listing = sample_ranges(session, cut, listed.of(session))
     else:
@@ -219,13 +223,13 @@ def _process_parts(
     ledger = session.ledger
     before = CompletedParts.of(ledger.results())
     again = before.failing if retry_failed else []
-    todo = sorted([*ledger.todo(reader.samples), *again])
+    todo = sorted([*ledger.todo(samples), *again])
     if not todo:
         session.remember_work()
         return before.samples, partial(reader.diagnosis, trace)
     resumed = before.samples - sum(range_of(each.row)[1] for each in again)
     progress = SampleProgress(session, cut, resumed, by_batch=not has_factory)
-    parts = [range_of(each.row)[0] // size for each in todo]
+    parts = [range(first, first + count) for first, count in (range_of(each.row) for each in todo)]
     work = PartWork(
         reader,
         model,
