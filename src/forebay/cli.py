@@ -168,6 +168,12 @@ def arguments_of(settings: dict[str, Any]) -> dict[str, Any]:
     return given | {"progress": not given.pop("quiet")}
 
 
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(forebay.__version__, prog_name="forebay")
+def cli() -> None:
+    """Prepare data: run a function on every input, on every core, resumably."""
+
+
 # ---- cli look ------------------------------------------------------------------------------------
 
 INTERRUPTED = 130
@@ -177,7 +183,7 @@ WATCH_S = 2.0
 PLAIN_COLUMNS = 110
 
 
-@click.command("status", short_help="Show the progress of a run.")
+@cli.command("status", short_help="Show the progress of a run.")
 @click.argument("output", type=PATH)
 @click.option("--watch", is_flag=True, help="Look again every 2 seconds, until the run ends.")
 def status_command(output: str, watch: bool) -> int:
@@ -203,7 +209,7 @@ def status_command(output: str, watch: bool) -> int:
             return INTERRUPTED
 
 
-@click.command("failures", short_help="List failed inputs or samples.")
+@cli.command("failures", short_help="List failed inputs or samples.")
 @click.argument("output", type=PATH)
 @click.option("--traceback", is_flag=True, help="Show the traceback of each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
@@ -227,7 +233,7 @@ def failures_command(output: str, traceback: bool, as_json: bool, summary: bool)
     return 0
 
 
-@click.command("top", short_help="Watch loaders and runs on this machine.")
+@cli.command("top", short_help="Watch loaders and runs on this machine.")
 @click.argument("target", metavar="[PID | OUTPUT]", required=False, type=PATH)
 @click.option("--once", is_flag=True, help="Print once and end, as when stdout is not a terminal.")
 def top_command(target: str | None, once: bool) -> int:
@@ -245,7 +251,7 @@ def top_command(target: str | None, once: bool) -> int:
     return 0
 
 
-@click.command("compare", short_help="Show what differs in two reports.")
+@cli.command("compare", short_help="Show what differs in two reports.")
 @click.argument("first", metavar="A.html", type=PATH)
 @click.argument("second", metavar="B.html", type=PATH)
 @click.option("--save", metavar="FILE.html", type=PATH, help="Write it as HTML, too.")
@@ -302,12 +308,6 @@ DONE, COULD_NOT_RUN, USAGE, FAILURES = 0, 1, 2, 3
 _CONTINUED = ("preprocess", "predict", "retry")
 # The arguments of `retry`, by the entry point that made the folder.
 _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": ["DATASET"]}
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(forebay.__version__, prog_name="forebay")
-def cli() -> None:
-    """Prepare data: run a function on every input, on every core, resumably."""
 
 
 @cli.command("preprocess", short_help="Run a function on every input.")
@@ -435,10 +435,6 @@ def verify_command(output: str) -> int:
     if result.damaged:
         click.echo(f"{counted(len(result.damaged), 'input')} will be redone by the next run")
     return DONE if result.is_sound and not lost else FAILURES
-
-
-for command in (status_command, failures_command, top_command, compare_command):
-    cli.add_command(command)
 
 
 def main() -> NoReturn:

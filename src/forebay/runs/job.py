@@ -31,9 +31,7 @@ from forebay.pools.events import Answer, Assignment, Refusal
 # The rows of the metadata table in what a function returned, as JSON. PURE.
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-# Tuples, since `list | tuple | dict` would be a new object each time.
 _SCALARS = (str, bytes, os.PathLike)
-_NESTED = (list, tuple, dict)
 
 
 def rows_of(returned: Any) -> list[dict[str, Any]] | None:
@@ -88,13 +86,7 @@ def encode(
         rows = [{"destination": name} for name in names] or [{}]
     elif len(names) == 1:
         rows = [row if "destination" in row else {"destination": names[0], **row} for row in rows]
-
-    for row in rows:
-        for column, value in row.items():
-            if type(value) is str:
-                row[column] = final_name(value) or shown_values(value)
-            elif isinstance(value, _NESTED):
-                row[column] = _named(value, final_name)
+    rows = [{column: _named(value, final_name) for column, value in row.items()} for row in rows]
     try:
         return _ENCODER.encode(rows)  # the usual case, which is much faster
     except (TypeError, ValueError):
@@ -126,7 +118,7 @@ def _plain(final_name: Callable[[str], str | None], value: Any) -> Any:
 def _named(value: Any, final_name: Callable[[str], str | None]) -> Any:
     if type(value) is str:
         return final_name(value) or shown_values(value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):  # `list | tuple` would be made each time
         return [_named(one, final_name) for one in value]
     if isinstance(value, dict):
         return {key: _named(one, final_name) for key, one in value.items()}
