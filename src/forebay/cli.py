@@ -35,12 +35,12 @@ from forebay.failures import Failure, grouped
 from forebay.options import BACKENDS, Ray
 from forebay.outputs.places import open_place, snapshot_of
 from forebay.predicting.predict import predict
-from forebay.runs.commits import perform_pending
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.preprocess import preprocess, retry
 from forebay.runs.ranges import read_run_state, verb_of
 from forebay.runs.report import lines_by_error
 from forebay.runs.report import verify as verify_outputs
+from forebay.runs.results import perform_pending
 from forebay.runs.source_code import load_work, parse_reference
 from forebay.show.comparison import compare
 from forebay.show.top import Signs, live_views, signs_for, text_of, watch

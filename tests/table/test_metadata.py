@@ -15,8 +15,8 @@ from pyarrow import parquet
 
 from forebay.errors import InputError, OutputError
 from forebay.inputs.tables import read_table
-from forebay.outputs import metadata_table as module
-from forebay.outputs.metadata_table import write_metadata
+from forebay.runs import results as module
+from forebay.runs.results import write_metadata
 from forebay.table.formats import (
     FLOAT,
     INT,

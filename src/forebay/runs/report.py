@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,25 +28,6 @@ if TYPE_CHECKING:  # what few reports are asked for is imported when it is
 
     from forebay.ledger.inputs import Enrolment
     from forebay.observe.diagnosis import Diagnosis
-
-
-class Later:
-    """What few reports are asked for: made then, or when the report is pickled, and kept."""
-
-    def __init__(self, **makers: Callable[[], Any]) -> None:
-        self._makers, self._made = makers, dict[str, Any]()
-
-    def get(self, name: str) -> Any:
-        """Return a value by its name."""
-        if name not in self._made:
-            self._made[name] = self._makers[name]()
-            del self._makers[name]  # it holds what the value is made of
-        return self._made[name]
-
-    def __getstate__(self) -> dict[str, Any]:
-        for name in [*self._makers]:
-            self.get(name)
-        return vars(self)
 
 
 def diagnosed(times: dict[str, Any]) -> Diagnosis:
@@ -193,9 +175,13 @@ def lines_by_error(groups: Iterable[Group], examples: int | None = None) -> list
     return lines
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class RunReport:
-    """What a run returns. Counts are of inputs or of samples."""
+    """What a run returns. Counts are of inputs or of samples.
+
+    Attributes:
+        later: Functions by the names of what few reports are asked for.
+    """
 
     output: Path | str
     done: int
@@ -203,21 +189,24 @@ class RunReport:
     resumed: int
     failures: tuple[Failure, ...]
     elapsed_s: float
-    later: Later = field(compare=False)
+    later: Mapping[str, Callable[[], Any]] = field(compare=False)
     decisions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def diagnosis(self) -> Diagnosis:
-        """What the run waited for; made when it is asked for."""
-        found: Diagnosis = self.later.get("diagnosis")
+        """What the run waited for; made when it is asked for, or when the report is pickled."""
+        found: Diagnosis = self.later["diagnosis"]()
         return found
 
-    @property
+    @cached_property
     def details(self) -> Mapping[str, Any]:
-        """What `save` shows besides the counts; made when it is asked for."""
-        found: Mapping[str, Any] = self.later.get("details")
+        """What `save` shows besides the counts; made as `diagnosis` is."""
+        found: Mapping[str, Any] = self.later["details"]()
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"diagnosis": self.diagnosis, "details": self.details, "later": {}}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report to a self-contained HTML file: throughput, durations, failures.
@@ -262,7 +251,7 @@ class RunReport:
         return summary(title, facts, self.failures, self.failed)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class Report(RunReport):
     """The result of `preprocess`; its `repr` is a summary.
 
@@ -311,7 +300,7 @@ class Report(RunReport):
         return self._html("preprocess", "done", places)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class PredictionReport(RunReport):
     """The result of `predict`; its `repr` is a summary.
 
