@@ -362,11 +362,7 @@ class OutputFolder:
         return sorted(found)
 
     def _names(self, refuse: Callable[[OSError], None]) -> Iterator[str]:
-        """Yield the name of every file, forebay's own left out.
-
-        Args:
-            refuse: Called for a folder that cannot be read.
-        """
+        """Yield each file's name, forebay's own left out; call `refuse` where it cannot be read."""
         folders = [""]
         while folders:
             folder = folders.pop()

@@ -413,15 +413,13 @@ class _Reader:
     def read(self, member: PackedMember) -> bytes:
         """Return a packed output."""
         try:
-            file = self._shards[member.shard]
-            if os.fstat(file.fileno()).st_size < member.offset + member.size:
+            descriptor, data = self._shards[member.shard].fileno(), b""
+            is_whole = os.fstat(descriptor).st_size >= member.offset + member.size
+            while is_whole and len(data) < member.size:  # a read returns at most 2 GiB
+                more = os.pread(descriptor, member.size - len(data), member.offset + len(data))
+                is_whole, data = bool(more), data + more
+            if not is_whole:
                 raise InputError(_lost(member, "its shard is too short"))
-            data = os.pread(file.fileno(), member.size, member.offset)
-            while len(data) < member.size:  # a read returns at most 2 GiB
-                more = os.pread(file.fileno(), member.size - len(data), member.offset + len(data))
-                if not more:
-                    raise InputError(_lost(member, "its shard is too short"))
-                data += more
         except OSError as error:
             raise InputError(_lost(member, str(error))) from error
         return data

@@ -236,11 +236,7 @@ class Output:
         return final
 
     def rows(self, returned: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        """Return the rows of the table, given those that the function returned.
-
-        Raises:
-            TypeError: There are some of both.
-        """
+        """Return the rows of the table, given those that the function returned."""
         if not any(self._packed.values()):
             return returned
         if returned is not None:
@@ -260,12 +256,7 @@ class Output:
         return [*self._names.values(), *self._packed]
 
     def collect(self, root: str, function: str = "the function") -> tuple[FileFields, ...]:
-        """Return the files that were written, with staged paths relative to `root`.
-
-        Raises:
-            OutputError: A file that was asked for is missing, is not a regular file, or is still
-                open; or two of the names are one file.
-        """
+        """Return the files that were written, with staged paths relative to `root`."""
         files: list[FileFields] = []
         inodes: set[int] = set()
         maybe_open: dict[tuple[int, int], str] = {}

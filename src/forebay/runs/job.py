@@ -264,10 +264,10 @@ class PreprocessJob:
                 metadata = self._turns.run(call, undo)
             files = self._outputs.commit(out)  # last: into a bucket, it publishes them
         except BaseException as error:
-            full = isinstance(error, Exception) and self._is_environment(error)
+            cause = error.__cause__ if isinstance(error, Refusal) else error
+            is_full = isinstance(error, Exception) and self._is_environment(cause)
             out.discard()
-            if full:
-                cause = error.__cause__ if isinstance(error, Refusal) else error
+            if is_full:
                 raise Refusal("environment") from cause
             if isinstance(error, OutputError):
                 raise Refusal("output") from error
@@ -284,13 +284,9 @@ class PreprocessJob:
 
     def _restore_directory(self) -> None:
         """Undo `os.chdir` of the user's function: later inputs may have relative paths."""
-        try:
+        with suppress(OSError):  # the function has removed the one that it changed to
             if os.getcwd() == self._directory:
                 return
-        except FileNotFoundError:  # the function has removed the one that it changed to
-            pass
-        except OSError:
-            return
         if self._directory is not None:
             with suppress(OSError):
                 os.chdir(self._directory)
@@ -331,8 +327,7 @@ class PreprocessJob:
         fetched = str(path)
         return returned, lambda text: source if text == fetched else out.final_name(text)
 
-    def _is_environment(self, error: Exception) -> bool:
-        cause = error.__cause__ if isinstance(error, Refusal) else error
+    def _is_environment(self, cause: BaseException | None) -> bool:
         if isinstance(cause, OSError) and cause.errno in _ENVIRONMENT:
             return True
         try:
