@@ -39,7 +39,6 @@ from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.preprocess import preprocess, retry
 from forebay.runs.ranges import read_run_state, verb_of
 from forebay.runs.report import lines_by_error
-from forebay.runs.report import verify as verify_outputs
 from forebay.runs.results import perform_pending
 from forebay.runs.source_code import load_work, parse_reference
 from forebay.show.comparison import compare
@@ -417,24 +416,34 @@ def verify_command(output: str) -> int:
     snapshot_of(output)  # leave alone a folder that forebay did not make
     folder = open_place(output)
     with folder.ledger("verify") as ledger:
-        lost = perform_pending(ledger, folder)
-        found = [*folder.files(), *folder.packed_outputs(ledger)]
-        result = verify_outputs(ledger.outputs(), found, frozenset(ledger.own_files()))
-        ledger.mark_todo(result.damaged)
-    for name in (*lost, *result.missing):
+        missing, altered = perform_pending(ledger, folder), []
+        found = dict([*folder.files(), *folder.packed_outputs(ledger)])
+        checked, damaged = 0, set[int]()
+        for name, size, ordinal in ledger.outputs():
+            checked += 1
+            actual = found.pop(name, None)
+            if actual == size:
+                continue
+            damaged.add(ordinal)
+            if actual is None:
+                missing.append(name)
+            else:
+                altered.append(f"{name}: {size:,} bytes recorded, {actual:,} found")
+        orphans = sorted(found.keys() - {*ledger.own_files()})
+        ledger.mark_todo(damaged)
+    for name in missing:
         click.echo(f"missing  {name}")
-    for name, recorded, actual in result.altered:
-        click.echo(f"altered  {name}: {recorded:,} bytes recorded, {actual:,} found")
-    for name in result.orphans:
+    for line in altered:
+        click.echo(f"altered  {line}")
+    for name in orphans:
         click.echo(f"orphan   {name}: no input is known to have made it")
     click.echo(
-        f"{counted(result.checked, 'output')} checked: "
-        f"{len(lost) + len(result.missing):,} missing, "
-        f"{len(result.altered):,} altered, {counted(len(result.orphans), 'orphan')}"
+        f"{counted(checked, 'output')} checked: {len(missing):,} missing, "
+        f"{len(altered):,} altered, {counted(len(orphans), 'orphan')}"
     )
-    if result.damaged:
-        click.echo(f"{counted(len(result.damaged), 'input')} will be redone by the next run")
-    return DONE if result.is_sound and not lost else FAILURES
+    if damaged:
+        click.echo(f"{counted(len(damaged), 'input')} will be redone by the next run")
+    return FAILURES if missing or altered or orphans else DONE
 
 
 def main() -> NoReturn:

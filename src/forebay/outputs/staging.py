@@ -467,7 +467,8 @@ class Staging:
         files = output.collect(self._root, self.function)
         if self._is_far:  # the driver's flush does not reach this machine's page cache
             for _, _, staged, _ in files:
-                _flush(os.path.join(self._root, staged))
+                with open(os.path.join(self._root, staged), "rb") as file:
+                    os.fsync(file.fileno())
         return files + output.collect_packed()
 
     def is_full(self) -> bool:
@@ -476,14 +477,6 @@ class Staging:
         return status.f_bavail * status.f_frsize < 65_536 or (
             status.f_files > 0 and status.f_favail == 0
         )
-
-
-def _flush(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---- renames -------------------------------------------------------------------------------------

@@ -317,11 +317,6 @@ GROUP_BYTES = 16 * 2**20
 MOST_PARTS = 100_000
 
 
-def part_name(part: int) -> str:
-    """Return a part's file name."""
-    return f"part-{part:05d}.parquet"
-
-
 def check_number_of_parts(samples: int, size: int) -> None:
     """Raise OptionError if samples in parts of this size are too many files to be in order."""
     parts = -(-samples // size)
@@ -381,7 +376,7 @@ class PartWork:
 
     def _written(self, row: dict[str, int], out: Any) -> Any:
         part = range(row["first"], row["first"] + row["count"])
-        name = part_name(part.start // self._reader.part_size)
+        name = f"part-{part.start // self._reader.part_size:05d}.parquet"
         failures: list[Failure] = []
         rows = 0
         with PartWriter(lambda: out.file(name), self._table) as writer:
@@ -473,31 +468,28 @@ class PartWriter:
 
     def _write(self) -> None:
         try:
-            self._write_group()
+            index = array_of(self._indices, pa.int64())
+            columns: dict[str, Any] = {INDEX: index}
+            if self._metadata is not None:
+                chosen = self._metadata.take(index)
+                columns.update(zip(chosen.column_names, chosen.columns, strict=True))
+            for name in self._held[0]:
+                columns[name] = array_of_numpy(np.concatenate([each[name] for each in self._held]))
+            rows = pa.table(columns)
+            check_memory(rows.nbytes)
+            if self._file is None:
+                # Dictionary encoding does not help predictions: their values rarely repeat.
+                self._file = parquet.ParquetWriter(
+                    self._path(), rows.schema, use_dictionary=self._own[1:] or False
+                )
+            self._file.write_table(rows, row_group_size=len(rows))
+            self._indices, self._held, self._held_bytes = [], [], 0
         except MemoryError as error:  # Arrow's is one
             raise OutputError(
                 f"predictions of {counted(len(self._indices), 'sample')} cannot be written: "
                 f"{str(error) or 'there is not enough memory'}\n"
                 "  Completed parts are kept. Free some memory, and repeat the call to continue."
             ) from error
-
-    def _write_group(self) -> None:
-        index = array_of(self._indices, pa.int64())
-        columns: dict[str, Any] = {INDEX: index}
-        if self._metadata is not None:
-            chosen = self._metadata.take(index)
-            columns.update(zip(chosen.column_names, chosen.columns, strict=True))
-        for name in self._held[0]:
-            columns[name] = array_of_numpy(np.concatenate([each[name] for each in self._held]))
-        rows = pa.table(columns)
-        check_memory(rows.nbytes)
-        if self._file is None:
-            # Dictionary encoding does not help predictions: their values rarely repeat.
-            self._file = parquet.ParquetWriter(
-                self._path(), rows.schema, use_dictionary=self._own[1:] or False
-            )
-        self._file.write_table(rows, row_group_size=len(rows))
-        self._indices, self._held, self._held_bytes = [], [], 0
 
     def __enter__(self) -> PartWriter:
         return self

@@ -153,7 +153,7 @@ def predict(
             resumed = before.samples - sum(range_of(each.row)[1] for each in again)
             diagnosis: Callable[[], Any] = partial(of_parts.diagnosis, trace)
             if todo:
-                progress = SampleProgress(session, cut, resumed, by_batch=not has_factory)
+                display = SampleProgress(session, cut, resumed, by_batch=not has_factory)
                 parts = [range(at, at + count) for at, count in (range_of(x.row) for x in todo)]
                 work = PartWork(
                     of_parts,
@@ -161,11 +161,11 @@ def predict(
                     device=device,
                     table=None if table is None else shown_rows(table.rows),
                     known=before.columns,
-                    here=None if has_factory else MadeHere(parts, progress.advance, trace),
+                    here=None if has_factory else MadeHere(parts, display.advance, trace),
                 )
                 try:
                     session.start_workers("rows", doing=work)
-                    report = session.process_inputs(todo=todo, at_once=True, progress=progress)
+                    report = session.process_inputs(todo=todo, at_once=True, progress=display)
                 except FailuresError:  # every sample failed: the cause is not in the samples
                     ledger.mark_todo(CompletedParts.without_rows(ledger.results()))
                     raise

@@ -37,13 +37,6 @@ def diagnosed(times: dict[str, Any]) -> Diagnosis:
     return diagnose_run(RunTimes(**times))
 
 
-def detailed(*known: Any, **others: Any) -> dict[str, Any]:
-    """Return the details of a report, given the arguments of `run_details`; others replace some."""
-    from forebay.show.report import run_details
-
-    return run_details(*known) | others
-
-
 # ---- notes ---------------------------------------------------------------------------------------
 # What is said of a run that is probably not as it was meant.
 
@@ -330,60 +323,6 @@ class PredictionReport(RunReport):
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
         return self._html("predict", "predicted", {"output": str(self.output)})
-
-
-# ---- verification --------------------------------------------------------------------------------
-# Compare an output folder with its ledger, for `forebay verify`. PURE.
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The result of checking every output.
-
-    Attributes:
-        altered: Name, recorded size and actual size in bytes.
-    """
-
-    checked: int
-    missing: tuple[str, ...]
-    altered: tuple[tuple[str, int, int], ...]
-    orphans: tuple[str, ...]
-    damaged: tuple[int, ...]
-
-    @property
-    def is_sound(self) -> bool:
-        """Return whether everything is as recorded."""
-        return not (self.missing or self.altered or self.orphans)
-
-
-def verify(
-    recorded: Iterable[tuple[str, int, int]],
-    found: Sequence[tuple[str, int]],
-    own: frozenset[str],
-) -> Verification:
-    """Compare the recorded outputs with the files in the folder.
-
-    Args:
-        recorded: Name, bytes and ordinal of every recorded output.
-        found: Name and bytes of every file in the folder.
-    """
-    sizes = dict(found)
-    checked = 0
-    missing: list[str] = []
-    altered: list[tuple[str, int, int]] = []
-    damaged: dict[int, None] = {}
-    for name, size, ordinal in recorded:
-        checked += 1
-        actual = sizes.pop(name, None)
-        if actual is None:
-            missing.append(name)
-        elif actual != size:
-            altered.append((name, size, actual))
-        else:
-            continue
-        damaged[ordinal] = None
-    orphans = tuple(sorted(name for name in sizes if name not in own))
-    return Verification(checked, tuple(missing), tuple(altered), orphans, tuple(damaged))
 
 
 # ---- failure budget ------------------------------------------------------------------------------

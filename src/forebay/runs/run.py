@@ -522,7 +522,13 @@ class Session:
             return dict
         names = {task: self.ledger.name_of(task) for _, task in self._progress.trace.slowest}
         known = self._progress, self.verb, self._described().name, names.__getitem__, self.options
-        return partial(report.detailed, *known, **others)
+
+        def detailed() -> dict[str, Any]:
+            from forebay.show.report import run_details
+
+            return run_details(*known) | others
+
+        return detailed
 
     def say(self, text: str) -> None:
         """Say something of the output: above the progress display, or in the log without one."""
