@@ -77,8 +77,7 @@ class Publisher:
     def __init__(self, path: Path) -> None:
         """Publish in this folder, which exists."""
         self._root = str(path)
-        self._plain = {""}  # folders known to be reached without a link
-        self._made = {""}  # folders known to exist
+        self._plain = {""}  # folders known to exist, and to be reached without a link
 
     def perform(self, file_changes: Sequence[FileChange]) -> Iterator[list[Unpublished]]:
         """Remove and publish files as the ledger says, removals first. Safe to do twice.
@@ -122,7 +121,6 @@ class Publisher:
                 pass
             except OSError:
                 break
-            self._made.discard(folder)
             self._plain.discard(folder)
             folder = _folder_of(folder)
 
@@ -152,14 +150,14 @@ class Publisher:
         """
         folder = _folder_of(files[0][0])
         parent, path = _folder_of(folder), f"{self._root}/{staged}"
-        if not folder or folder in self._made:
+        if folder in self._plain:
             return False
         if self._leads_elsewhere(parent) is not None or self._leads_elsewhere(staged) is not None:
             return False
         try:
             if sorted(os.listdir(path)) != sorted(name.rpartition("/")[2] for name, _ in files):
                 return False
-            self._make_folder(parent)
+            self._make(parent)
             if _inherited(path) != _inherited(f"{self._root}/{parent}"):
                 return False
             rename_new(path, f"{self._root}/{folder}")
@@ -178,7 +176,7 @@ class Publisher:
             )
             return Unpublished(name, staged, reason)
         try:
-            self._make_folder(parent)
+            self._make(parent)
             if self._leads_elsewhere(_folder_of(staged)) is not None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
             (os.replace if replaces else rename_new)(f"{self._root}/{staged}", final)
@@ -186,7 +184,7 @@ class Publisher:
         except FileNotFoundError:
             if os.path.lexists(final):
                 return None  # done before
-            self._made.discard(parent)
+            self._plain.discard(parent)
             reason = (
                 f"{name!r} vanished between being staged and being published\n"
                 f"  Something else removes files in {f'{self._root}/{PRIVATE}'!r}, or its folder. "
@@ -198,12 +196,9 @@ class Publisher:
             reason = self._obstacle(name, error)
         return Unpublished(name, staged, reason)
 
-    def _make_folder(self, folder: str) -> None:
-        if folder not in self._made:
-            if len(self._made) >= FOLDERS_KNOWN:
-                self._made = {""}
+    def _make(self, folder: str) -> None:
+        if folder not in self._plain:
             os.makedirs(f"{self._root}/{folder}", exist_ok=True)
-            self._made.update([folder, *folders_of(folder)])
 
     def _obstacle(self, name: str, error: OSError) -> str:
         """Return why a file cannot have its name, as a message."""

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,8 @@ class Output:
         self._staging = staging
         self._shards = shards
         self._is_alone = is_alone
-        self._own: Path | None = None  # a folder of this input alone, once it is needed
-        self._made: dict[str, Path] = {}  # the folders in it, by their names
+        # The folder of this input alone, as "", once it is needed, and those in it by their names.
+        self._made: dict[str, Path] = {}
         self._packed: dict[str, dict[str, Any]] = {}  # final name -> metadata
         self._has_ended = False
         self._names: dict[str, str] = {}  # staged path -> final name, in the order asked for
@@ -174,7 +175,7 @@ class Output:
         published as a whole. All of them lie to each other as their names do, unless an earlier
         input uses one of them.
         """
-        if self._is_alone or self._own:
+        if self._is_alone or self._made:
             return None
         parent = self._staging.shared(folder, is_first=not self._paths)
         if parent is None or not self._staging.is_free(path := parent / base, final):
@@ -182,11 +183,10 @@ class Output:
         return path
 
     def _own_path(self, folder: str, base: str) -> Path:
-        if self._own is None:
-            self._own = self._staging.own()
-            self._made[""] = self._own
+        if not self._made:
+            self._made[""] = self._staging.own()
         if folder not in self._made:
-            path = self._own / folder
+            path = self._made[""] / folder
             os.makedirs(path, exist_ok=True)
             self._made[folder] = path
         return self._made[folder] / base
@@ -303,8 +303,7 @@ class Output:
         if self._shards is not None and self._packed:
             self._shards.discard()
         self._packed.clear()
-        own = [] if self._own is None else [str(self._own)]
-        for path in [*self._names, *own]:
+        for path in (*self._names, *islice(self._made.values(), 1)):
             try:
                 os.unlink(path)
             except FileNotFoundError:
@@ -313,7 +312,6 @@ class Output:
                 import shutil
 
                 shutil.rmtree(path, ignore_errors=True)
-        self._own = None
         self._made.clear()
         self._names.clear()
         self._paths.clear()
