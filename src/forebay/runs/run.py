@@ -74,7 +74,7 @@ LOOK_S = 0.25
 KEPT_DECISIONS = 256
 
 
-class RunTuning:
+class RunTuning(Tuner):
     """Reads what a run did at intervals, and changes the number of workers.
 
     Args:
@@ -86,17 +86,12 @@ class RunTuning:
     def __init__(
         self, most: int, times: ProcessTimes | None, began: float, at_once: int = 1
     ) -> None:
+        super().__init__(min(whole_cores(), most), most, whole_cores(), "inputs")
         self.decisions: deque[str] = deque(maxlen=KEPT_DECISIONS)
         self._times, self._at_once = times, at_once
-        self._tuner = Tuner(min(whole_cores(), most), most, whole_cores(), "inputs")
         self._due = began
         self._began = self._since = began  # `_since`: when the present number was set
         self._worker_s = 0.0  # of all workers before `_since`
-
-    @property
-    def num_workers(self) -> int:
-        """The number of workers that there should be."""
-        return self._tuner.num_workers
 
     def mean_workers(self, now: float) -> int:
         """Return how many workers there were on average, rounded."""
@@ -109,7 +104,7 @@ class RunTuning:
             return
         self._due = now + EVERY_S
         present = self.num_workers
-        decision = self._tuner.decide(self._totals(now, trace))
+        decision = self.decide(self._totals(now, trace))
         if decision is not None:
             self._worker_s += present * (now - self._since)
             self._since = now
