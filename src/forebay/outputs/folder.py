@@ -77,7 +77,8 @@ class Publisher:
     def __init__(self, path: Path) -> None:
         """Publish in this folder, which exists."""
         self._root = str(path)
-        self._plain = {""}  # folders known to exist, and to be reached without a link
+        self._plain = {""}  # folders known to be reached without a link
+        self._made = {""}  # folders known to exist
 
     def perform(self, file_changes: Sequence[FileChange]) -> Iterator[list[Unpublished]]:
         """Remove and publish files as the ledger says, removals first. Safe to do twice.
@@ -121,6 +122,7 @@ class Publisher:
                 pass
             except OSError:
                 break
+            self._made.discard(folder)
             self._plain.discard(folder)
             folder = _folder_of(folder)
 
@@ -150,14 +152,14 @@ class Publisher:
         """
         folder = _folder_of(files[0][0])
         parent, path = _folder_of(folder), f"{self._root}/{staged}"
-        if folder in self._plain:
+        if not folder or folder in self._made:
             return False
         if self._leads_elsewhere(parent) is not None or self._leads_elsewhere(staged) is not None:
             return False
         try:
             if sorted(os.listdir(path)) != sorted(name.rpartition("/")[2] for name, _ in files):
                 return False
-            self._make(parent)
+            self._make_folder(parent)
             if _inherited(path) != _inherited(f"{self._root}/{parent}"):
                 return False
             rename_new(path, f"{self._root}/{folder}")
@@ -176,7 +178,7 @@ class Publisher:
             )
             return Unpublished(name, staged, reason)
         try:
-            self._make(parent)
+            self._make_folder(parent)
             if self._leads_elsewhere(_folder_of(staged)) is not None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
             (os.replace if replaces else rename_new)(f"{self._root}/{staged}", final)
@@ -184,7 +186,7 @@ class Publisher:
         except FileNotFoundError:
             if os.path.lexists(final):
                 return None  # done before
-            self._plain.discard(parent)
+            self._made.discard(parent)
             reason = (
                 f"{name!r} vanished between being staged and being published\n"
                 f"  Something else removes files in {f'{self._root}/{PRIVATE}'!r}, or its folder. "
@@ -196,9 +198,12 @@ class Publisher:
             reason = self._obstacle(name, error)
         return Unpublished(name, staged, reason)
 
-    def _make(self, folder: str) -> None:
-        if folder not in self._plain:
+    def _make_folder(self, folder: str) -> None:
+        if folder not in self._made:
+            if len(self._made) >= FOLDERS_KNOWN:
+                self._made = {""}
             os.makedirs(f"{self._root}/{folder}", exist_ok=True)
+            self._made.update([folder, *folders_of(folder)])
 
     def _obstacle(self, name: str, error: OSError) -> str:
         """Return why a file cannot have its name, as a message."""
