@@ -303,7 +303,7 @@ class Output:
         if self._shards is not None and self._packed:
             self._shards.discard()
         self._packed.clear()
-        for path in (*self._names, *islice(self._made.values(), 1)):
+        for path in (*self._names, *map(str, islice(self._made.values(), 1))):
             try:
                 os.unlink(path)
             except FileNotFoundError:
