@@ -48,9 +48,9 @@ DRIVER: dict[str, tuple[str, ...]] = {
     "perform": ("forebay.engine.engine:Engine._perform",),
     "loop": ("forebay.runs.run:Session._run",),
     "record": ("forebay.ledger.ledger:Ledger.record",),
-    "rename": ("forebay.runs.commits:Commits.advance",),
+    "rename": ("forebay.runs.results:Commits.advance",),
     "perform pending": ("forebay.runs.run:Session.perform_pending",),
-    "table": ("forebay.outputs.metadata_table:LedgerTable.update",),
+    "table": ("forebay.runs.results:LedgerTable.update",),
     "close": (
         "forebay.pools.processes:ProcessPool.close",
         "forebay.runs.run:Session.__exit__",

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import csv
 
 from buckets import bucket_server, empty_memory, new_bucket
-from forebay.outputs import packed_reader
+from forebay.outputs import shards
 from forebay.testing.leaks import no_leaks
 from trainers import Trainers
 
@@ -98,7 +98,7 @@ def memory():
 def readers_closed():
     """Close what `open_output` keeps open in this thread for the next output of the same folder."""
     yield
-    packed_reader._local.__dict__.clear()
+    shards._local.__dict__.clear()
 
 
 @pytest.fixture(scope="session")

@@ -288,7 +288,7 @@ def test_a_file_without_a_docstring_is_found() -> None:
 ALLOWED = {
     "the engine stands on pools": ("engine/engine.py", "from forebay.pools.base import ThreadPool"),
     "ray in its modules": ("pools/ray_pool.py", "import ray"),
-    "a module beside it": ("runs/job.py", "from . import commits"),
+    "a module beside it": ("runs/job.py", "from . import report"),
     "the way to start the command line": ("__main__.py", "from forebay.cli import main"),
 }
 

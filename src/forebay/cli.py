@@ -35,12 +35,11 @@ from forebay.failures import Failure, grouped
 from forebay.options import BACKENDS, Ray
 from forebay.outputs.places import open_place, snapshot_of
 from forebay.predicting.predict import predict
-from forebay.runs.commits import perform_pending
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.preprocess import preprocess, retry
 from forebay.runs.ranges import read_run_state, verb_of
 from forebay.runs.report import lines_by_error
-from forebay.runs.report import verify as verify_outputs
+from forebay.runs.results import perform_pending
 from forebay.runs.source_code import load_work, parse_reference
 from forebay.show.html import compare
 from forebay.show.top import Signs, live_views, signs_for, text_of, watch
@@ -168,6 +167,12 @@ def arguments_of(settings: dict[str, Any]) -> dict[str, Any]:
     return given | {"progress": not given.pop("quiet")}
 
 
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(forebay.__version__, prog_name="forebay")
+def cli() -> None:
+    """Prepare data: run a function on every input, on every core, resumably."""
+
+
 # ---- cli look ------------------------------------------------------------------------------------
 
 INTERRUPTED = 130
@@ -177,7 +182,7 @@ WATCH_S = 2.0
 PLAIN_COLUMNS = 110
 
 
-@click.command("status", short_help="Show the progress of a run.")
+@cli.command("status", short_help="Show the progress of a run.")
 @click.argument("output", type=PATH)
 @click.option("--watch", is_flag=True, help="Look again every 2 seconds, until the run ends.")
 def status_command(output: str, watch: bool) -> int:
@@ -203,7 +208,7 @@ def status_command(output: str, watch: bool) -> int:
             return INTERRUPTED
 
 
-@click.command("failures", short_help="List failed inputs or samples.")
+@cli.command("failures", short_help="List failed inputs or samples.")
 @click.argument("output", type=PATH)
 @click.option("--traceback", is_flag=True, help="Show the traceback of each.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
@@ -227,7 +232,7 @@ def failures_command(output: str, traceback: bool, as_json: bool, summary: bool)
     return 0
 
 
-@click.command("top", short_help="Watch loaders and runs on this machine.")
+@cli.command("top", short_help="Watch loaders and runs on this machine.")
 @click.argument("target", metavar="[PID | OUTPUT]", required=False, type=PATH)
 @click.option("--once", is_flag=True, help="Print once and end, as when stdout is not a terminal.")
 def top_command(target: str | None, once: bool) -> int:
@@ -245,7 +250,7 @@ def top_command(target: str | None, once: bool) -> int:
     return 0
 
 
-@click.command("compare", short_help="Show what differs in two reports.")
+@cli.command("compare", short_help="Show what differs in two reports.")
 @click.argument("first", metavar="A.html", type=PATH)
 @click.argument("second", metavar="B.html", type=PATH)
 @click.option("--save", metavar="FILE.html", type=PATH, help="Write it as HTML, too.")
@@ -302,12 +307,6 @@ DONE, COULD_NOT_RUN, USAGE, FAILURES = 0, 1, 2, 3
 _CONTINUED = ("preprocess", "predict", "retry")
 # The arguments of `retry`, by the entry point that made the folder.
 _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": ["DATASET"]}
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(forebay.__version__, prog_name="forebay")
-def cli() -> None:
-    """Prepare data: run a function on every input, on every core, resumably."""
 
 
 @cli.command("preprocess", short_help="Run a function on every input.")
@@ -417,28 +416,34 @@ def verify_command(output: str) -> int:
     snapshot_of(output)  # leave alone a folder that forebay did not make
     folder = open_place(output)
     with folder.ledger("verify") as ledger:
-        lost = perform_pending(ledger, folder)
-        found = [*folder.files(), *folder.packed_outputs(ledger)]
-        result = verify_outputs(ledger.outputs(), found, frozenset(ledger.own_files()))
-        ledger.mark_todo(result.damaged)
-    for name in (*lost, *result.missing):
+        missing, altered = perform_pending(ledger, folder), []
+        found = dict([*folder.files(), *folder.packed_outputs(ledger)])
+        checked, damaged = 0, set[int]()
+        for name, size, ordinal in ledger.outputs():
+            checked += 1
+            actual = found.pop(name, None)
+            if actual == size:
+                continue
+            damaged.add(ordinal)
+            if actual is None:
+                missing.append(name)
+            else:
+                altered.append(f"{name}: {size:,} bytes recorded, {actual:,} found")
+        orphans = sorted(found.keys() - {*ledger.own_files()})
+        ledger.mark_todo(damaged)
+    for name in missing:
         click.echo(f"missing  {name}")
-    for name, recorded, actual in result.altered:
-        click.echo(f"altered  {name}: {recorded:,} bytes recorded, {actual:,} found")
-    for name in result.orphans:
+    for line in altered:
+        click.echo(f"altered  {line}")
+    for name in orphans:
         click.echo(f"orphan   {name}: no input is known to have made it")
     click.echo(
-        f"{counted(result.checked, 'output')} checked: "
-        f"{len(lost) + len(result.missing):,} missing, "
-        f"{len(result.altered):,} altered, {counted(len(result.orphans), 'orphan')}"
+        f"{counted(checked, 'output')} checked: {len(missing):,} missing, "
+        f"{len(altered):,} altered, {counted(len(orphans), 'orphan')}"
     )
-    if result.damaged:
-        click.echo(f"{counted(len(result.damaged), 'input')} will be redone by the next run")
-    return DONE if result.is_sound and not lost else FAILURES
-
-
-for command in (status_command, failures_command, top_command, compare_command):
-    cli.add_command(command)
+    if damaged:
+        click.echo(f"{counted(len(damaged), 'input')} will be redone by the next run")
+    return FAILURES if missing or altered or orphans else DONE
 
 
 def main() -> NoReturn:

@@ -183,24 +183,18 @@ def grouped(failures: Iterable[Failure]) -> list[Group]:
         counts[key] += 1
         if counts[key] <= MAX_EXAMPLES:
             first.setdefault(key, []).append((name, line))
-    return [
-        _group(*key, count=counts[key], differing=differing[key], first=first[key])
-        for key, _ in counts.most_common()
-    ]
-
-
-def _group(
-    error: str, *fixed: str, count: int, differing: list[str], first: list[tuple[str, str]]
-) -> Group:
-    message = first[0][1]
-    if count > 1:
-        pieces = zip(fixed, [*differing, ""], strict=True)
-        message = "".join(text for pair in pieces for text in pair).replace(_OWN, "…")
-    is_shown = "…" not in differing or count == 1
-    examples = (name if is_shown else f"{name}: {line}" for name, line in first)
-    return Group(
-        printable(f"{error}: {message}".removesuffix(": ")), count, tuple(map(printable, examples))
-    )
+    groups = []
+    for key, count in counts.most_common():
+        error, *fixed = key
+        message = first[key][0][1]
+        if count > 1:
+            pieces = zip(fixed, [*differing[key], ""], strict=True)
+            message = "".join(text for pair in pieces for text in pair).replace(_OWN, "…")
+        is_shown = "…" not in differing[key] or count == 1
+        examples = (name if is_shown else f"{name}: {line}" for name, line in first[key])
+        shown = printable(f"{error}: {message}".removesuffix(": "))
+        groups.append(Group(shown, count, tuple(map(printable, examples))))
+    return groups
 
 
 def _without_names(line: str, source: str) -> str:

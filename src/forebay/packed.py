@@ -156,11 +156,7 @@ class PackedSequence(Sequence[_T_co]):
 
 
 class _Packing:
-    """The items packed so far.
-
-    Attributes:
-        data: Their bytes.
-    """
+    """The items packed so far, in `data`."""
 
     def __init__(self) -> None:
         self.kind: type = _ANYTHING

@@ -12,7 +12,7 @@ import forebay
 from forebay.base.formatting import MAX_LENGTH, summary
 from forebay.failures import Failure
 from forebay.observe.diagnosis import Diagnosis
-from forebay.runs.report import Later, PredictionReport, Report
+from forebay.runs.report import PredictionReport, Report
 
 HOSTILE = "<script>alert('1')</script>\"&amp;\x1b[2J\u202e\udcff\n$x$"
 TAGS = {"div", "strong", "table", "tr", "th", "td", "details", "summary", "ul", "li"}
@@ -66,7 +66,7 @@ def test_a_report_is_shown_with_its_failures():
         *(1234, 12, 34),
         failures(12),
         2.0,
-        Later(diagnosis=lambda: UNKNOWN, details=dict),
+        {"diagnosis": lambda: UNKNOWN, "details": dict},
         metadata_path=Path("out/metadata.parquet"),
     )
     words = read(report)
@@ -78,7 +78,7 @@ def test_a_report_is_shown_with_its_failures():
 
 def test_a_report_of_predict_is_shown():
     """Likewise; without failures there is no list."""
-    later = Later(diagnosis=lambda: UNKNOWN)
+    later = {"diagnosis": lambda: UNKNOWN}
     words = read(PredictionReport(Path("out"), 5, 0, 0, (), 100.0, later))
     assert "1 min 40 s" in words
     assert "failure" not in words

@@ -9,8 +9,7 @@ from models import Numbers
 
 import forebay
 from forebay.failures import Failure
-from forebay.predicting.model import Predicted
-from forebay.predicting.parts import in_host_memory
+from forebay.predicting.parts import Predicted, in_host_memory
 from forebay.testing.fake_device import FakeDevice
 
 

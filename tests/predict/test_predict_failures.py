@@ -15,6 +15,7 @@ from models import Factory, Numbers, total
 import forebay
 from forebay.failures import MAX_TEXT
 from forebay.ledger.records import Counts
+from forebay.runs import run as runs_run
 from forebay.runs.ranges import read_run_state
 
 
@@ -296,6 +297,20 @@ def test_workers_with_models_of_their_own_stop_as_well(tmp_path, num_workers, mo
     (tmp_path / "mended").touch()
     report, rows = predicted(Useless, Numbers(300), tmp_path / "out", **options)
     assert (report.done, report.failed, rows) == (300, 0, without(300))
+
+
+def test_a_part_may_take_the_timeout_of_each_of_its_batches(tmp_path, monkeypatch):
+    """Of a part as large as those of the run that is continued, whatever the size in the call."""
+    monkeypatch.setenv("MENDED", str(tmp_path / "mended"))
+    real, given = runs_run.Limits, []
+    monkeypatch.setattr(runs_run, "Limits", lambda **each: given.append(each) or real(**each))
+    options = {"batch_size": 3, "num_workers": 1, "timeout": 50}
+    with pytest.raises(forebay.FailuresError, match=r"first 20 samples all failed alike"):
+        predicted(Useless, Numbers(60), tmp_path / "out", part_size=30, **options)
+    (tmp_path / "mended").touch()
+    report, _ = predicted(Useless, Numbers(60), tmp_path / "out", part_size=3, **options)
+    assert report.done == 60
+    assert [each["timeout_s"] for each in given] == [500, 500]
 
 
 def test_parts_with_predictions_are_kept_when_a_run_stops(tmp_path):

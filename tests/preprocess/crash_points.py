@@ -16,8 +16,8 @@ from typing import Any
 from forebay.cli import main
 from forebay.ledger.ledger import Ledger
 from forebay.outputs import folder, shards
-from forebay.outputs import metadata_table as write
 from forebay.outputs.folder import OutputFolder
+from forebay.runs import results as write
 
 
 def die() -> None:

@@ -17,9 +17,9 @@ from forebay.cli import cli
 from forebay.errors import OutputError
 from forebay.ledger.ledger import Ledger
 from forebay.outputs import folder as outputs_folder
-from forebay.outputs import metadata_table as write
 from forebay.outputs import staging
 from forebay.outputs.folder import OutputFolder
+from forebay.runs import results as write
 from forebay.runs.preprocess import retry
 
 

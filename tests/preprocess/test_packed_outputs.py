@@ -20,8 +20,7 @@ from forebay.base.output_names import shard_name
 from forebay.errors import FailuresError, InputError, OptionError, OutputError
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.names import recorded_members
-from forebay.outputs.packed_reader import _Reader
-from forebay.outputs.shards import complete_shards
+from forebay.outputs.shards import _Reader, complete_shards
 from forebay.runs.preprocess import retry
 
 pytestmark = pytest.mark.usefixtures("readers_closed")

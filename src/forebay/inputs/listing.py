@@ -35,7 +35,7 @@ from forebay.inputs.tables import Manifest, is_table, memory_manifest, open_mani
 from forebay.ledger.database import NAME
 from forebay.ledger.records import Input, LinkInput, shown_input
 from forebay.options import PreprocessOptions
-from forebay.outputs.packed_reader import packed_identity
+from forebay.outputs.shards import packed_identity
 
 # The subfolder that marks an output folder of forebay.
 _LEDGER = f"{PRIVATE}/{NAME}"

@@ -44,7 +44,7 @@ from forebay.base.table_formats import (
 )
 from forebay.errors import InputError, shortened
 from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in, shown_input
-from forebay.outputs.packed_reader import packed_identity
+from forebay.outputs.shards import packed_identity
 
 if TYPE_CHECKING:
     import numpy as np

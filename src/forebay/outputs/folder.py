@@ -20,9 +20,10 @@ import shutil
 import stat
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,23 +130,19 @@ class Publisher:
         self, files: Iterable[tuple[str, str]], replaced: Collection[str]
     ) -> Iterator[Unpublished | None]:
         """Publish files, given their names and staged names; yield what came of each rename."""
-        for is_alone, same in groupby(files, _is_in_own_folder):
-            if not is_alone:
-                yield from self._publish_each(same, replaced)
-                continue
-            for staged_in, group in _by_folder(same).items():
-                if self._publish_folder(staged_in, group):
-                    yield None
-                else:
-                    yield from self._publish_each(group, replaced)
-                if self._leads_elsewhere(staged_in) is None:
-                    self._remove_emptied(staged_in)
-
-    def _publish_each(
-        self, files: Iterable[tuple[str, str]], replaced: Collection[str]
-    ) -> Iterator[Unpublished | None]:
+        alone = defaultdict[str, list[tuple[str, str]]](list)  # of one input, by staged folder
         for name, staged in files:
-            yield self._publish_file(name, staged, name in replaced)
+            if is_in_own_folder(staged) and staged.endswith(f"/{name}"):
+                alone[_folder_of(staged)].append((name, staged))
+            else:
+                yield self._publish_file(name, staged, name in replaced)
+        for folder, group in alone.items():
+            if self._publish_folder(folder, group):
+                yield None
+            else:
+                yield from (self._publish_file(*each, each[0] in replaced) for each in group)
+            if self._leads_elsewhere(folder) is None:
+                self._remove_emptied(folder)
 
     def _publish_folder(self, staged: str, files: Sequence[tuple[str, str]]) -> bool:
         """Publish files with their staged folder in one step; return whether that was possible.
@@ -251,20 +248,6 @@ class Publisher:
                     self._plain = {""}
                 self._plain.add(each)
         return None
-
-
-def _is_in_own_folder(file: tuple[str, str]) -> bool:
-    """Return whether a staged file has its name in a folder of one input alone."""
-    name, staged = file
-    return is_in_own_folder(staged) and staged.endswith(f"/{name}")
-
-
-def _by_folder(files: Iterable[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """Return the folders in which files are staged, and the files of each."""
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for file in files:
-        groups.setdefault(_folder_of(file[1]), []).append(file)
-    return groups
 
 
 def _folder_of(name: str) -> str:
@@ -379,11 +362,7 @@ class OutputFolder:
         return sorted(found)
 
     def _names(self, refuse: Callable[[OSError], None]) -> Iterator[str]:
-        """Yield the name of every file, forebay's own left out.
-
-        Args:
-            refuse: Called for a folder that cannot be read.
-        """
+        """Yield each file's name, forebay's own left out; call `refuse` where it cannot be read."""
         folders = [""]
         while folders:
             folder = folders.pop()

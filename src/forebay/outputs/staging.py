@@ -17,6 +17,7 @@ import sys
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,8 @@ class Output:
         self._staging = staging
         self._shards = shards
         self._is_alone = is_alone
-        self._own: Path | None = None  # a folder of this input alone, once it is needed
-        self._made: dict[str, Path] = {}  # the folders in it, by their names
+        # The folder of this input alone, as "", once it is needed, and those in it by their names.
+        self._made: dict[str, Path] = {}
         self._packed: dict[str, dict[str, Any]] = {}  # final name -> metadata
         self._has_ended = False
         self._names: dict[str, str] = {}  # staged path -> final name, in the order asked for
@@ -174,7 +175,7 @@ class Output:
         published as a whole. All of them lie to each other as their names do, unless an earlier
         input uses one of them.
         """
-        if self._is_alone or self._own:
+        if self._is_alone or self._made:
             return None
         parent = self._staging.shared(folder, is_first=not self._paths)
         if parent is None or not self._staging.is_free(path := parent / base, final):
@@ -182,11 +183,10 @@ class Output:
         return path
 
     def _own_path(self, folder: str, base: str) -> Path:
-        if self._own is None:
-            self._own = self._staging.own()
-            self._made[""] = self._own
+        if not self._made:
+            self._made[""] = self._staging.own()
         if folder not in self._made:
-            path = self._own / folder
+            path = self._made[""] / folder
             os.makedirs(path, exist_ok=True)
             self._made[folder] = path
         return self._made[folder] / base
@@ -236,11 +236,7 @@ class Output:
         return final
 
     def rows(self, returned: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        """Return the rows of the table, given those that the function returned.
-
-        Raises:
-            TypeError: There are some of both.
-        """
+        """Return the rows of the table, given those that the function returned."""
         if not any(self._packed.values()):
             return returned
         if returned is not None:
@@ -260,12 +256,7 @@ class Output:
         return [*self._names.values(), *self._packed]
 
     def collect(self, root: str, function: str = "the function") -> tuple[FileFields, ...]:
-        """Return the files that were written, with staged paths relative to `root`.
-
-        Raises:
-            OutputError: A file that was asked for is missing, is not a regular file, or is still
-                open; or two of the names are one file.
-        """
+        """Return the files that were written, with staged paths relative to `root`."""
         files: list[FileFields] = []
         inodes: set[int] = set()
         maybe_open: dict[tuple[int, int], str] = {}
@@ -312,8 +303,7 @@ class Output:
         if self._shards is not None and self._packed:
             self._shards.discard()
         self._packed.clear()
-        own = [] if self._own is None else [str(self._own)]
-        for path in [*self._names, *own]:
+        for path in (*self._names, *map(str, islice(self._made.values(), 1))):
             try:
                 os.unlink(path)
             except FileNotFoundError:
@@ -322,7 +312,6 @@ class Output:
                 import shutil
 
                 shutil.rmtree(path, ignore_errors=True)
-        self._own = None
         self._made.clear()
         self._names.clear()
         self._paths.clear()
@@ -476,7 +465,8 @@ class Staging:
         files = output.collect(self._root, self.function)
         if self._is_far:  # the driver's flush does not reach this machine's page cache
             for _, _, staged, _ in files:
-                _flush(os.path.join(self._root, staged))
+                with open(os.path.join(self._root, staged), "rb") as file:
+                    os.fsync(file.fileno())
         return files + output.collect_packed()
 
     def is_full(self) -> bool:
@@ -485,14 +475,6 @@ class Staging:
         return status.f_bavail * status.f_frsize < 65_536 or (
             status.f_files > 0 and status.f_favail == 0
         )
-
-
-def _flush(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---- renames -------------------------------------------------------------------------------------

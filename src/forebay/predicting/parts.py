@@ -1,9 +1,11 @@
-"""Make one part: pass its batches through the model and write one Parquet file."""
+"""Make one part: pass its batches through the user's model and write one Parquet file."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,18 +15,18 @@ import torch
 from pyarrow import parquet
 
 from forebay.base.arrow_arrays import array_of, array_of_numpy, check_memory
-from forebay.base.batches import leaves, mapped
+from forebay.base.batches import halves, leaves, mapped, moved
 from forebay.base.formatting import counted
-from forebay.devices.device import Device
+from forebay.base.torch_internals import version_of
+from forebay.devices.device import Device, device_of
 from forebay.errors import FailuresError, OptionError, OutputError
 from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog, failure_to_json
 from forebay.ledger.database import reading
 from forebay.ledger.inputs import InputRow
 from forebay.ledger.records import Todo
-from forebay.observe.progress import log_samples_failed
+from forebay.observe.progress import log, log_samples_failed
 from forebay.observe.record import Trace
 from forebay.pools.events import Refusal
-from forebay.predicting.model import Bisection, Model, Predicted
 from forebay.predicting.reader import (
     INDEX,
     Columns,
@@ -37,6 +39,158 @@ from forebay.predicting.reader import (
 )
 from forebay.runs.ranges import failed_samples, range_of
 from forebay.runs.report import FailureBudget
+
+# ---- model ---------------------------------------------------------------------------------------
+# Recognize factories, and call the user's model.
+
+
+def is_factory(model: Any) -> bool:
+    """Return whether `model` returns a model when called, rather than being one.
+
+    A class does, and a callable that has no required argument and neither *args nor **kwargs.
+    """
+    if isinstance(model, type):
+        return True
+    if not callable(model):
+        raise OptionError(
+            f"the model must be an nn.Module or a function of a batch; got {type(model).__name__}\n"
+            "  Nothing was started."
+        )
+    if isinstance(model, torch.nn.Module):
+        return False
+    try:
+        parameters = inspect.signature(model).parameters.values()
+    except (ValueError, TypeError):  # built in
+        return False
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return all(one.default is not one.empty and one.kind not in open_ended for one in parameters)
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Set a module to `eval` for the block, and restore the mode of each submodule."""
+    if not isinstance(model, torch.nn.Module):
+        yield
+        return
+    modes = {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
+
+
+class Model:
+    """A model on its device.
+
+    Args:
+        device: The device; None for that of the module's parameters.
+
+    Attributes:
+        device: Where batches are moved; None if they stay where they are.
+    """
+
+    def __init__(self, model: Any, device: str | torch.device | Device | None) -> None:
+        self.device = device_of(device)
+        self._model = model
+        self._is_module = isinstance(model, torch.nn.Module)
+        if self._is_module:
+            model.eval()
+            if self.device is None:
+                first = next(model.parameters(), None)
+                self.device = None if first is None else first.device
+            else:
+                model.to(self.device)
+        self.copies_to = device if isinstance(device, Device) else self.device
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the model's outputs for a batch."""
+        if self.device is not None:
+            batch = moved(batch, self.device)
+        with torch.inference_mode() if self._is_module else nullcontext():
+            return self._model(batch)
+
+
+# ---- bisection -----------------------------------------------------------------------------------
+# Calls the model on batches, and halves those on which it fails, down to single samples.
+
+
+class Predicted(NamedTuple):
+    """What the model returned for some samples."""
+
+    indices: list[int]
+    outputs: Any
+
+
+class Bisection:
+    """Calls a model, and attributes its exceptions to single samples.
+
+    Once the device runs out of memory, further batches are no larger than what fits.
+    """
+
+    def __init__(
+        self, model: Callable[[Any], Any], load: Callable[[list[int]], Iterator[Loaded]]
+    ) -> None:
+        self._model, self._load = model, load
+        self._most: int | None = None  # samples that fit on the device
+
+    def __call__(self, loaded: Loaded) -> Iterator[Predicted | Failure]:
+        """Yield the model's outputs for a batch, in its order, and the samples that failed."""
+        left = [loaded]
+        while left:
+            one = left.pop()
+            yield from one.failures
+            count = len(one.indices)
+            if not count:
+                continue
+            if self._most is None or count <= self._most:
+                before = _state(one.batch)
+                outcome = self._tried(one)
+                if outcome is not None:
+                    yield outcome
+                    continue
+                if _state(one.batch) != before:  # its halves would be predicted from other values
+                    one = one._replace(batch=None)
+            left += reversed(self._halves(one))
+
+    def _tried(self, one: Loaded) -> Predicted | Failure | None:
+        """Return the outputs, or the failure of a single sample; None to halve the batch."""
+        count, index = len(one.indices), one.indices[0]
+        # The exception must be freed before the next try: its frames hold what filled the memory.
+        try:
+            return Predicted(one.indices, self._model(one.batch))
+        except torch.OutOfMemoryError as error:
+            self._most = max(count // 2, 1)
+            text = "memory ran out with a batch of %d samples: from now on they have at most %d"
+            log.info(text, count, self._most)
+            failure = Failure.of(error, source=index) if count == 1 else None
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+            return Failure.of(error, source=index) if count == 1 else None
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        return failure
+
+    def _halves(self, one: Loaded) -> list[Loaded]:
+        middle = len(one.indices) // 2
+        indices = one.indices[:middle], one.indices[middle:]
+        cut = halves(one.batch, len(one.indices))
+        if cut is not None:
+            return [Loaded(*pair) for pair in zip(indices, cut, strict=True)]
+        return [loaded for half in indices for loaded in self._load(half)]
+
+
+def _state(batch: Any) -> list[tuple[Any, ...]]:
+    """Return a list that differs after a batch was changed, in place or as a container."""
+    return [(id(leaf), _version(leaf)) for leaf in leaves(batch)]
+
+
+def _version(leaf: Any) -> object:
+    if isinstance(leaf, np.ndarray):
+        return object()  # an array does not tell, so it counts as changed
+    version = version_of(leaf) if isinstance(leaf, torch.Tensor) else 0
+    return object() if version < 0 else version
+
 
 # ---- results -------------------------------------------------------------------------------------
 # Bring the model's outputs to host memory while it works on the next batch.
@@ -162,11 +316,6 @@ GROUP_BYTES = 16 * 2**20
 MOST_PARTS = 100_000
 
 
-def part_name(part: int) -> str:
-    """Return a part's file name."""
-    return f"part-{part:05d}.parquet"
-
-
 def check_number_of_parts(samples: int, size: int) -> None:
     """Raise OptionError if samples in parts of this size are too many files to be in order."""
     parts = -(-samples // size)
@@ -182,7 +331,7 @@ def check_number_of_parts(samples: int, size: int) -> None:
 class MadeHere(NamedTuple):
     """What a run needs whose parts are made in this process, by a model that is here."""
 
-    parts: list[int]
+    parts: list[range]
     advance: Callable[[int, int], None]
     trace: Trace
 
@@ -225,11 +374,12 @@ class PartWork:
             raise Refusal("stop") from error
 
     def _written(self, row: dict[str, int], out: Any) -> Any:
-        part = row["first"] // self._reader.part_size
+        part = range(row["first"], row["first"] + row["count"])
+        name = f"part-{part.start // self._reader.part_size:05d}.parquet"
         failures: list[Failure] = []
         rows = 0
-        with PartWriter(lambda: out.file(part_name(part)), self._table) as writer:
-            for outcome in in_host_memory(self._outcomes(part, row["count"])):
+        with PartWriter(lambda: out.file(name), self._table) as writer:
+            for outcome in in_host_memory(self._outcomes(part)):
                 if isinstance(outcome, Predicted):
                     self._take(outcome, writer)
                     rows += len(outcome.indices)
@@ -250,9 +400,9 @@ class PartWork:
         if self._reading is not None:
             self._reading.close()  # type: ignore[attr-defined]
 
-    def _outcomes(self, part: int, count: int) -> Iterator[Predicted | Failure]:
+    def _outcomes(self, part: range) -> Iterator[Predicted | Failure]:
         """Yield the outputs or failures for the samples of a part."""
-        here = self._here
+        here, count = self._here, len(part)
         if self._model is None:
             model = self._model_or_factory() if here is None else self._model_or_factory
             self._model = Model(model, self._device)
@@ -317,31 +467,28 @@ class PartWriter:
 
     def _write(self) -> None:
         try:
-            self._write_group()
+            index = array_of(self._indices, pa.int64())
+            columns: dict[str, Any] = {INDEX: index}
+            if self._metadata is not None:
+                chosen = self._metadata.take(index)
+                columns.update(zip(chosen.column_names, chosen.columns, strict=True))
+            for name in self._held[0]:
+                columns[name] = array_of_numpy(np.concatenate([each[name] for each in self._held]))
+            rows = pa.table(columns)
+            check_memory(rows.nbytes)
+            if self._file is None:
+                # Dictionary encoding does not help predictions: their values rarely repeat.
+                self._file = parquet.ParquetWriter(
+                    self._path(), rows.schema, use_dictionary=self._own[1:] or False
+                )
+            self._file.write_table(rows, row_group_size=len(rows))
+            self._indices, self._held, self._held_bytes = [], [], 0
         except MemoryError as error:  # Arrow's is one
             raise OutputError(
                 f"predictions of {counted(len(self._indices), 'sample')} cannot be written: "
                 f"{str(error) or 'there is not enough memory'}\n"
                 "  Completed parts are kept. Free some memory, and repeat the call to continue."
             ) from error
-
-    def _write_group(self) -> None:
-        index = array_of(self._indices, pa.int64())
-        columns: dict[str, Any] = {INDEX: index}
-        if self._metadata is not None:
-            chosen = self._metadata.take(index)
-            columns.update(zip(chosen.column_names, chosen.columns, strict=True))
-        for name in self._held[0]:
-            columns[name] = array_of_numpy(np.concatenate([each[name] for each in self._held]))
-        rows = pa.table(columns)
-        check_memory(rows.nbytes)
-        if self._file is None:
-            # Dictionary encoding does not help predictions: their values rarely repeat.
-            self._file = parquet.ParquetWriter(
-                self._path(), rows.schema, use_dictionary=self._own[1:] or False
-            )
-        self._file.write_table(rows, row_group_size=len(rows))
-        self._indices, self._held, self._held_bytes = [], [], 0
 
     def __enter__(self) -> PartWriter:
         return self

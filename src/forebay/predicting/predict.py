@@ -28,13 +28,12 @@ from forebay.runs.ranges import (
     sample_ranges,
     samples_of,
 )
-from forebay.runs.report import Later, PredictionReport
+from forebay.runs.report import PredictionReport
 from forebay.runs.run import Session
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import torch
 
-    from forebay.observe.diagnosis import Diagnosis
     from forebay.predicting.reader import RangeReader, Table
 
 PART_SIZE = 8192
@@ -121,9 +120,8 @@ def predict(
         WorkerDiedError: A factory's worker died repeatedly on the same part.
     """
     from forebay.devices.device import check_device, device_of
-    from forebay.predicting.model import evaluating, is_factory
-    from forebay.predicting.parts import CompletedParts
-    from forebay.predicting.reader import reader_of, table_of
+    from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, evaluating, is_factory
+    from forebay.predicting.reader import reader_of, shown_rows, table_of
 
     began = time.monotonic()
     has_factory, trace = is_factory(model), Trace()
@@ -139,7 +137,7 @@ def predict(
         locals(),
         num_workers=reader.num_workers if has_factory else 0,
         backend=reader.backend if has_factory else "process",
-        timeout=reader.timeout * reader.batches_in_part or None if has_factory else None,
+        timeout=(reader.timeout or None) if has_factory else None,
         retries=1 if has_factory else 0,
         on_error="raise",
     )
@@ -147,17 +145,37 @@ def predict(
         listed = samples_of(reader.dataset) if table is None else table
         described = partial(_described, model, reader, load, listed)
         with Session(model, output, options, described=described, verb="predict") as session:
-            resumed, diagnosis = _process_parts(
-                session,
-                model,
-                reader,
-                listed,
-                device,
-                has_factory=has_factory,
-                retry_failed=retry_failed,
-                trace=trace,
-            )
-            done = CompletedParts.of(session.ledger.results())
+            ledger = session.ledger
+            of_parts, cut = _enrolled(session, reader, listed)
+            before = CompletedParts.of(ledger.results())
+            again = before.failing if retry_failed else []
+            todo = sorted([*ledger.todo(), *again])
+            resumed = before.samples - sum(range_of(each.row)[1] for each in again)
+            diagnosis: Callable[[], Any] = partial(of_parts.diagnosis, trace)
+            if todo:
+                display = SampleProgress(session, cut, resumed, by_batch=not has_factory)
+                parts = [range(at, at + count) for at, count in (range_of(x.row) for x in todo)]
+                work = PartWork(
+                    of_parts,
+                    model,
+                    device=device,
+                    table=None if table is None else shown_rows(table.rows),
+                    known=before.columns,
+                    here=None if has_factory else MadeHere(parts, display.advance, trace),
+                )
+                try:
+                    session.start_workers("rows", doing=work)
+                    report = session.process_inputs(todo=todo, at_once=True, progress=display)
+                except FailuresError:  # every sample failed: the cause is not in the samples
+                    ledger.mark_todo(CompletedParts.without_rows(ledger.results()))
+                    raise
+                finally:
+                    work.close()
+                if has_factory:
+                    diagnosis = report.later["diagnosis"]
+            else:
+                session.remember_work()
+            done = CompletedParts.of(ledger.results())
             where = session.folder.locate("")
             # The session's own options are not those of the call.
             device_name = "None" if device is None else str(device)
@@ -170,7 +188,7 @@ def predict(
         resumed=resumed,
         failures=tuple(failures),
         elapsed_s=took,
-        later=Later(diagnosis=diagnosis, details=details),
+        later={"diagnosis": diagnosis, "details": details},
         decisions=tuple(reason for _, reason in trace.decisions),
     )
 
@@ -192,60 +210,27 @@ def _settings(reader: RangeReader, device: str, resume: bool, retry_failed: bool
     return {name: str(value) for name, value in shown.items()}
 
 
-def _process_parts(
-    session: Session,
-    model: Any,
-    reader: RangeReader,
-    listed: Table | Samples,
-    device: str | torch.device | None,
-    *,
-    has_factory: bool,
-    retry_failed: bool,
-    trace: Trace,
-) -> tuple[int, Callable[[], Diagnosis]]:
-    """Make the parts that are not done; return how many samples were, and what diagnoses it."""
-    from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, check_number_of_parts
-    from forebay.predicting.reader import identities, shown_rows
+def _enrolled(
+    session: Session, reader: RangeReader, listed: Table | Samples
+) -> tuple[RangeReader, Cut]:
+    """Make the parts the inputs of a session; return their reader, with the recorded size."""
+    from forebay.predicting.parts import check_number_of_parts
+    from forebay.predicting.reader import identities
 
-    recorded = recorded_cut(session)
+    samples, recorded = len(reader.dataset), recorded_cut(session)
     size = reader.part_size if recorded is None else recorded.size
-    check_number_of_parts(reader.samples, size)
+    check_number_of_parts(samples, size)
     reader = replace(reader, part_size=size, batch_size=min(reader.batch_size, size))
-    cut = Cut(reader.samples, size)
+    if session.options.timeout is not None:  # for a batch, and a worker's task is a part
+        timeout = session.options.timeout * -(-size // reader.batch_size)
+        session.options = replace(session.options, timeout=timeout)
+    cut = Cut(samples, size)
     if isinstance(listed, Samples):
         listing = sample_ranges(session, cut, listed.of(session))
     else:
-        listing = cut.listing(partial(identities, listed.listing, size))
+        listing = cut.listing([*identities(listed.listing, size)])
     enrol_ranges(session, cut, listing)
-    ledger = session.ledger
-    before = CompletedParts.of(ledger.results())
-    again = before.failing if retry_failed else []
-    todo = sorted([*ledger.todo(reader.samples), *again])
-    if not todo:
-        session.remember_work()
-        return before.samples, partial(reader.diagnosis, trace)
-    resumed = before.samples - sum(range_of(each.row)[1] for each in again)
-    progress = SampleProgress(session, cut, resumed, by_batch=not has_factory)
-    parts = [range_of(each.row)[0] // size for each in todo]
-    work = PartWork(
-        reader,
-        model,
-        device=device,
-        table=None if isinstance(listed, Samples) else shown_rows(listed.rows),
-        known=before.columns,
-        here=None if has_factory else MadeHere(parts, progress.advance, trace),
-    )
-    try:
-        session.start_workers("rows", doing=work)
-        report = session.process_inputs(todo=todo, at_once=True, progress=progress)
-    except FailuresError:  # every sample failed: the cause is not in the samples
-        ledger.mark_todo(CompletedParts.without_rows(ledger.results()))
-        raise
-    finally:
-        work.close()
-    if has_factory:
-        return resumed, partial(report.later.get, "diagnosis")
-    return resumed, partial(reader.diagnosis, trace)
+    return reader, cut
 
 
 def _check_workers(reader: RangeReader, has_factory: bool) -> None:

@@ -79,7 +79,6 @@ class RangeReader:
     """
 
     dataset: Any
-    samples: int
     part_size: int
     batch_size: int
     collate_fn: Callable[[Any], Any] | None
@@ -89,28 +88,18 @@ class RangeReader:
     settings: dict[str, Any]
     device: torch.device | Device | None = None
 
-    @property
-    def batches_in_part(self) -> int:
-        """Number of batches in a whole part."""
-        return -(-self.part_size // self.batch_size)
-
-    def read(self, parts: Sequence[int], trace: Trace | None = None) -> Iterator[Loaded]:
-        """Yield the batches of these parts, one part after the other.
+    def read(self, parts: Sequence[range], trace: Trace | None = None) -> Iterator[Loaded]:
+        """Yield the batches of these ranges of samples, one range after the other.
 
         Every sample comes exactly once, in `indices` or in `failures`.
         """
-        return self._read(self._batches(parts), self.num_workers or 0, self.backend, trace)
+        size = self.batch_size
+        batches = (part[at : at + size] for part in parts for at in range(0, len(part), size))
+        return self._read(batches, self.num_workers or 0, self.backend, trace)
 
     def load(self, indices: Sequence[int]) -> Iterator[Loaded]:
         """Load samples again in this process; yield one batch, or several if collating fails."""
         return self._read([indices], 0, "process")
-
-    def _batches(self, parts: Sequence[int]) -> Iterator[range]:
-        for part in parts:
-            first = part * self.part_size
-            end = min(first + self.part_size, self.samples)
-            for begin in range(first, end, self.batch_size):
-                yield range(begin, min(begin + self.batch_size, end))
 
     def diagnosis(self, trace: Trace) -> Diagnosis:
         """Return why the model waited, while a trace was recorded."""
@@ -487,12 +476,10 @@ def reader_of(
     batch_size = BATCH_SIZE if batch_size is None else batch_size
     check_positive("batch_size", batch_size)
     check_positive("part_size", part_size)
-    samples = len(dataset)
-    if samples < 1:
-        raise InputError(f"data has {samples} samples\n  There is nothing to predict.")
+    if len(dataset) < 1:
+        raise InputError(f"data has {len(dataset)} samples\n  There is nothing to predict.")
     return RangeReader(
         dataset=dataset,
-        samples=samples,
         part_size=part_size,
         batch_size=min(batch_size, part_size),
         collate_fn=collate_fn,

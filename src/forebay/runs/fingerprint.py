@@ -79,11 +79,6 @@ class Base(NamedTuple):
     parameters: Pairs
     extents: Extents
 
-    @property
-    def length(self) -> int:
-        """The number of samples that have numbers."""
-        return sum(count for _, count in self.extents)
-
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
@@ -458,7 +453,7 @@ def number_bases(
     for each, at in zip(found, pairs, strict=True):
         number = len(bases) if at is None else at
         extents = () if at is None else bases[at].extents
-        more = each.length - sum(count for _, count in extents)
+        more = sum(count for _, count in each.extents) - sum(count for _, count in extents)
         if more > 0:
             extents, end = (*extents, (end, more)), end + more
         bases[number : number + 1] = [each._replace(extents=extents)]

@@ -31,9 +31,7 @@ from forebay.pools.events import Answer, Assignment, Refusal
 # The rows of the metadata table in what a function returned, as JSON. PURE.
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-# Tuples, since `list | tuple | dict` would be a new object each time.
 _SCALARS = (str, bytes, os.PathLike)
-_NESTED = (list, tuple, dict)
 
 
 def rows_of(returned: Any) -> list[dict[str, Any]] | None:
@@ -88,13 +86,7 @@ def encode(
         rows = [{"destination": name} for name in names] or [{}]
     elif len(names) == 1:
         rows = [row if "destination" in row else {"destination": names[0], **row} for row in rows]
-
-    for row in rows:
-        for column, value in row.items():
-            if type(value) is str:
-                row[column] = final_name(value) or shown_values(value)
-            elif isinstance(value, _NESTED):
-                row[column] = _named(value, final_name)
+    rows = [{column: _named(value, final_name) for column, value in row.items()} for row in rows]
     try:
         return _ENCODER.encode(rows)  # the usual case, which is much faster
     except (TypeError, ValueError):
@@ -126,7 +118,7 @@ def _plain(final_name: Callable[[str], str | None], value: Any) -> Any:
 def _named(value: Any, final_name: Callable[[str], str | None]) -> Any:
     if type(value) is str:
         return final_name(value) or shown_values(value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):  # `list | tuple` would be made each time
         return [_named(one, final_name) for one in value]
     if isinstance(value, dict):
         return {key: _named(one, final_name) for key, one in value.items()}
@@ -272,10 +264,10 @@ class PreprocessJob:
                 metadata = self._turns.run(call, undo)
             files = self._outputs.commit(out)  # last: into a bucket, it publishes them
         except BaseException as error:
-            full = isinstance(error, Exception) and self._is_environment(error)
+            cause = error.__cause__ if isinstance(error, Refusal) else error
+            is_full = isinstance(error, Exception) and self._is_environment(cause)
             out.discard()
-            if full:
-                cause = error.__cause__ if isinstance(error, Refusal) else error
+            if is_full:
                 raise Refusal("environment") from cause
             if isinstance(error, OutputError):
                 raise Refusal("output") from error
@@ -292,13 +284,9 @@ class PreprocessJob:
 
     def _restore_directory(self) -> None:
         """Undo `os.chdir` of the user's function: later inputs may have relative paths."""
-        try:
+        with suppress(OSError):  # the function has removed the one that it changed to
             if os.getcwd() == self._directory:
                 return
-        except FileNotFoundError:  # the function has removed the one that it changed to
-            pass
-        except OSError:
-            return
         if self._directory is not None:
             with suppress(OSError):
                 os.chdir(self._directory)
@@ -339,8 +327,7 @@ class PreprocessJob:
         fetched = str(path)
         return returned, lambda text: source if text == fetched else out.final_name(text)
 
-    def _is_environment(self, error: Exception) -> bool:
-        cause = error.__cause__ if isinstance(error, Refusal) else error
+    def _is_environment(self, cause: BaseException | None) -> bool:
         if isinstance(cause, OSError) and cause.errno in _ENVIRONMENT:
             return True
         try:

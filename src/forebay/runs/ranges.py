@@ -18,10 +18,10 @@ import json
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import accumulate, pairwise, repeat
 from typing import Any
 
 from forebay.base.datasets import is_map_style
@@ -50,9 +50,6 @@ from forebay.runs.run import Session
 # Where the samples of a Dataset come from. A wrapper of torch or of forebay that only selects or
 # joins is looked through. What cannot be, such as a Subset of keys that are no indices, or a
 # wrapper with a `__getitem__` of its own, is a base itself.
-
-# Numbers that are made Python's at once.
-_PAGE = 8192
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,11 +103,11 @@ class Samples:
         names = [_Names(*each) for each in zip(self.bases, self.lengths, self.numbers, strict=True)]
         some_known = any(each.are_known for each in names)
         if again is None and not some_known:
-            yield from map(Input, map(str, _integers(keys)))
+            yield from map(Input, map(str, map(int, keys)))
             return
         firsts = [*accumulate(self.lengths[:-1], initial=0)]
-        counts = repeat(1) if again is None else _integers(again)
-        for place, key, count in zip(_integers(self.places), _integers(keys), counts, strict=False):
+        counts = repeat(1) if again is None else map(int, again)
+        for place, key, count in zip(map(int, self.places), map(int, keys), counts, strict=False):
             more = f"#{count}" if count > 1 else ""
             at = bisect_right(firsts, place) - 1
             if names[at].are_known:
@@ -272,20 +269,10 @@ def _array(places: Any) -> Any:
     return places
 
 
-def _integers(numbers: Any) -> Iterator[int]:
-    """Return numbers as Python's integers."""
-    if type(numbers) is range:
-        return iter(numbers)
-    firsts = range(0, len(numbers), _PAGE)
-    return chain.from_iterable(numbers[first : first + _PAGE].tolist() for first in firsts)
-
-
 # ---- ranges --------------------------------------------------------------------------------------
 
 # The key in the ledger under which the `Cut` is stored.
 _KEY = "ranges"
-
-Identities = Callable[[], Iterator[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,16 +283,12 @@ class Cut:
     size: int
     facts: str = ""
 
-    def listing(self, identities: Identities) -> Listing:
-        """List the ranges as rows of "first" and "count".
-
-        Args:
-            identities: Returns for each range a string that changes with its samples.
-        """
+    def listing(self, identities: Sequence[str]) -> Listing:
+        """List the ranges as rows; each has an identity, which changes with its samples."""
 
         def rows() -> Iterator[Input]:
             firsts = range(0, self.samples, self.size)
-            for first, identity in zip(firsts, identities(), strict=False):
+            for first, identity in zip(firsts, identities, strict=False):
                 count = min(self.size, self.samples - first)
                 row = json.dumps({"first": first, "count": count})
                 yield Input(f"samples {first} to {first + count - 1}", row, identity)
@@ -334,8 +317,8 @@ def sample_ranges(session: Session, cut: Cut, samples: Samples) -> Listing:
     with other samples does not remove what was made of those before.
     """
     keys = samples.keys()
-    texts = [text_of(keys[at : at + cut.size]) for at in range(0, len(keys), cut.size)]
-    listing = cut.listing(texts.__iter__)
+    identities = [text_of(keys[at : at + cut.size]) for at in range(0, len(keys), cut.size)]
+    listing = cut.listing(identities)
     if session.starts_over:
         return listing
     now = {each.row: each.identity for each in listing}

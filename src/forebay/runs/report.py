@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,37 +30,11 @@ if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     from forebay.observe.diagnosis import Diagnosis
 
 
-class Later:
-    """What few reports are asked for: made then, or when the report is pickled, and kept."""
-
-    def __init__(self, **makers: Callable[[], Any]) -> None:
-        self._makers, self._made = makers, dict[str, Any]()
-
-    def get(self, name: str) -> Any:
-        """Return a value by its name."""
-        if name not in self._made:
-            self._made[name] = self._makers[name]()
-            del self._makers[name]  # it holds what the value is made of
-        return self._made[name]
-
-    def __getstate__(self) -> dict[str, Any]:
-        for name in [*self._makers]:
-            self.get(name)
-        return vars(self)
-
-
 def diagnosed(times: dict[str, Any]) -> Diagnosis:
     """Return what a run waited for, given the arguments of `RunTimes`."""
     from forebay.observe.diagnosis import RunTimes, diagnose_run
 
     return diagnose_run(RunTimes(**times))
-
-
-def detailed(*known: Any, **others: Any) -> dict[str, Any]:
-    """Return the details of a report, given the arguments of `run_details`; others replace some."""
-    from forebay.show.report import run_details
-
-    return run_details(*known) | others
 
 
 # ---- notes ---------------------------------------------------------------------------------------
@@ -193,9 +168,13 @@ def lines_by_error(groups: Iterable[Group], examples: int | None = None) -> list
     return lines
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class RunReport:
-    """What a run returns. Counts are of inputs or of samples."""
+    """What a run returns. Counts are of inputs or of samples.
+
+    Attributes:
+        later: Functions by the names of what few reports are asked for.
+    """
 
     output: Path | str
     done: int
@@ -203,21 +182,24 @@ class RunReport:
     resumed: int
     failures: tuple[Failure, ...]
     elapsed_s: float
-    later: Later = field(compare=False)
+    later: Mapping[str, Callable[[], Any]] = field(compare=False)
     decisions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def diagnosis(self) -> Diagnosis:
-        """What the run waited for; made when it is asked for."""
-        found: Diagnosis = self.later.get("diagnosis")
+        """What the run waited for; made when it is asked for, or when the report is pickled."""
+        found: Diagnosis = self.later["diagnosis"]()
         return found
 
-    @property
+    @cached_property
     def details(self) -> Mapping[str, Any]:
-        """What `save` shows besides the counts; made when it is asked for."""
-        found: Mapping[str, Any] = self.later.get("details")
+        """What `save` shows besides the counts; made as `diagnosis` is."""
+        found: Mapping[str, Any] = self.later["details"]()
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"diagnosis": self.diagnosis, "details": self.details, "later": {}}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report to a self-contained HTML file: throughput, durations, failures.
@@ -262,7 +244,7 @@ class RunReport:
         return summary(title, facts, self.failures, self.failed)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class Report(RunReport):
     """The result of `preprocess`; its `repr` is a summary.
 
@@ -311,7 +293,7 @@ class Report(RunReport):
         return self._html("preprocess", "done", places)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class PredictionReport(RunReport):
     """The result of `predict`; its `repr` is a summary.
 
@@ -341,60 +323,6 @@ class PredictionReport(RunReport):
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
         return self._html("predict", "predicted", {"output": str(self.output)})
-
-
-# ---- verification --------------------------------------------------------------------------------
-# Compare an output folder with its ledger, for `forebay verify`. PURE.
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The result of checking every output.
-
-    Attributes:
-        altered: Name, recorded size and actual size in bytes.
-    """
-
-    checked: int
-    missing: tuple[str, ...]
-    altered: tuple[tuple[str, int, int], ...]
-    orphans: tuple[str, ...]
-    damaged: tuple[int, ...]
-
-    @property
-    def is_sound(self) -> bool:
-        """Return whether everything is as recorded."""
-        return not (self.missing or self.altered or self.orphans)
-
-
-def verify(
-    recorded: Iterable[tuple[str, int, int]],
-    found: Sequence[tuple[str, int]],
-    own: frozenset[str],
-) -> Verification:
-    """Compare the recorded outputs with the files in the folder.
-
-    Args:
-        recorded: Name, bytes and ordinal of every recorded output.
-        found: Name and bytes of every file in the folder.
-    """
-    sizes = dict(found)
-    checked = 0
-    missing: list[str] = []
-    altered: list[tuple[str, int, int]] = []
-    damaged: dict[int, None] = {}
-    for name, size, ordinal in recorded:
-        checked += 1
-        actual = sizes.pop(name, None)
-        if actual is None:
-            missing.append(name)
-        elif actual != size:
-            altered.append((name, size, actual))
-        else:
-            continue
-        damaged[ordinal] = None
-    orphans = tuple(sorted(name for name in sizes if name not in own))
-    return Verification(checked, tuple(missing), tuple(altered), orphans, tuple(damaged))
 
 
 # ---- failure budget ------------------------------------------------------------------------------

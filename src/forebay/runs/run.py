@@ -5,8 +5,8 @@
                             └──── commit: flush, record, publish <──────────────┘
 
 Inputs are listed (`inputs/listing.py`), recorded (`ledger/ledger.py`) and processed
-(`runs/job.py`); outputs are staged (`outputs/staging.py`), and the table is
-written at the end (`outputs/metadata_table.py`). preprocess, predict and cache use it.
+(`runs/job.py`); outputs are staged (`outputs/staging.py`), and published with a table of them
+(`runs/results.py`). preprocess, predict and cache use it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 from forebay.base import process
@@ -52,10 +52,10 @@ from forebay.outputs.places import open_place
 from forebay.pools.base import InlinePool, Pool, ThreadPool
 from forebay.pools.processes import ProcessPool, occupy_standard_descriptors
 from forebay.runs import report
-from forebay.runs.commits import Commit, Commits, perform_pending
 from forebay.runs.fingerprint import Fingerprint, difference, number_bases
 from forebay.runs.job import PreprocessJob, name_of_work
-from forebay.runs.report import FailureBudget, Later, Report
+from forebay.runs.report import FailureBudget, Report
+from forebay.runs.results import Commit, Commits, LedgerTable, perform_pending
 from forebay.show.top import LiveRun
 
 # ---- run tuning ----------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ LOOK_S = 0.25
 KEPT_DECISIONS = 256
 
 
-class RunTuning:
+class RunTuning(Tuner):
     """Reads what a run did at intervals, and changes the number of workers.
 
     Args:
@@ -85,17 +85,12 @@ class RunTuning:
     def __init__(
         self, most: int, times: ProcessTimes | None, began: float, at_once: int = 1
     ) -> None:
+        super().__init__(min(whole_cores(), most), most, whole_cores(), "inputs")
         self.decisions: deque[str] = deque(maxlen=KEPT_DECISIONS)
         self._times, self._at_once = times, at_once
-        self._tuner = Tuner(min(whole_cores(), most), most, whole_cores(), "inputs")
         self._due = began
         self._began = self._since = began  # `_since`: when the present number was set
         self._worker_s = 0.0  # of all workers before `_since`
-
-    @property
-    def num_workers(self) -> int:
-        """The number of workers that there should be."""
-        return self._tuner.num_workers
 
     def mean_workers(self, now: float) -> int:
         """Return how many workers there were on average, rounded."""
@@ -108,7 +103,7 @@ class RunTuning:
             return
         self._due = now + EVERY_S
         present = self.num_workers
-        decision = self._tuner.decide(self._totals(now, trace))
+        decision = self.decide(self._totals(now, trace))
         if decision is not None:
             self._worker_s += present * (now - self._since)
             self._since = now
@@ -223,7 +218,7 @@ class Session:
         occupy_standard_descriptors()  # or the ledger could get the descriptor of a closed stderr
         self.folder = open_place(output)
         self.ledger: Ledger
-        self._work, self._describe = work, described
+        self._work, self._described = work, cache(described)
         self._began, self._changed = time.monotonic(), False
         self._call: dict[str, str] = {}  # recorded when the work begins
         self._has_table, self.verb = verb == "preprocess", verb
@@ -256,8 +251,6 @@ class Session:
     def _open_table(self) -> None:
         """Record that the table is not up to date, before anything changes."""
         if self._has_table:
-            from forebay.outputs.metadata_table import LedgerTable
-
             self._table = LedgerTable(self.ledger, self.folder)
 
     def start_workers(
@@ -297,7 +290,7 @@ class Session:
     def enrol(self, listing: Listing, *, whole: bool = False) -> None:
         """Merge the listing into the ledger."""
         ahead = None if whole else AHEAD
-        _ = self._described  # before a Dataset's own code is called, and while workers start
+        self._described()  # before a Dataset's own code is called, and while workers start
         self._listed = listing.total or 0
         self._merge(listing, None if self.starts_over else ahead)
         if self.starts_over:  # only after the listing succeeded, since this removes the outputs
@@ -377,7 +370,7 @@ class Session:
             failures=tuple(ledger.failures(MAX_KEPT)),
             elapsed_s=time.monotonic() - self._began,
             metadata_path=self.folder.locate(table_name(options.metadata)),
-            later=Later(diagnosis=partial(report.diagnosed, times), details=self.details()),
+            later={"diagnosis": partial(report.diagnosed, times), "details": self.details()},
             decisions=times["decisions"],
             notes=tuple(self._notes),
         )
@@ -521,8 +514,14 @@ class Session:
         if self._progress is None:
             return dict
         names = {task: self.ledger.name_of(task) for _, task in self._progress.trace.slowest}
-        known = self._progress, self.verb, self._described.name, names.__getitem__, self.options
-        return partial(report.detailed, *known, **others)
+        known = self._progress, self.verb, self._described().name, names.__getitem__, self.options
+
+        def detailed() -> dict[str, Any]:
+            from forebay.show.report import run_details
+
+            return run_details(*known) | others
+
+        return detailed
 
     def say(self, text: str) -> None:
         """Say something of the output: above the progress display, or in the log without one."""
@@ -550,16 +549,16 @@ class Session:
         if was is None or not options.resume or renamed:
             return was is not None
         with reading("the work"):
-            changes = difference(Fingerprint.from_json(was), self._described)
+            changes = difference(Fingerprint.from_json(was), self._described())
         if not changes or options.version is not None:
             return False
         if ledger.get_meta("trial") == "yes":
             return True
         keep = was_version or "2"
         known = "name or index" if self.verb == "preprocess" else "index"
-        only = f", if every sample has the {known} that it had" if self._described.bases else ""
+        only = f", if every sample has the {known} that it had" if self._described().bases else ""
         raise ChangedError(
-            f"{self._described.name} changed since the earlier run: {self.output!r} would mix "
+            f"{self._described().name} changed since the earlier run: {self.output!r} would mix "
             f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
             "  Nothing was started, and nothing is lost. Choose one:\n"
             "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
@@ -580,14 +579,10 @@ class Session:
         ledger.set_meta("work", self.work[0].to_json(), verb=self.verb, **others)
 
     @cached_property
-    def _described(self) -> Fingerprint:
-        return self._describe()
-
-    @cached_property
     def work(self) -> tuple[Fingerprint, list[int]]:
         """The description for the ledger, with Datasets of earlier calls; where its own are."""
         was = None if self.starts_over else self.ledger.get_meta("work")
         known = () if was is None else Fingerprint.from_json(was).bases
         accepts = self.options.version is not None
-        bases, numbers = number_bases(known, self._described.bases, accepts=accepts)
-        return replace(self._described, bases=bases), numbers
+        bases, numbers = number_bases(known, self._described().bases, accepts=accepts)
+        return replace(self._described(), bases=bases), numbers
