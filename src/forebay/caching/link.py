@@ -102,7 +102,6 @@ class Link:
         """
         self._socket = _connected(place)
         self.close = weakref.finalize(self, self._socket.close)
-        self._number = 0
         try:
             self._socket.settimeout(_STEP_S)
             self.facts, self.descriptors = self._welcomed()
@@ -150,12 +149,12 @@ class Link:
             ForebayError: The fetcher could not do it.
             LinkBrokenError: It has ended.
         """
-        self._number += 1
-        self.post(op, id=self._number, **fields)
-        while True:
+        try:
+            self.post(op, **fields)
             answer, payload = self._message(self._received(_HEAD.size))
-            if answer.get("id") == self._number:  # not one to an earlier call, which Ctrl-C ended
-                break
+        except BaseException:  # such as Ctrl-C: the next call would get the rest of this answer
+            self.close()
+            raise
         if "error" in answer:
             raise error_of(answer)
         return answer, payload

@@ -67,12 +67,14 @@ class Pins:
     """The blocks of one cache in a folder; used by one process at a time.
 
     Attributes:
-        unverified: Blocks that were there before the machine restarted.
+        blocks: Those that are there, and where each begins in the file.
+        unverified: Those of them that were there before the machine restarted.
+        descriptor: Of the file; -1 if nothing fits into it.
     """
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         identity: str,
         nbytes: int,
         lengths: Sequence[int] | npt.NDArray[np.int64],
@@ -80,6 +82,7 @@ class Pins:
         """Open the files; make them anew if they are of another cache.
 
         Args:
+            folder: None to keep nothing.
             identity: Of the cache.
             nbytes: How much of the disk may be used.
             lengths: Bytes of each block.
@@ -87,10 +90,13 @@ class Pins:
         Raises:
             OutputError: There is no space for so many bytes, or the folder cannot be written to.
         """
-        self._lengths = lengths
+        self.blocks: dict[int, int] = {}
+        self.unverified: set[int] = set()
+        self.descriptor, self._lengths, self._extents = -1, lengths, Extents(0)
+        if folder is None:
+            return
         entries = len(lengths) * _ENTRY.itemsize
         size = max(nbytes - rounded(entries) - PAGE, 0) // PAGE * PAGE
-        self._places: dict[int, int] = {}
         meta = {"cache": identity, "size": size, "boot": kernel()}
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -107,7 +113,8 @@ class Pins:
             os.ftruncate(self._data.fileno(), size)
             os.ftruncate(self._pins.fileno(), entries)
             if size:
-                os.posix_fallocate(self._data.fileno(), 0, size)
+                self.descriptor = self._data.fileno()
+                os.posix_fallocate(self.descriptor, 0, size)
             with atomic_file(folder / "blocks.json") as file:
                 file.write(json.dumps(meta).encode())
         except OSError as error:
@@ -117,9 +124,9 @@ class Pins:
                 "  Nothing was fetched. Choose a smaller disk=, or a directory on a disk with free "
                 "space that you own."
             ) from error
-        self._extents = Extents(size)
         self._adopt(size)
-        self.unverified = set() if known == meta["boot"] else set(self._places)
+        if known != meta["boot"]:
+            self.unverified = set(self.blocks)
 
     @staticmethod
     def _known(folder: Path, meta: dict[str, object]) -> str:
@@ -143,37 +150,21 @@ class Pins:
     def _adopt(self, size: int) -> None:
         """Read the entries; those that cannot be true do not count."""
         found = np.frombuffer(os.pread(self._pins.fileno(), len(self._lengths) * 16, 0), _ENTRY)
-        blocks = np.flatnonzero(found["place"])
-        end = 0
+        blocks, end = np.flatnonzero(found["place"]), 0
         for block in blocks[np.argsort(found["place"][blocks], kind="stable")].tolist():
             place, check = int(found["place"][block]) - 1, int(found["check"][block])
             length = rounded(int(self._lengths[block]))
-            if place % PAGE or check != self._check(block, place) or place < end:
+            is_true = check == self._check(block, place) and not place % PAGE
+            if not is_true or not end <= place <= size - length:
                 continue
-            if place + length > size:
-                continue
-            self._places[block], end = place, place + length
-        self._extents = Extents(0)
-        at = 0
-        for place, block in sorted((place, block) for block, place in self._places.items()):
-            if place > at:
-                self._extents.give_back(at, place - at)
-            at = place + rounded(int(self._lengths[block]))
-        if size > at:
-            self._extents.give_back(at, size - at)
+            if place > end:
+                self._extents.give_back(end, place - end)
+            self.blocks[block], end = place, place + length
+        if size > end:
+            self._extents.give_back(end, size - end)
 
     def _check(self, block: int, place: int) -> int:
         return crc32(f"{block} {place} {self._lengths[block]}".encode())
-
-    @property
-    def descriptor(self) -> int:
-        """Of the file with the blocks."""
-        return self._data.fileno()
-
-    @property
-    def blocks(self) -> dict[int, int]:
-        """The blocks that are there, and where each begins in the file."""
-        return self._places
 
     def take(self, block: int) -> int | None:
         """Return where to write a block; None if there is no space."""
@@ -187,13 +178,13 @@ class Pins:
         """Note that a block has been written."""
         entry = np.array([(place + 1, self._check(block, place))], _ENTRY)
         os.pwrite(self._pins.fileno(), entry.tobytes(), block * _ENTRY.itemsize)
-        self._places[block] = place
+        self.blocks[block] = place
 
     def remove(self, block: int) -> None:
         """Forget a block, whose space is then free."""
         os.pwrite(self._pins.fileno(), bytes(_ENTRY.itemsize), block * _ENTRY.itemsize)
         self.unverified.discard(block)
-        self.give_back(block, self._places.pop(block))
+        self.give_back(block, self.blocks.pop(block))
 
     def close(self) -> None:
         """Close the files, which stay."""
