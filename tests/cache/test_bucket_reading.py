@@ -27,10 +27,10 @@ from cached import Made, Point
 
 import forebay
 from buckets import PATIENCE_S
-from forebay.caching import remote, writer
+from forebay.caching import arrow_shards, remote
 from forebay.caching.link import Link
+from forebay.grouping import InOrder
 from forebay.observe.record import Fetched
-from forebay.windows import InOrder
 
 SAMPLES = 600
 
@@ -90,7 +90,7 @@ def root(tmp_path_factory):
     folder = tmp_path_factory.mktemp("buckets")
     dataset = Made(sample, SAMPLES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "BATCH_BYTES", 8000)
+        patch.setattr(arrow_shards, "BATCH_BYTES", 8000)
         patch.setattr("forebay.runs.cache.LEAST_SHARDS", 8)
         forebay.cache(dataset, folder / "bucket" / "cache", num_workers=0, progress=False)
     return folder

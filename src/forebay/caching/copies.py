@@ -26,7 +26,8 @@ from forebay.base.files import Folder, Store, atomic_file, refuse_foreign
 from forebay.base.formatting import byte_size
 from forebay.base.output_names import PRIVATE
 from forebay.base.process import LONGEST_WAIT_S
-from forebay.caching.blocks import (
+from forebay.caching.columns import Index
+from forebay.caching.layout import (
     BLOCKS,
     INDEX,
     INDEX_BYTES,
@@ -35,7 +36,6 @@ from forebay.caching.blocks import (
     is_shard,
     shard_name,
 )
-from forebay.caching.columns import Index
 from forebay.errors import BusyError, ChangedError, InputError, OutputError, shown_location
 from forebay.ledger.database import NAME
 from forebay.ledger.lock import LOCK_NAME, FolderLock

@@ -19,9 +19,9 @@ from torch.utils.data import Dataset
 
 from forebay.base.files import Folder, Store, place_of
 from forebay.base.formatting import byte_size, counted, summary
+from forebay.caching.arrow_shards import Shards
 from forebay.caching.columns import CachePlan, Index
 from forebay.caching.layout import Classes, loaded_class, namedtuples_of, rebuilder
-from forebay.caching.reader import Shards
 from forebay.errors import InputError, OptionError, shown_location
 from forebay.failures import short_tracebacks
 from forebay.options import parse_bytes
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from forebay.caching.remote import BucketReader, Lookahead
+    from forebay.grouping import Windows
     from forebay.observe.record import Fetched
-    from forebay.windows import Windows
 
 # What `window="auto"` is for a cache in a bucket.
 WINDOW = 4_000_000_000
@@ -110,7 +110,7 @@ class CachedDataset(Dataset[Any]):
             return None
         key = batch, self.window
         if key not in self._orders:
-            from forebay.windows import Windows, lanes_for
+            from forebay.grouping import Windows, lanes_for
 
             blocks = self._source.blocks
             together = max(int(self.window / blocks.mean_bytes), 1)
@@ -158,7 +158,7 @@ class CachedDataset(Dataset[Any]):
             fetched: Where to note what is fetched.
         """
         from forebay.caching.remote import Lookahead
-        from forebay.windows import InOrder
+        from forebay.grouping import InOrder
 
         if self.remote is None:
             return None

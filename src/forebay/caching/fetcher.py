@@ -36,8 +36,6 @@ from zlib import crc32
 import numpy as np
 
 from forebay.base.output_names import PRIVATE
-from forebay.caching.blocks import BLOCKS, DAMAGES, INDEX, Blocks, shard_name
-from forebay.caching.bucket import BucketError, bucket_at
 from forebay.caching.fetch_policy import (
     BROKEN,
     DENIED,
@@ -55,6 +53,7 @@ from forebay.caching.fetch_policy import (
     Unit,
     percentile,
 )
+from forebay.caching.layout import BLOCKS, DAMAGES, INDEX, Blocks, shard_name
 from forebay.caching.link import (
     IN_MEMORY,
     ON_DISK,
@@ -65,7 +64,7 @@ from forebay.caching.link import (
     entry_of,
     packed,
 )
-from forebay.caching.pins import Pins
+from forebay.caching.stores import BucketError, Pins, bucket_at
 from forebay.errors import ChangedError, ForebayError, InputError, shortened, shown_location
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab

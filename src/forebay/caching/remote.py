@@ -25,17 +25,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from forebay.caching.blocks import Blocks
+from forebay.caching.arrow_shards import Bytes, Getter, getter_of, refuse_compressed
 from forebay.caching.columns import Index, Spec, schema_of
-from forebay.caching.layout import names_of
+from forebay.caching.layout import Blocks, names_of
 from forebay.caching.link import IN_MEMORY, ON_DISK, Link, LinkBrokenError, Place, place_of
-from forebay.caching.reader import Bytes, Getter, getter_of, refuse_compressed
 from forebay.errors import ForebayError, InputError, shown_location
+from forebay.grouping import InOrder, Window, Windows
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
 from forebay.observe.progress import log
 from forebay.observe.record import Fetched
-from forebay.windows import InOrder, Window, Windows
 
 # A block is fetched whole if so large a share of it is read at once, if it is read in order, or if
 # it is so small that its parts would be no less.
