@@ -19,7 +19,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +322,13 @@ def _present(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:
     return lambda row: finish(table[row])
 
 
+def own(leaf: Any) -> Any:
+    """Return a leaf that does not view a map."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.clone()
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
 def _finish(spec: Spec) -> Callable[[Any], Any]:
     """Return a function that makes the value from an array over its bytes."""
     if spec.kind == "array":
@@ -581,13 +587,9 @@ class ShardWork:
 
 def record_of(path: Path, writer: ShardWriter) -> dict[str, Any]:
     """Return what the index of a cache says of a shard, JSON-serializable."""
-    with (
-        path.open("rb") as file,
-        mmap(file.fileno(), 0, access=ACCESS_READ) as whole,
-        memoryview(whole) as data,
-    ):
-        places = record_batches(data)
-        found, outside = checksums(data, places)
+    data = np.memmap(path, np.uint8, "r").data
+    places = record_batches(data)
+    found, outside = checksums(data, places)
     blocks = np.zeros(len(places), BLOCK)
     blocks["first"], blocks["crc32"] = writer.firsts, found
     blocks["offset"], blocks["length"] = zip(*places, strict=True)

@@ -58,10 +58,10 @@ from forebay.caching.link import (
     IN_MEMORY,
     ON_DISK,
     START_S,
-    Incoming,
     Place,
     described,
     entry_of,
+    messages,
     packed,
 )
 from forebay.caching.stores import BucketError, Pins, bucket_at
@@ -85,7 +85,7 @@ class _Target(NamedTuple):
 class _Client:
     number: int
     socket: socket.socket
-    incoming: Incoming = field(default_factory=Incoming)
+    incoming: bytearray = field(default_factory=bytearray)
     outgoing: deque[memoryview] = field(default_factory=deque)
     since: dict[str, float] | None = None  # totals at its beginning; None if it is sent no facts
 
@@ -146,7 +146,7 @@ class Fetcher:
         self._verifying: set[int] = set()
         # What threads did, each to be noted by a call.
         self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._wakes, self._wake = socket.socketpair()
+        self._wake = os.eventfd(0)
         self._selector = selectors.DefaultSelector()
         self._hits = 0
         for block in self._pins.blocks.keys() - self._pins.unverified:
@@ -155,7 +155,7 @@ class Fetcher:
     def _read(self, name: str) -> bytes:
         where = f"{shown_location(self._place.url)}/{name}"
         try:
-            return self._bucket.whole(name)
+            return bytes(self._bucket.read(name))
         except BucketError as error:
             if error.kind == MISSING:
                 raise InputError(
@@ -169,13 +169,11 @@ class Fetcher:
 
     def run(self) -> None:
         """Serve clients until the last one has gone."""
-        until, had_clients = time.monotonic() + START_S, False
+        until, next_facts = time.monotonic() + START_S, 0.0
         self._listening.setblocking(False)
-        self._wakes.setblocking(False)
         self._selector.register(self._listening, selectors.EVENT_READ)
-        self._selector.register(self._wakes, selectors.EVENT_READ)
-        next_facts = 0.0
-        while self._clients or (not had_clients and time.monotonic() < until):
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        while self._clients or (not self._number and time.monotonic() < until):
             now = time.monotonic()
             for get in self._requests.due(now):
                 keys = [unit.key for unit in get.units if isinstance(unit.key, int)]
@@ -183,11 +181,12 @@ class Fetcher:
             wait = min(self._requests.wakes_at(now), next_facts, now + _FACTS_S) - now
             for key, mask in self._selector.select(max(wait, 0.0)):
                 self._handle(key.fileobj, mask)
-            had_clients |= bool(self._clients)
             while not self._done.empty():
                 self._done.get()()
             if self._requests.must_renew:
-                self._renew()
+                self._requests.must_renew = False
+                with suppress(Exception):  # then requests say what is wrong
+                    self._bucket.renew()
             if (now := time.monotonic()) >= next_facts:
                 next_facts = now + _FACTS_S
                 self._tell_facts()
@@ -196,10 +195,8 @@ class Fetcher:
         if source is self._listening:
             with suppress(BlockingIOError):
                 self._welcome(self._listening.accept()[0])
-        elif source is self._wakes:
-            with suppress(BlockingIOError):
-                while self._wakes.recv(_RECV_BYTES):
-                    pass
+        elif source == self._wake:
+            os.eventfd_read(self._wake)
         elif (client := self._clients.get(source)) is not None:
             try:
                 if mask & selectors.EVENT_WRITE:
@@ -208,7 +205,8 @@ class Fetcher:
                     data = client.socket.recv(_RECV_BYTES)
                     if not data:
                         raise ConnectionResetError
-                    for message in client.incoming.add(data):
+                    client.incoming += data
+                    for message in messages(client.incoming):
                         self._obey(client, message)
             except BlockingIOError:
                 pass
@@ -404,16 +402,14 @@ class Fetcher:
                     wrong[unit.key] = checksum
                 else:
                     self._write(targets[unit.key], found)
-        except BucketError as failure:
-            error = failure
         except Exception as failure:  # noqa: BLE001 - a full disk, for example
-            error = BucketError(BROKEN, f"{type(failure).__name__}: {failure}")
+            words = f"{type(failure).__name__}: {failure}"
+            error = failure if isinstance(failure, BucketError) else BucketError(BROKEN, words)
         self._put(partial(self._land, get, targets, wrong, parts, error))
 
     def _put(self, done: Callable[[], None]) -> None:
         self._done.put(done)
-        with suppress(OSError):  # it is about to look, if there is no room for another byte
-            self._wake.send(b"\0", socket.MSG_DONTWAIT)
+        os.eventfd_write(self._wake, 1)
 
     def _write(self, target: _Target, data: memoryview) -> None:
         file = self._slab.fileno() if target.slot else self._pins.descriptor
@@ -443,10 +439,8 @@ class Fetcher:
         else:
             done, lost = self._requests.arrived(get.number, wrong, now)
         for unit in done:
-            if isinstance(unit.key, int):
-                target = targets[unit.key]
-                if target.slot is None or self._residency.is_held(unit.key):
-                    self._keep(unit.key, targets.pop(unit.key))
+            if isinstance(unit.key, int):  # it is held, or it would not be wanted
+                self._keep(unit.key, targets.pop(unit.key))
             self._settle(unit.key, parts.get(unit.key))
         for block, target in targets.items():
             if target.slot is None:
@@ -509,7 +503,7 @@ class Fetcher:
         span = f"bytes {unit.offset:,} to {unit.offset + unit.length - 1:,}"
         if kind in (WRONG, MISSING):
             with suppress(BucketError):
-                if self._bucket.whole(INDEX) != self._index_bytes:
+                if self._bucket.read(INDEX) != self._index_bytes:
                     return ChangedError(
                         f"{where}: the cache was written anew while it was read\n"
                         "  Samples of both would mix, so nothing more was read. Open it again, and "
@@ -523,11 +517,6 @@ class Fetcher:
                 "forebay.cache again, with the same dataset and URL: it writes that shard again."
             )
         return _refused(f"{where}, {span}", kind, lost.message)
-
-    def _renew(self) -> None:
-        self._requests.must_renew = False
-        with suppress(Exception):  # then requests say what is wrong
-            self._bucket.renew()
 
 
 def _refused(where: str, kind: str, words: str) -> ForebayError:

@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
-from forebay.caching.arrow_shards import Bytes, Getter, getter_of, refuse_compressed
+from forebay.caching.arrow_shards import Bytes, Getter, getter_of, own, refuse_compressed
 from forebay.caching.columns import Index, Spec, schema_of
 from forebay.caching.layout import Blocks, names_of
 from forebay.caching.link import IN_MEMORY, ON_DISK, Link, LinkBrokenError, Place, place_of
@@ -233,7 +232,7 @@ class BucketReader:
                     while len(self._decoded) > DECODED:
                         self._decoded.popitem(last=False)
                 for row, at in left[block]:
-                    found[at] = [_own(get(row)) for get in known[1]]
+                    found[at] = [own(get(row)) for get in known[1]]
             if int(shared.table[block]) == entry:
                 if any(found[at] is None for _, at in left[block]):
                     raise self._damaged(block)
@@ -301,7 +300,7 @@ class BucketReader:
             with self._decoding(block):
                 getters = [getter_of(*each, buffers[block]) for each in columns[block]]
                 for row, at in rows:
-                    found[at] = [_own(get(row)) for get in getters]
+                    found[at] = [own(get(row)) for get in getters]
 
     @contextmanager
     def _decoding(self, block: int) -> Iterator[None]:
@@ -460,13 +459,6 @@ class Lookahead:
 
 def _mapped(descriptor: int, access: int = mmap.ACCESS_READ) -> Bytes:
     return np.frombuffer(mmap.mmap(descriptor, 0, access=access), np.uint8)
-
-
-def _own(leaf: Any) -> Any:
-    """Return a leaf that does not view a block."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.clone()
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 # Exceptions of NumPy and Arrow for bytes that are not those of a block.

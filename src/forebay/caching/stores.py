@@ -12,7 +12,6 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -92,30 +91,19 @@ class Bucket(ABC):
         """Read the credentials again, and connect with them."""
 
     @abstractmethod
-    def _read(self, name: str, offset: int, length: int) -> Any:
-        """Return bytes of an object."""
+    def _read(self, name: str, offset: int, length: int | None) -> Any:
+        """Return bytes of an object, all of them if `length` is None."""
 
-    @abstractmethod
-    def _whole(self, name: str) -> Any:
-        """Return all bytes of an object."""
-
-    def read(self, name: str, offset: int, length: int) -> memoryview:
-        """Return `length` bytes of an object, from `offset` on; raise BucketError."""
-        found = memoryview(self._tried(partial(self._read, name, offset, length))).cast("B")
-        if len(found) != length:
-            raise BucketError(BROKEN, f"{len(found):,} bytes came instead of {length:,}")
-        return found
-
-    def whole(self, name: str) -> bytes:
-        """Return a small object; raise BucketError."""
-        return bytes(self._tried(partial(self._whole, name)))
-
-    def _tried(self, call: Any) -> Any:
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> memoryview:
+        """Return `length` bytes of an object from `offset` on, or all; raise BucketError."""
         try:
-            return call()
+            found = memoryview(self._read(name, offset, length)).cast("B")
         except Exception as error:
             words = " ".join(str(error).split())[:300] or type(error).__name__
             raise BucketError(kind_of(error), words) from error
+        if length not in (None, len(found)):
+            raise BucketError(BROKEN, f"{len(found):,} bytes came instead of {length:,}")
+        return found
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {shown_location(self.url)!r}>"
@@ -128,11 +116,9 @@ class _Fsspec(Bucket):
         """See `Bucket`."""
         self._system, self._root = connect(self.url, anew=True)
 
-    def _read(self, name: str, offset: int, length: int) -> Any:
-        return self._system.cat_file(f"{self._root}/{name}", start=offset, end=offset + length)
-
-    def _whole(self, name: str) -> Any:
-        return self._system.cat_file(f"{self._root}/{name}")
+    def _read(self, name: str, offset: int, length: int | None) -> Any:
+        part = {} if length is None else {"start": offset, "end": offset + length}
+        return self._system.cat_file(f"{self._root}/{name}", **part)
 
 
 class _Obstore(Bucket):
@@ -149,15 +135,12 @@ class _Obstore(Bucket):
             **_settings_of(self.url),
         )
 
-    def _read(self, name: str, offset: int, length: int) -> Any:
+    def _read(self, name: str, offset: int, length: int | None) -> Any:
         import obstore
 
+        if length is None:
+            return obstore.get(self._store, name).bytes()
         return obstore.get_range(self._store, name, start=offset, length=length)
-
-    def _whole(self, name: str) -> Any:
-        import obstore
-
-        return obstore.get(self._store, name).bytes()
 
 
 def _settings_of(url: str) -> dict[str, Any]:
