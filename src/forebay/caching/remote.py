@@ -394,6 +394,7 @@ class Lookahead:
             elif ended:
                 self._admit(batch)
                 self._link.post("release", blocks=ended)
+            assert self._link is not None
             for name, value in (self._link.heard() or {}).items():
                 if name in Fetched.__slots__:
                     setattr(self._fetched, name, value)
