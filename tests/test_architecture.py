@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "forebay"
 # Each floor imports only from those below it, and nothing from its own.
 FLOORS = (
     ("errors", "plan"),
-    ("failures", "rows", "windows"),
+    ("failures", "grouping"),
     ("base",),
     ("options", "packed", "devices", "memory"),
     ("observe", "pools", "collating", "mixing", "ranks", "lengths"),
@@ -35,7 +35,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Decisions only: what happened goes in, what to do comes out.
 PURE = (
     "plan",
-    "rows",
+    "grouping",
     "engine/flow",
     "engine/commands",
     "pools/events",
@@ -46,7 +46,6 @@ PURE = (
         for name in ("simulation", "recorded_work", "causes", "diagnosis", "figures")
     ),
     "base/formatting",
-    "windows",
     "caching/fetch_policy",
 )
 IMPURE_IMPORTS = frozenset(

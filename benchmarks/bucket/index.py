@@ -24,7 +24,7 @@ BLOCK_BYTES = 4 << 20
 
 def index(ground: Ground, quick: bool) -> None:
     """Print what opening a large cache costs; only its index is there."""
-    from forebay.caching.blocks import BLOCKS, INDEX
+    from forebay.caching.layout import BLOCKS, INDEX
 
     store = store_of(ground, quick)
     count = QUICK_SAMPLES if quick else SAMPLES
@@ -63,7 +63,7 @@ def index(ground: Ground, quick: bool) -> None:
 
 
 def _blocks(count: int) -> bytes:
-    from forebay.caching.blocks import BLOCK
+    from forebay.caching.layout import BLOCK
 
     number = np.arange(-(-count // ROWS))
     table = np.zeros(len(number), BLOCK)

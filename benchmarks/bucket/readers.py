@@ -249,7 +249,7 @@ def bare(target: Target) -> Epochs:
     import obstore
     from obstore.store import S3Store
 
-    from forebay.caching.blocks import BLOCKS, INDEX, Blocks, shard_name
+    from forebay.caching.layout import BLOCKS, INDEX, Blocks, shard_name
 
     folder = Path(target.folder, BUCKET, "forebay")
     index = json.loads((folder / INDEX).read_bytes())

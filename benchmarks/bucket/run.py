@@ -28,7 +28,7 @@ IMPORTS = {
     "obstore": ("obstore.store",),
     "boto3": ("boto3",),
     "s3fs": ("s3fs",),
-    "bare": ("obstore.store", "forebay.caching.blocks"),
+    "bare": ("obstore.store", "forebay.caching.layout"),
 }
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -1,6 +1,6 @@
 """`forebay.pack_sequences` and `forebay.batch_by_length`: rows and batches by tokens.
 
-    dataset, lengths ──> rows.py: which samples share a row ──> SequenceRows: a map-style dataset
+    dataset, lengths ──> grouping.py: which share a row ──> SequenceRows: a map-style dataset
 
 A row is a list of samples. Everything else is a loader's usual work: the rows are shuffled, shared
 by ranks, resumed, mixed and made in workers as any samples are.
@@ -24,10 +24,10 @@ from forebay.base.batches import items_in, leaves, mapped
 from forebay.base.datasets import getitems_of, is_map_style
 from forebay.base.formatting import counted, noun_for
 from forebay.errors import InputError, OptionError
+from forebay.grouping import PatternsOf, Rows, arranged, grouped_patterns, packed_patterns, tally
 from forebay.options import check_positive
 from forebay.packed import PackedSequence
 from forebay.plan import EPOCH, Integers
-from forebay.rows import PatternsOf, Rows, arranged, grouped_patterns, packed_patterns, tally
 
 Long = Literal["split", "truncate", "drop", "raise"]
 _LONG = ("split", "truncate", "drop", "raise")

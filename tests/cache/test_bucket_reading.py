@@ -16,6 +16,7 @@ from collections import Counter
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,8 +27,10 @@ from cached import Made, Point
 
 import forebay
 from buckets import PATIENCE_S
-from forebay.caching import remote, writer
+from forebay.caching import arrow_shards, remote
 from forebay.caching.link import Link
+from forebay.grouping import InOrder
+from forebay.observe.record import Fetched
 
 SAMPLES = 600
 
@@ -87,7 +90,7 @@ def root(tmp_path_factory):
     folder = tmp_path_factory.mktemp("buckets")
     dataset = Made(sample, SAMPLES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "BATCH_BYTES", 8000)
+        patch.setattr(arrow_shards, "BATCH_BYTES", 8000)
         patch.setattr("forebay.runs.cache.LEAST_SHARDS", 8)
         forebay.cache(dataset, folder / "bucket" / "cache", num_workers=0, progress=False)
     return folder
@@ -343,6 +346,43 @@ def test_a_state_of_another_window_is_refused_within_an_epoch(server):
     with forebay.DataLoader(other, 24, shuffle=True, seed=3, collate_fn=texts) as loader:
         with pytest.raises(forebay.OptionError, match="window"):
             loader.load_state_dict(state)
+
+
+class Quiet:
+    """A connection to nobody, which notes what is held; it shares a table of ten blocks."""
+
+    def __init__(self, entries):
+        table = os.memfd_create("table")
+        os.write(table, np.array(entries, np.uint64).tobytes())
+        self.descriptors, self.held = [os.dup(table), os.dup(table), table], Counter()
+
+    def post(self, op, blocks=(), **_):
+        """Count a block once for each time that it is held."""
+        self.held.update({"hold": blocks}.get(op, ()))
+        self.held.subtract({"release": blocks}.get(op, ()))
+
+    def heard(self):
+        """Return that nothing came."""
+
+    def close(self):
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "held"),
+    [((), [[0, 1], [2, 3], [8, 9]]), ((0, 1, 2, 3), [[0, 1, 2, 3], [2, 3, 4, 5], [8, 9, 0, 1]])],
+)
+def test_windows_are_held_as_far_as_there_is_room(monkeypatch, on_disk, held):
+    """What is on disk takes none of it, twice as much at most; what was jumped over is left out."""
+    quiet = Quiet([remote.ON_DISK * (block in on_disk) for block in range(10)])
+    monkeypatch.setattr(remote, "Link", lambda place: quiet)
+    monkeypatch.setattr(remote, "AHEAD_BYTES", 200)
+    blocks = SimpleNamespace(length=np.full(10, 100, np.uint32))
+    reader, order = SimpleNamespace(blocks=blocks, place=None), InOrder(np.arange(0, 101, 10), 10)
+    ahead = remote.Lookahead(reader, order, range(1), None, Fetched())
+    for sample, wanted in zip((0, 20, 80), held, strict=True):
+        ahead.reached(0, 0, sample)
+        assert sorted(+quiet.held) == sorted(wanted)
 
 
 # ---- what may go wrong ---------------------------------------------------------------------------

@@ -14,10 +14,9 @@ from same import assert_same
 
 import forebay
 from forebay.base.files import Folder
-from forebay.caching import writer
-from forebay.caching.blocks import BLOCK, BLOCKS, Blocks
+from forebay.caching import arrow_shards
 from forebay.caching.columns import Index, schema_of
-from forebay.caching.layout import names_of
+from forebay.caching.layout import BLOCK, BLOCKS, Blocks, names_of
 
 
 def make(dataset, folder, **options):
@@ -33,7 +32,7 @@ def varied(index):
 
 def test_a_block_is_read_and_checked_without_the_rest_of_its_shard(tmp_path, monkeypatch):
     """By its offset and length; its columns are those that the index has for the shard."""
-    monkeypatch.setattr(writer, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(arrow_shards, "BATCH_BYTES", 1000)
     make(Made(varied, 1000), tmp_path, shard_bytes=4096)
     index = Index.read(Folder(tmp_path))
     blocks = index.read_blocks(Folder(tmp_path))
@@ -77,7 +76,7 @@ def test_the_list_of_blocks_is_made_again_without_asking_for_a_sample(tmp_path):
 
 def test_missing_values_count_as_what_they_take(tmp_path, monkeypatch):
     """In a column of one shape each of them does; so blocks stay small."""
-    monkeypatch.setattr(writer, "BATCH_BYTES", 10_000)
+    monkeypatch.setattr(arrow_shards, "BATCH_BYTES", 10_000)
     make(Made(lambda i: (i, None if i % 50 else torch.zeros(1000)), 128 * 100), tmp_path)
     blocks = Index.read(Folder(tmp_path)).read_blocks(Folder(tmp_path))
     assert blocks.length.max() < 20_000
@@ -85,8 +84,8 @@ def test_missing_values_count_as_what_they_take(tmp_path, monkeypatch):
 
 def test_a_sample_that_no_block_can_hold_is_named(tmp_path, monkeypatch):
     """The bytes of a block are counted in 32 bits."""
-    monkeypatch.setattr(writer, "BATCH_BYTES", 1000)
-    monkeypatch.setattr(writer, "MOST_BLOCK_BYTES", 3000)
+    monkeypatch.setattr(arrow_shards, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(arrow_shards, "MOST_BLOCK_BYTES", 3000)
     with pytest.raises(forebay.FailuresError, match=r"\b7\n.*sample 7: the sample has about 4,0"):
         make(Made(lambda i: torch.zeros(1000 if i == 7 else 10), 20), tmp_path)
 
@@ -189,7 +188,7 @@ def test_an_index_with_impossible_numbers_is_damaged(tmp_path, change):
 def test_small_blocks_give_the_same_samples(tmp_path, monkeypatch):
     """A block for each sample, in shards of several."""
     dataset = Made(varied, 400)
-    monkeypatch.setattr(writer, "BATCH_BYTES", 1)
+    monkeypatch.setattr(arrow_shards, "BATCH_BYTES", 1)
     cached = make(dataset, tmp_path)
     index = Index.read(Folder(tmp_path))
     assert index.blocks[0] == 400 > len(index.sizes)

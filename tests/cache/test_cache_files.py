@@ -18,9 +18,9 @@ from same import assert_same
 
 import forebay
 from forebay.base.files import Folder
-from forebay.caching import reader
+from forebay.caching import arrow_shards
+from forebay.caching.arrow_shards import Shards
 from forebay.caching.columns import Index
-from forebay.caching.reader import Shards
 
 
 def make(dataset, folder, **options):
@@ -154,7 +154,7 @@ def test_maps_take_no_descriptors(folder):
 
 def test_maps_are_bounded(folder, monkeypatch):
     """The oldest makes room; samples of it stay whole."""
-    monkeypatch.setattr(reader, "MOST_MAPS", 3)
+    monkeypatch.setattr(arrow_shards, "MOST_MAPS", 3)
     shards = Shards(folder, Index.read(Folder(folder)).plan)
     kept = [shards[at].leaves(0)[0] for at in (0, 1, 2, 3, 4, 0, 5)]
     assert [int(one[0, 0, 0]) for one in kept] == [0, 1, 2, 3, 4, 0, 5]

@@ -17,10 +17,10 @@ from same import assert_same
 from torch.utils.data import default_collate
 
 import forebay
-from forebay.caching import writer
+from forebay.caching import arrow_shards
+from forebay.caching.arrow_shards import ShardWork
 from forebay.caching.columns import CachePlan, spec_of
 from forebay.caching.layout import MisfitError, structure_of
-from forebay.caching.writer import ShardWork
 from forebay.failures import MAX_TEXT
 from forebay.runs.ranges import failed_samples
 
@@ -92,11 +92,13 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("batch_bytes", [1, writer.BATCH_BYTES], ids=["one by one", "together"])
+@pytest.mark.parametrize(
+    "batch_bytes", [1, arrow_shards.BATCH_BYTES], ids=["one by one", "together"]
+)
 @pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES)
 def test_a_sample_comes_back_as_it_was(make, batch_bytes, tmp_path, monkeypatch):
     """One by one, several at once, and in batches of default_collate where that can."""
-    monkeypatch.setattr(writer, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(arrow_shards, "BATCH_BYTES", batch_bytes)
     monkeypatch.setattr(CACHE, "LEAST_SHARDS", 2)
     dataset = Made(make, 9)
     cached = forebay.cache(dataset, tmp_path, num_workers=0, progress=False)

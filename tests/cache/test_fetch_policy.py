@@ -244,74 +244,38 @@ def test_what_cannot_be_had_is_given_up(kind, tries):
 # ---- what stays ----------------------------------------------------------------------------------
 
 
-def blocks_of(wanted):
-    """Return which blocks are to be fetched."""
-    return [block for block, _ in wanted]
-
-
-def test_windows_are_held_as_far_as_there_is_room():
-    """One at least; the next as soon as another ends, whatever its number."""
-    residency = Residency([100] * 20)
-    residency.register(1, 400)
-    assert blocks_of(residency.add_window(1, 1, 0, 0, [0, 1])) == [0, 1]
-    assert blocks_of(residency.add_window(1, 2, 0, 0, [2, 3])) == [2, 3]
-    assert residency.add_window(1, 3, 0, 5, [4, 5]) == []
-    for block in range(4):
-        residency.put_in_memory(block)
-    fetched, dropped = residency.end_windows(1, [2])
-    assert (blocks_of(fetched), dropped) == ([4, 5], [2, 3])
-    assert residency.is_here(0)
-    assert not residency.is_here(2)
-
-
 def test_a_block_of_two_clients_is_fetched_once_and_stays_for_both():
     """Ranks of a node whose lanes meet."""
-    residency = Residency([100] * 20)
-    residency.register(1, 400)
-    residency.register(2, 400)
-    assert blocks_of(residency.add_window(1, 1, 0, 0, [0, 1])) == [0, 1]
+    residency = Residency()
+    assert residency.hold(1, [0, 1], 0) == [0, 1]
     residency.put_in_memory(0)
-    assert blocks_of(residency.add_window(2, 1, 0, 0, [0, 2])) == [2]
+    assert residency.hold(2, [0, 2], 0) == [2]
     assert residency.leave(1) == [1]
     assert residency.is_here(0)
     assert sorted(residency.leave(2)) == [0, 2]
 
 
-def test_a_window_that_ended_before_it_had_room_is_not_fetched():
-    """A resume, for example, skips it."""
-    residency = Residency([100] * 20)
-    residency.register(1, 200)
-    residency.add_window(1, 1, 0, 0, [0, 1])
-    residency.add_window(1, 2, 0, 0, [2, 3])
-    residency.add_window(1, 3, 0, 0, [4, 5])
-    assert residency.end_windows(1, [2]) == ([], [])
-    fetched, dropped = residency.end_windows(1, [1])
-    assert (blocks_of(fetched), dropped) == ([4, 5], [0, 1])
-
-
-def test_what_is_on_disk_takes_no_room_and_stays():
+def test_what_is_on_disk_stays():
     """Whoever ends or leaves."""
-    residency = Residency([100] * 20)
+    residency = Residency()
     residency.put_on_disk(0)
-    residency.register(1, 200)
-    assert blocks_of(residency.add_window(1, 1, 0, 0, [0, 1, 2])) == [1, 2]
+    assert residency.hold(1, [0, 1, 2], 0) == [1, 2]
     residency.leave(1)
     assert residency.is_here(0)
-    assert residency.need(2, [0]) == []
+    assert residency.hold(2, [0]) == []
 
 
 def test_what_two_epochs_did_not_use_makes_place_and_what_an_earlier_job_left_does_not_at_once():
     """Lanes that moved to another node."""
-    residency = Residency([100] * 20)
+    residency = Residency()
     for block in range(4):
         residency.put_on_disk(block)
-    residency.register(1, 1000)
-    residency.add_window(1, 1, 7, 0, [0, 1])
+    residency.hold(1, [0, 1], 7)
     assert residency.stale() == []
-    residency.add_window(1, 2, 8, 0, [0, 1])
+    residency.hold(1, [0, 1], 8)
     assert residency.stale() == []
-    residency.add_window(1, 3, 9, 0, [0])
-    residency.end_windows(1, [1, 2, 3])
+    residency.hold(1, [0], 9)
+    residency.release(1, [0, 1, 0, 1, 0])
     assert residency.stale() == [2, 3]
     assert residency.stale() == []
     assert residency.is_here(1)
@@ -320,38 +284,22 @@ def test_what_two_epochs_did_not_use_makes_place_and_what_an_earlier_job_left_do
 @given(st.data())
 def test_a_block_is_here_if_and_only_if_it_is_held(data):
     """Whatever clients do; and nothing is held when all have left."""
-    residency, here, numbers = Residency([100] * 12), set(), {1: 0, 2: 0}
-    needs = {1: [], 2: []}
-    for client in numbers:
-        residency.register(client, data.draw(st.integers(100, 1500)))
-
-    def fetch(wanted):
-        for block, _ in wanted:
-            residency.put_in_memory(block)
-            here.add(block)
-
-    def drop(blocks):
-        here.difference_update(blocks)
-
+    residency, here, held = Residency(), set(), {1: [], 2: []}
     for _ in range(data.draw(st.integers(1, 25))):
         client = data.draw(st.sampled_from([1, 2]))
-        blocks = data.draw(st.lists(st.integers(0, 11), min_size=1, max_size=4, unique=True))
-        match data.draw(st.sampled_from(["window", "end", "need", "release"])):
-            case "window":
-                numbers[client] += 1
-                fetch(residency.add_window(client, numbers[client], 0, 0, blocks))
-            case "end" if numbers[client]:
-                number = data.draw(st.integers(1, numbers[client]))
-                fetched, dropped = residency.end_windows(client, [number])
-                drop(dropped)
-                fetch(fetched)
-            case "need":
-                needs[client] += blocks
-                fetch(residency.need(client, blocks))
-            case "release" if needs[client]:
-                drop(residency.release(client, [needs[client].pop()]))
+        if held[client] and data.draw(st.booleans()):
+            some = data.draw(st.lists(st.sampled_from(held[client]), min_size=1, unique=True))
+            for block in some:
+                held[client].remove(block)
+            here.difference_update(residency.release(client, some))
+        else:
+            blocks = data.draw(st.lists(st.integers(0, 11), min_size=1, max_size=4, unique=True))
+            held[client] += blocks
+            for block in residency.hold(client, blocks, data.draw(st.sampled_from([None, 0]))):
+                residency.put_in_memory(block)
+                here.add(block)
         assert {block for block in range(12) if residency.is_held(block)} == here
-        assert all(block in here for some in needs.values() for block in some)
-    for client in numbers:
-        drop(residency.leave(client))
+        assert here == {*held[1], *held[2]}
+    for client in held:
+        here.difference_update(residency.leave(client))
     assert here == set()

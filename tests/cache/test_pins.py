@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forebay
-from forebay.caching import pins as module
-from forebay.caching.pins import PAGE, Extents, Pins, rounded
+from forebay.caching import stores as module
+from forebay.caching.stores import PAGE, Extents, Pins, rounded
 
 LENGTHS = np.array([PAGE * 3, 100, PAGE + 1, PAGE, 5000, 70_000], np.int64)
 

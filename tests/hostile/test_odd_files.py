@@ -15,7 +15,7 @@ from doctored import run
 
 import forebay
 from forebay.base.files import Store, open_regular, read_regular
-from forebay.caching.reader import record_batches
+from forebay.caching.arrow_shards import record_batches
 from forebay.errors import InputError, LedgerError
 from forebay.ledger import lock as lock_module
 from forebay.ledger.database import read_snapshot

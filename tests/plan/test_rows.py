@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.grouping import packed_patterns
 from forebay.lengths import batch_by_length, pack_sequences
 from forebay.plan import EPOCH, balanced, permuted
-from forebay.rows import packed_patterns
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=120)
 

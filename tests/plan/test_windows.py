@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.grouping import LEAST_BLOCKS, InOrder, Windows, lanes_for
 from forebay.plan import Plan
-from forebay.windows import LEAST_BLOCKS, InOrder, Windows, lanes_for
 
 ROWS = st.lists(st.integers(1, 30), min_size=1, max_size=150)
 

@@ -32,7 +32,7 @@ import torch
 from forebay.base.arrow_arrays import array_of, bits_of
 from forebay.base.files import Folder, Store
 from forebay.caching import layout
-from forebay.caching.blocks import (
+from forebay.caching.layout import (
     BLOCK,
     BLOCKS,
     DAMAGES,
@@ -41,10 +41,11 @@ from forebay.caching.blocks import (
     LEAST_BLOCK_BYTES,
     MOST_SHARD_BYTES,
     Blocks,
+    MisfitError,
+    Node,
     is_shard,
     shard_name,
 )
-from forebay.caching.layout import MisfitError, Node
 from forebay.errors import InputError, shortened, shown_location
 
 # The dtype that an Arrow column has instead of a torch dtype, and how many numbers of it one takes.

@@ -10,7 +10,6 @@ One process copies while it holds the folder's lock; others wait for it, and fin
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import shutil
 import time
@@ -22,11 +21,14 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
+import numpy as np
+
 from forebay.base.files import Folder, Store, atomic_file, refuse_foreign
 from forebay.base.formatting import byte_size
 from forebay.base.output_names import PRIVATE
 from forebay.base.process import LONGEST_WAIT_S
-from forebay.caching.blocks import (
+from forebay.caching.columns import Index
+from forebay.caching.layout import (
     BLOCKS,
     INDEX,
     INDEX_BYTES,
@@ -35,7 +37,6 @@ from forebay.caching.blocks import (
     is_shard,
     shard_name,
 )
-from forebay.caching.columns import Index
 from forebay.errors import BusyError, ChangedError, InputError, OutputError, shown_location
 from forebay.ledger.database import NAME
 from forebay.ledger.lock import LOCK_NAME, FolderLock
@@ -64,7 +65,11 @@ def copy_cache(store: Store, folder: Path, progress: bool) -> Index | None:
                 if not _is_finished(index, wanted, here):
                     _Copy(store, index, wanted, here).finish(progress)
     except OSError as error:
-        raise _unusable(folder, error) from error
+        raise OutputError(
+            f"the copy of a cache cannot be written to {str(folder)!r}: {error.strerror}\n"
+            "  What is copied is kept. Check the permissions and the space of the folder, or "
+            "choose another one; the same call continues."
+        ) from error
     return index
 
 
@@ -239,12 +244,7 @@ class _Copy:
             return f"it has {there:,} bytes instead of {size:,}"
         at, blocks = self._blocks.of_shard(number), self._blocks
         places = [*zip(blocks.offset[at].tolist(), blocks.length[at].tolist(), strict=True)]
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole,
-            memoryview(whole) as data,
-        ):
-            found, outside = checksums(data, places)
+        found, outside = checksums(np.memmap(path, np.uint8, "r").data, places)
         for (offset, length), now, then in zip(places, found, blocks.crc32[at], strict=True):
             if now != then:
                 return (
@@ -280,11 +280,3 @@ def _next_of(queue: SimpleQueue[BaseException | None]) -> BaseException | None:
             return queue.get(timeout=LONGEST_WAIT_S)
         except Empty:
             pass
-
-
-def _unusable(folder: Path, error: OSError) -> OutputError:
-    return OutputError(
-        f"the copy of a cache cannot be written to {str(folder)!r}: {error.strerror}\n"
-        "  What is copied is kept. Check the permissions and the space of the folder, or choose "
-        "another one; the same call continues."
-    )

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from torch.utils.data import Dataset
 
 from forebay.base.files import Folder, Store, place_of
 from forebay.base.formatting import byte_size, counted, summary
+from forebay.caching.arrow_shards import Shards, own
 from forebay.caching.columns import CachePlan, Index
 from forebay.caching.layout import Classes, loaded_class, namedtuples_of, rebuilder
-from forebay.caching.reader import Shards
 from forebay.errors import InputError, OptionError, shown_location
 from forebay.failures import short_tracebacks
 from forebay.options import parse_bytes
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from forebay.caching.remote import BucketReader, Lookahead
+    from forebay.grouping import Windows
     from forebay.observe.record import Fetched
-    from forebay.windows import Windows
 
 # What `window="auto"` is for a cache in a bucket.
 WINDOW = 4_000_000_000
@@ -79,12 +78,11 @@ class CachedDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample."""
-        return self._transformed(self._rebuild(iter(self._source.leaves(self._position(index)))))
+        return self._sample(self._source.leaves(self._position(index)))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples, in the order asked for."""
-        found = self._source.many([*map(self._position, indices)])
-        return [self._transformed(self._rebuild(iter(leaves))) for leaves in found]
+        return [*map(self._sample, self._source.many([*map(self._position, indices)]))]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
@@ -110,7 +108,7 @@ class CachedDataset(Dataset[Any]):
             return None
         key = batch, self.window
         if key not in self._orders:
-            from forebay.windows import Windows, lanes_for
+            from forebay.grouping import Windows, lanes_for
 
             blocks = self._source.blocks
             together = max(int(self.window / blocks.mean_bytes), 1)
@@ -158,7 +156,7 @@ class CachedDataset(Dataset[Any]):
             fetched: Where to note what is fetched.
         """
         from forebay.caching.remote import Lookahead
-        from forebay.windows import InOrder
+        from forebay.grouping import InOrder
 
         if self.remote is None:
             return None
@@ -201,10 +199,12 @@ class CachedDataset(Dataset[Any]):
             raise IndexError(f"there is no sample {index}: there are {len(self):,}")
         return position
 
-    def _transformed(self, sample: Any) -> Any:
+    def _sample(self, leaves: list[Any]) -> Any:
         if self.transform is None:
-            return sample
-        return self.transform(_own(sample) if not self._source.owns else sample)
+            return self._rebuild(iter(leaves))
+        return self.transform(
+            self._rebuild(iter(leaves) if self._source.owns else map(own, leaves))
+        )
 
 
 @short_tracebacks
@@ -356,20 +356,3 @@ def _local_folder(directory: str | os.PathLike[str] | None) -> Path:
             '  Nothing was started. Name one, as in directory="/nvme/cache".'
         )
     return place.path
-
-
-def _own(sample: Any) -> Any:
-    """Return a sample with copies of its tensors and arrays."""
-    if isinstance(sample, torch.Tensor):
-        return sample.clone()
-    if isinstance(sample, np.ndarray):
-        return sample.copy()
-    if isinstance(sample, dict):
-        for key, value in sample.items():  # it was created by this call
-            sample[key] = _own(value)
-        return sample
-    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
-        return type(sample)(*map(_own, sample))
-    if isinstance(sample, list | tuple):
-        return type(sample)(map(_own, sample))
-    return sample

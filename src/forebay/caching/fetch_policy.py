@@ -1,6 +1,6 @@
 """Decide what to fetch from a bucket when, and which blocks stay. PURE.
 
-    clients ── windows, needs ──> Residency ── units to fetch ──> Requests ── GETs ──> threads
+    clients ── windows, needs ──> Residency ── blocks to fetch ──> Requests ── GETs ──> threads
                                   └── blocks to drop                └── retries, hedges, limits
 
 `fetcher.py` performs what is decided here; times are given, so tests have a clock of their own.
@@ -15,9 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 MIB = 1 << 20
 # Bytes in flight at first and at most, and how many requests: each has a thread.
@@ -37,6 +34,8 @@ PROBE_S, GROWTH, STEP_BYTES, ENOUGH = 0.5, 1.1, 4 * MIB, 3.0
 LEAST_WAIT_S = 0.005
 # Hedges: a second request is sent after twice the 95th percentile, for few of all requests.
 HEDGE_AFTER, HEDGE_SHARE, LEAST_KNOWN, KNOWN = 2.0, 0.02, 20, 128
+# Of how many answers the latencies are counted.
+LATEST = 256
 
 # What may happen to a request.
 THROTTLED, BROKEN, WRONG, DENIED, MISSING = "throttled", "broken", "wrong", "denied", "missing"
@@ -82,6 +81,7 @@ class Counts:
     Attributes:
         busy_s: Seconds for which any request was under way.
         lost_s: Seconds for which requests that failed were under way, and pauses after them.
+        latencies: Seconds that the last answers took.
     """
 
     requests: int = 0
@@ -90,6 +90,7 @@ class Counts:
     busy_s: float = 0.0
     lost_s: float = 0.0
     failed: Counter[str] = field(default_factory=Counter)
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST))
 
 
 @dataclass(slots=True)
@@ -287,6 +288,7 @@ class Requests:
             return [], []
         size, took = flight.get.length.bit_length(), now - flight.began
         self._latencies[size].append(took)
+        self.counts.latencies.append(took)
         self._fastest[size] = min(took, self._fastest.get(size, took))
         self.counts.nbytes += flight.get.length
         self._probe_bytes += flight.get.length
@@ -375,82 +377,45 @@ def percentile(values: Iterable[float], share: float) -> float:
 # ---- residency -----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Client:
-    """A process that reads blocks.
-
-    Attributes:
-        room: Bytes of memory that its windows may take.
-        waiting: Windows that have no room yet: number, epoch, due, blocks.
-        windows: The blocks of those that have, by number.
-        ended: Numbers of windows that ended before they had room.
-        needs: Blocks that it reads outside of windows.
-    """
-
-    room: int = 0
-    waiting: deque[tuple[int, int, int, Sequence[int]]] = field(default_factory=deque)
-    windows: dict[int, Sequence[int]] = field(default_factory=dict)
-    ended: set[int] = field(default_factory=set)
-    needs: Counter[int] = field(default_factory=Counter)
-
-
 class Residency:
     """Which blocks are here, and who holds them.
 
     A block is in memory as long as a window or a reader holds it, or on disk: those that arrive
     first stay there, whatever is used later, since with a new order in each epoch the block that
     was used last is no less likely to be needed next (see docs/design/0011).
-
-    Args:
-        lengths: Bytes of each block.
     """
 
-    def __init__(self, lengths: Sequence[int] | npt.NDArray[np.int64]) -> None:
-        self._lengths = lengths
-        self._clients: dict[int, _Client] = defaultdict(_Client)
+    def __init__(self) -> None:
+        self._clients: dict[int, Counter[int]] = defaultdict(Counter)  # how often each holds what
         self._holders: Counter[int] = Counter()
         self._in_memory: set[int] = set()
         self._used: dict[int, int] = {}  # blocks on disk, and the last epoch that used each
         self._epoch: int | None = None
         self._swept: int | None = None
 
-    def register(self, client: int, room: int) -> None:
-        """Give a client room for windows."""
-        self._clients[client].room = room
+    def hold(self, client: int, blocks: Sequence[int], epoch: int | None = None) -> list[int]:
+        """Note that a client needs blocks; return what to fetch.
 
-    def add_window(
-        self, client: int, number: int, epoch: int, due: int, blocks: Sequence[int]
-    ) -> list[tuple[int, Rank]]:
-        """Note that a client will need blocks; return what to fetch."""
-        self._clients[client].waiting.append((number, epoch, due, blocks))
-        return self._admit(client)
-
-    def end_windows(
-        self, client: int, numbers: Iterable[int]
-    ) -> tuple[list[tuple[int, Rank]], list[int]]:
-        """Note that a client has read some of its windows; return what to fetch and to drop."""
-        known = self._clients[client]
-        dropped: list[int] = []
-        for number in numbers:
-            dropped += self._let_go(known.windows.pop(number, ()))
-            known.ended.add(number)
-        return self._admit(client), dropped
-
-    def need(self, client: int, blocks: Sequence[int]) -> list[tuple[int, Rank]]:
-        """Note that a client waits for blocks; return what to fetch."""
-        self._clients[client].needs.update(blocks)
-        return self._hold(blocks, NEEDED)
+        Args:
+            epoch: Of the window that they are; None for others.
+        """
+        if epoch is not None and self._epoch is None:  # what earlier jobs left counts as used now
+            self._used = dict.fromkeys(self._used, epoch)
+        if epoch is not None:
+            self._epoch = max(self._epoch or 0, epoch)
+        self._clients[client].update(blocks)
+        self._holders.update(blocks)
+        self._used |= {block: self._epoch or 0 for block in blocks if block in self._used}
+        return [block for block in blocks if not self.is_here(block)]
 
     def release(self, client: int, blocks: Sequence[int]) -> list[int]:
-        """Note that a client has read blocks that it needed; return what to drop."""
-        self._clients[client].needs.subtract(blocks)
+        """Note that a client has read blocks that it held; return what to drop."""
+        _subtract(self._clients[client], blocks)
         return self._let_go(blocks)
 
     def leave(self, client: int) -> list[int]:
         """Forget a client; return what to drop."""
-        known = self._clients.pop(client, _Client())
-        held = [block for blocks in known.windows.values() for block in blocks]
-        return self._let_go([*held, *known.needs.elements()])
+        return self._let_go([*self._clients.pop(client, Counter()).elements()])
 
     def is_held(self, block: int) -> bool:
         """Return whether anybody needs a block."""
@@ -486,45 +451,17 @@ class Residency:
             del self._used[block]
         return found
 
-    def _admit(self, client: int) -> list[tuple[int, Rank]]:
-        """Hold the next windows of a client, as far as there is room; one is always held."""
-        known, fetched = self._clients[client], []
-        held = sum(map(self._nbytes, known.windows.values()))
-        while known.waiting:
-            number, epoch, due, blocks = known.waiting[0]
-            if number not in known.ended:
-                held += self._nbytes(blocks)
-                if known.windows and held > known.room:
-                    break
-                known.windows[number] = blocks
-                self._begin(epoch)
-                fetched += self._hold(blocks, (1, epoch, due))
-            known.ended.discard(number)
-            known.waiting.popleft()
-        if not known.waiting:
-            known.ended.clear()
-        return fetched
-
-    def _begin(self, epoch: int) -> None:
-        if self._epoch is None:  # what earlier jobs left counts as used now
-            self._used = dict.fromkeys(self._used, epoch)
-        self._epoch = max(self._epoch or 0, epoch)
-
-    def _nbytes(self, blocks: Sequence[int]) -> int:
-        return sum(int(self._lengths[block]) for block in blocks if block not in self._used)
-
-    def _hold(self, blocks: Sequence[int], rank: Rank) -> list[tuple[int, Rank]]:
-        self._holders.update(blocks)
-        for block in blocks:
-            if block in self._used:
-                self._used[block] = self._epoch or 0
-        return [(block, rank) for block in blocks if not self.is_here(block)]
-
     def _let_go(self, blocks: Sequence[int]) -> list[int]:
         """Return the blocks that nobody holds now, which are no longer in memory."""
-        self._holders.subtract(blocks)
-        free = [block for block in dict.fromkeys(blocks) if self._holders[block] <= 0]
-        for block in free:
-            del self._holders[block]
-            self._in_memory.discard(block)
+        free = _subtract(self._holders, blocks)
+        self._in_memory.difference_update(free)
         return free
+
+
+def _subtract(counts: Counter[int], blocks: Sequence[int]) -> list[int]:
+    """Count blocks less; return those that do not count any more."""
+    counts.subtract(blocks)
+    gone = [block for block in dict.fromkeys(blocks) if counts[block] <= 0]
+    for block in gone:
+        del counts[block]
+    return gone

@@ -24,10 +24,11 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -35,8 +36,6 @@ from zlib import crc32
 import numpy as np
 
 from forebay.base.output_names import PRIVATE
-from forebay.caching.blocks import BLOCKS, DAMAGES, INDEX, Blocks, shard_name
-from forebay.caching.bucket import BucketError, bucket_at
 from forebay.caching.fetch_policy import (
     BROKEN,
     DENIED,
@@ -54,65 +53,39 @@ from forebay.caching.fetch_policy import (
     Unit,
     percentile,
 )
+from forebay.caching.layout import BLOCKS, DAMAGES, INDEX, Blocks, shard_name
 from forebay.caching.link import (
     IN_MEMORY,
     ON_DISK,
     START_S,
-    Incoming,
     Place,
     described,
     entry_of,
+    messages,
     packed,
 )
-from forebay.caching.pins import Pins
+from forebay.caching.stores import BucketError, Pins, bucket_at
 from forebay.errors import ChangedError, ForebayError, InputError, shortened, shown_location
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
 
-# How often clients hear what was fetched, and which answers the latencies are of.
-_FACTS_S, _LATEST = 1.0, 256
+# How often clients hear what was fetched.
+_FACTS_S = 1.0
 _RECV_BYTES = 1 << 16
 
 
 class _Target(NamedTuple):
-    """Where the bytes of a block go.
+    """Where the bytes of a block go: into a slot of the memory; without one, onto the disk."""
 
-    Attributes:
-        slot: Of the memory; None on disk.
-    """
-
-    kind: int
     offset: int
     slot: Slot | None = None
-
-
-class _Landed(NamedTuple):
-    """What a thread did.
-
-    Attributes:
-        wrong: Checksums that are not those of the index.
-        parts: The bytes of units that are parts.
-        error: Why there is nothing.
-    """
-
-    number: int
-    wrong: dict[Key, int]
-    parts: dict[Key, memoryview]
-    error: BucketError | None = None
-
-
-class _Verified(NamedTuple):
-    """What a thread found of a block that was on disk before the machine restarted."""
-
-    block: int
-    is_whole: bool
 
 
 @dataclass(eq=False, slots=True)
 class _Client:
     number: int
     socket: socket.socket
-    incoming: Incoming = field(default_factory=Incoming)
+    incoming: bytearray = field(default_factory=bytearray)
     outgoing: deque[memoryview] = field(default_factory=deque)
     since: dict[str, float] | None = None  # totals at its beginning; None if it is sent no facts
 
@@ -122,9 +95,8 @@ class _Question:
     """A message that is answered when some units are there."""
 
     client: _Client
-    number: int
     missing: set[Key]
-    order: Sequence[Key] = ()
+    order: Sequence[Key]
     parts: dict[Key, memoryview] = field(default_factory=dict)
 
 
@@ -162,34 +134,28 @@ class Fetcher:
         self._slab.record_size(int(self._lengths.max()))
         self._id = secrets.token_hex(8)
         self._slots: dict[int, Slot] = {}
-        self._pins: Pins | None = None
-        if place.directory is not None and place.disk:
-            folder = Path(place.directory) / place.name
-            identity = f"{crc32(self._index_bytes):08x}{crc32(blocks_bytes):08x}"
-            self._pins = Pins(folder, identity, place.disk, self._lengths)
+        folder = Path(place.directory) / place.name if place.directory and place.disk else None
+        identity = f"{crc32(self._index_bytes):08x}{crc32(blocks_bytes):08x}"
+        self._pins = Pins(folder, identity, place.disk, self._lengths)
         self._table_file = _in_memory("table", bytes(8 * len(self._blocks)))
         self._table = np.frombuffer(mmap.mmap(self._table_file, 8 * len(self._blocks)), np.uint64)
-        self._residency, self._requests = Residency(self._lengths), Requests(random.Random())  # noqa: S311
+        self._residency, self._requests = Residency(), Requests(random.Random())  # noqa: S311
         self._generation = self._number = 0
         self._clients: dict[socket.socket, _Client] = {}
         self._questions: dict[Key, list[_Question]] = {}
-        self._targets: dict[int, dict[int, _Target]] = {}  # of each request under way
         self._verifying: set[int] = set()
-        self._landed: queue.SimpleQueue[_Landed | _Verified] = queue.SimpleQueue()
-        self._wakes, self._wake = socket.socketpair()
+        # What threads did, each to be noted by a call.
+        self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake = os.eventfd(0)
         self._selector = selectors.DefaultSelector()
-        self._latencies: deque[float] = deque(maxlen=_LATEST)
-        self._began: dict[int, float] = {}
         self._hits = 0
-        for block, offset in self._pinned().items():
-            if self._pins is not None and block not in self._pins.unverified:
-                self._residency.put_on_disk(block)
-                self._publish(block, _Target(ON_DISK, offset))
+        for block in self._pins.blocks.keys() - self._pins.unverified:
+            self._publish_pinned(block)
 
     def _read(self, name: str) -> bytes:
         where = f"{shown_location(self._place.url)}/{name}"
         try:
-            return self._bucket.whole(name)
+            return bytes(self._bucket.read(name))
         except BucketError as error:
             if error.kind == MISSING:
                 raise InputError(
@@ -203,24 +169,24 @@ class Fetcher:
 
     def run(self) -> None:
         """Serve clients until the last one has gone."""
-        until, had_clients = time.monotonic() + START_S, False
+        until, next_facts = time.monotonic() + START_S, 0.0
         self._listening.setblocking(False)
-        self._wakes.setblocking(False)
         self._selector.register(self._listening, selectors.EVENT_READ)
-        self._selector.register(self._wakes, selectors.EVENT_READ)
-        next_facts = 0.0
-        while self._clients or (not had_clients and time.monotonic() < until):
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        while self._clients or (not self._number and time.monotonic() < until):
             now = time.monotonic()
             for get in self._requests.due(now):
-                self._send(get, now)
+                keys = [unit.key for unit in get.units if isinstance(unit.key, int)]
+                self._threads.submit(self._perform, get, {key: self._target(key) for key in keys})
             wait = min(self._requests.wakes_at(now), next_facts, now + _FACTS_S) - now
             for key, mask in self._selector.select(max(wait, 0.0)):
                 self._handle(key.fileobj, mask)
-            had_clients |= bool(self._clients)
-            while not self._landed.empty():
-                self._land(self._landed.get(), time.monotonic())
+            while not self._done.empty():
+                self._done.get()()
             if self._requests.must_renew:
-                self._renew()
+                self._requests.must_renew = False
+                with suppress(Exception):  # then requests say what is wrong
+                    self._bucket.renew()
             if (now := time.monotonic()) >= next_facts:
                 next_facts = now + _FACTS_S
                 self._tell_facts()
@@ -229,10 +195,8 @@ class Fetcher:
         if source is self._listening:
             with suppress(BlockingIOError):
                 self._welcome(self._listening.accept()[0])
-        elif source is self._wakes:
-            with suppress(BlockingIOError):
-                while self._wakes.recv(_RECV_BYTES):
-                    pass
+        elif source == self._wake:
+            os.eventfd_read(self._wake)
         elif (client := self._clients.get(source)) is not None:
             try:
                 if mask & selectors.EVENT_WRITE:
@@ -241,7 +205,8 @@ class Fetcher:
                     data = client.socket.recv(_RECV_BYTES)
                     if not data:
                         raise ConnectionResetError
-                    for message in client.incoming.add(data):
+                    client.incoming += data
+                    for message in messages(client.incoming):
                         self._obey(client, message)
             except BlockingIOError:
                 pass
@@ -257,20 +222,15 @@ class Fetcher:
         self._number += 1
         client = self._clients[accepted] = _Client(self._number, accepted)
         facts = {"id": self._id, "extent": self._slab.extent, "disk": self._place.disk}
-        shared = [
-            *(self._index_file, self._blocks_file, self._table_file, self._slab.fileno()),
-            *([] if self._pins is None else [self._pins.descriptor]),
-        ]
+        shared = [self._index_file, self._blocks_file, self._table_file, self._slab.fileno()]
+        shared += [self._pins.descriptor] * (self._pins.descriptor >= 0)
         try:
-            message = packed(facts)
-            socket.send_fds(accepted, [message[:1]], shared)
-            client.outgoing.append(memoryview(message)[1:])
+            socket.send_fds(accepted, [packed(facts)], shared)
         except OSError:
             self._part(client)
             return
         accepted.setblocking(False)
         self._selector.register(accepted, selectors.EVENT_READ)
-        self._flush(client)
 
     def _part(self, client: _Client) -> None:
         """Forget a client that has gone."""
@@ -290,31 +250,27 @@ class Fetcher:
 
     def _obey(self, client: _Client, message: dict[str, Any]) -> None:
         match message["op"]:
-            case "room":
+            case "facts":
                 client.since = self._totals()
-                self._residency.register(client.number, int(message["bytes"]))
-            case "window":
+            case "hold":
                 blocks = self._known(message["blocks"])
-                number, epoch, due = (int(message[name]) for name in ("number", "epoch", "due"))
+                epoch, due = int(message["epoch"]), int(message["due"])
                 self._hits += sum(map(self._residency.is_here, blocks))
-                self._fetch(self._residency.add_window(client.number, number, epoch, due, blocks))
-            case "ended":
-                fetched, dropped = self._residency.end_windows(client.number, message["numbers"])
-                self._drop(dropped)
-                self._fetch(fetched)
+                self._fetch(self._residency.hold(client.number, blocks, epoch), (1, epoch, due))
             case "need":
                 blocks = self._known(message["blocks"])
                 whole = {*self._known(message["whole"])}  # the others only if they come anyway
                 blocks = [each for each in blocks if each in whole or self._residency.is_held(each)]
-                self._fetch(self._residency.need(client.number, blocks))
-                missing = {each for each in blocks if not self._table[each]}
-                self._ask(_Question(client, message["id"], set(missing), blocks))
+                self._fetch(self._residency.hold(client.number, blocks), NEEDED)
+                self._ask(
+                    _Question(client, {each for each in blocks if not self._table[each]}, blocks)
+                )
             case "release":
                 self._drop(self._residency.release(client.number, self._known(message["blocks"])))
             case "parts":
                 self._number += 1
                 keys = [(self._number, at) for at in range(len(message["parts"]))]
-                self._ask(_Question(client, message["id"], set(keys), keys))
+                self._ask(_Question(client, {*keys}, keys))
                 for key, part in zip(keys, message["parts"], strict=True):
                     self._requests.want(Unit(key, *map(int, part)), NEEDED)
 
@@ -332,10 +288,8 @@ class Fetcher:
 
     def _answer(self, question: _Question) -> None:
         parts = [question.parts[key] for key in question.order if key in question.parts]
-        message = {"id": question.number}
-        if not question.parts:
-            message["blocks"] = list(question.order)  # type: ignore[assignment]
-        self._tell(question.client, message, parts)
+        blocks = [key for key in question.order if isinstance(key, int)]
+        self._tell(question.client, {"blocks": blocks}, parts)
 
     def _tell(
         self, client: _Client, message: dict[str, Any], payload: Sequence[memoryview] = ()
@@ -375,9 +329,9 @@ class Fetcher:
 
     def _tell_facts(self) -> None:
         """Tell trainers what was fetched since they began, for all of the node."""
-        totals, latencies = self._totals(), self._latencies or (0.0,)
+        totals, latencies = self._totals(), self._requests.counts.latencies or (0.0,)
         now = {f"p{part}_s": percentile(latencies, part / 100) for part in (50, 95)}
-        now["on_disk"] = sum(int(self._lengths[block]) for block in self._pinned())
+        now["on_disk"] = sum(int(self._lengths[block]) for block in self._pins.blocks)
         now["readers"] = sum(client.since is not None for client in self._clients.values())
         for client in list(self._clients.values()):
             if client.since is not None and not client.outgoing:
@@ -386,13 +340,9 @@ class Fetcher:
 
     # ---- blocks --------------------------------------------------------------------------------
 
-    def _pinned(self) -> dict[int, int]:
-        """Return the blocks on disk, and where each begins."""
-        return {} if self._pins is None else self._pins.blocks
-
-    def _fetch(self, wanted: Sequence[tuple[int, Rank]]) -> None:
-        for block, rank in wanted:
-            if self._pins is not None and block in self._pins.unverified:
+    def _fetch(self, blocks: Sequence[int], rank: Rank) -> None:
+        for block in blocks:
+            if block in self._pins.unverified:
                 self._pins.unverified.discard(block)
                 self._verifying.add(block)
                 self._threads.submit(self._verify, block, self._pins.blocks[block])
@@ -400,11 +350,10 @@ class Fetcher:
                 self._requests.want(self._unit(block), rank)
 
     def _verify(self, block: int, offset: int) -> None:
-        """Look whether a block on disk is as it was written, in a thread."""
-        assert self._pins is not None
+        """Look whether a block that an earlier job put on disk is whole, in a thread."""
         found = os.pread(self._pins.descriptor, int(self._lengths[block]), offset)
         is_whole = crc32(found) == int(self._blocks.crc32[block])
-        self._put(_Verified(block, is_whole))
+        self._put(partial(self._note_verified, block, is_whole))
 
     def _unit(self, block: int) -> Unit:
         place = int(self._blocks.first[block]) // self._per_shard, int(self._blocks.offset[block])
@@ -420,7 +369,7 @@ class Fetcher:
 
     def _target(self, block: int) -> _Target:
         """Return where a block that arrives goes: onto the disk if there is space."""
-        if self._pins is not None and block not in self._pins.blocks:
+        if block not in self._pins.blocks:
             place = self._pins.take(block)
             if place is None and (stale := self._residency.stale()):
                 for old in stale:
@@ -428,19 +377,11 @@ class Fetcher:
                     self._pins.remove(old)
                 place = self._pins.take(block)
             if place is not None:
-                return _Target(ON_DISK, place)
+                return _Target(place)
         slot = self._slab.take()
         if slot is None:
             raise MemoryError("no address space is left for blocks")
-        return _Target(IN_MEMORY, slot.offset, slot)
-
-    def _send(self, get: Get, now: float) -> None:
-        """Have a thread perform a request."""
-        targets = {
-            unit.key: self._target(unit.key) for unit in get.units if isinstance(unit.key, int)
-        }
-        self._targets[get.number], self._began[get.number] = targets, now
-        self._threads.submit(self._perform, get, targets)
+        return _Target(slot.offset, slot)
 
     def _perform(self, get: Get, targets: dict[int, _Target]) -> None:
         """Fetch units, verify them and put them where they belong; in a thread."""
@@ -461,58 +402,58 @@ class Fetcher:
                     wrong[unit.key] = checksum
                 else:
                     self._write(targets[unit.key], found)
-        except BucketError as failure:
-            error = failure
         except Exception as failure:  # noqa: BLE001 - a full disk, for example
-            error = BucketError(BROKEN, f"{type(failure).__name__}: {failure}")
-        self._put(_Landed(get.number, wrong, parts, error))
+            words = f"{type(failure).__name__}: {failure}"
+            error = failure if isinstance(failure, BucketError) else BucketError(BROKEN, words)
+        self._put(partial(self._land, get, targets, wrong, parts, error))
 
-    def _put(self, landed: _Landed | _Verified) -> None:
-        self._landed.put(landed)
-        with suppress(OSError):  # it is about to look, if there is no room for another byte
-            self._wake.send(b"\0", socket.MSG_DONTWAIT)
+    def _put(self, done: Callable[[], None]) -> None:
+        self._done.put(done)
+        os.eventfd_write(self._wake, 1)
 
     def _write(self, target: _Target, data: memoryview) -> None:
-        file = self._slab.fileno()
-        if target.kind == ON_DISK:
-            assert self._pins is not None
-            file = self._pins.descriptor
+        file = self._slab.fileno() if target.slot else self._pins.descriptor
         at = target.offset
         while data:
             written = os.pwrite(file, data, at)
             data, at = data[written:], at + written
 
-    def _land(self, landed: _Landed | _Verified, now: float) -> None:
-        """Note what a thread did."""
-        if isinstance(landed, _Verified):
-            self._note_verified(landed)
-            return
-        targets, began = self._targets.pop(landed.number), self._began.pop(landed.number)
-        if landed.error is not None:
-            lost = self._requests.failed(landed.number, landed.error.kind, str(landed.error), now)
-            done: list[Unit] = []
+    def _land(
+        self,
+        get: Get,
+        targets: dict[int, _Target],
+        wrong: dict[Key, int],
+        parts: dict[Key, memoryview],
+        error: BucketError | None,
+    ) -> None:
+        """Note what a thread did.
+
+        Args:
+            wrong: Checksums that are not those of the index.
+            parts: The bytes of units that are parts.
+            error: Why there is nothing.
+        """
+        now, done = time.monotonic(), list[Unit]()
+        if error is not None:
+            lost = self._requests.failed(get.number, error.kind, str(error), now)
         else:
-            self._latencies.append(now - began)
-            done, lost = self._requests.arrived(landed.number, landed.wrong, now)
+            done, lost = self._requests.arrived(get.number, wrong, now)
         for unit in done:
-            if isinstance(unit.key, int):
-                if targets[unit.key].kind == ON_DISK or self._residency.is_held(unit.key):
-                    self._keep(unit.key, targets.pop(unit.key))
-                self._settle(unit.key, None)
-            else:
-                self._settle(unit.key, landed.parts[unit.key])
+            if isinstance(unit.key, int):  # it is held, or it would not be wanted
+                self._keep(unit.key, targets.pop(unit.key))
+            self._settle(unit.key, parts.get(unit.key))
         for block, target in targets.items():
-            self._give_back(block, target)
+            if target.slot is None:
+                self._pins.give_back(block, target.offset)
+            else:
+                self._slab.give_back(target.slot)
         for each in lost:
             self._give_up(each)
 
-    def _note_verified(self, found: _Verified) -> None:
-        assert self._pins is not None
-        block = found.block
+    def _note_verified(self, block: int, is_whole: bool) -> None:
         self._verifying.discard(block)
-        if found.is_whole:
-            self._residency.put_on_disk(block)
-            self._publish(block, _Target(ON_DISK, self._pins.blocks[block]))
+        if is_whole:
+            self._publish_pinned(block)
             self._settle(block, None)
             return
         self._pins.remove(block)
@@ -520,28 +461,22 @@ class Fetcher:
             self._requests.want(self._unit(block), NEEDED)
 
     def _keep(self, block: int, target: _Target) -> None:
-        if target.kind == ON_DISK:
-            assert self._pins is not None
+        if target.slot is None:
             self._pins.add(block, target.offset)
-            self._residency.put_on_disk(block)
+            self._publish_pinned(block)
         else:
-            assert target.slot is not None
             self._slots[block] = target.slot
             self._residency.put_in_memory(block)
-        self._publish(block, target)
+            self._publish(block, target.offset, IN_MEMORY)
 
-    def _publish(self, block: int, target: _Target) -> None:
+    def _publish_pinned(self, block: int) -> None:
+        self._residency.put_on_disk(block)
+        self._publish(block, self._pins.blocks[block], ON_DISK)
+
+    def _publish(self, block: int, offset: int, kind: int) -> None:
         """Let readers find a block."""
         self._generation += 1
-        self._table[block] = entry_of(target.offset, self._generation, target.kind)
-
-    def _give_back(self, block: int, target: _Target) -> None:
-        if target.kind == ON_DISK:
-            assert self._pins is not None
-            self._pins.give_back(block, target.offset)
-        else:
-            assert target.slot is not None
-            self._slab.give_back(target.slot)
+        self._table[block] = entry_of(offset, self._generation, kind)
 
     def _settle(self, key: Key, part: memoryview | None) -> None:
         """Answer those who waited for a unit."""
@@ -560,7 +495,7 @@ class Fetcher:
                 others = self._questions.get(key, [])
                 if question in others:
                     others.remove(question)
-            self._tell(question.client, {"id": question.number, **error})
+            self._tell(question.client, error)
 
     def _error_of(self, lost: GivenUp) -> ForebayError:
         unit, kind = lost.unit, lost.kind
@@ -568,7 +503,7 @@ class Fetcher:
         span = f"bytes {unit.offset:,} to {unit.offset + unit.length - 1:,}"
         if kind in (WRONG, MISSING):
             with suppress(BucketError):
-                if self._bucket.whole(INDEX) != self._index_bytes:
+                if self._bucket.read(INDEX) != self._index_bytes:
                     return ChangedError(
                         f"{where}: the cache was written anew while it was read\n"
                         "  Samples of both would mix, so nothing more was read. Open it again, and "
@@ -582,11 +517,6 @@ class Fetcher:
                 "forebay.cache again, with the same dataset and URL: it writes that shard again."
             )
         return _refused(f"{where}, {span}", kind, lost.message)
-
-    def _renew(self) -> None:
-        self._requests.must_renew = False
-        with suppress(Exception):  # then requests say what is wrong
-            self._bucket.renew()
 
 
 def _refused(where: str, kind: str, words: str) -> ForebayError:

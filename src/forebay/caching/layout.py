@@ -1,22 +1,144 @@
-"""Split a sample into leaves and a structure for the columns, and rebuild it. PURE.
+"""How a cache is laid out: its files, the blocks in them, and the structure of its samples.
 
-    {"image": tensor, "box": (1, 2)}  ──>  leaves   image, box.0, box.1
-                                      └─>  structure, JSON-serializable
+.forebay/cache.json    the index, written last: how samples are divided into shards
+.forebay/blocks.bin    24 bytes for each block, in order of samples, little-endian
 
-A structure never causes an import: a NamedTuple is made of the user's class only if this process
-has already imported that class.
+A block is a record batch, which is read, and checked, without the rest of its shard.
 """
 
 from __future__ import annotations
 
 import sys
+import zlib
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
+from forebay.base.output_names import PRIVATE
 from forebay.errors import InputError, shortened
+
+INDEX, BLOCKS = f"{PRIVATE}/cache.json", f"{PRIVATE}/blocks.bin"
+# The most of an index that is read: more than a million shards take.
+INDEX_BYTES = 64 << 20
+# Exceptions of wrong types, missing keys and items, huge numbers and deep nesting.
+DAMAGES = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+
+BLOCK = np.dtype([("first", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("crc32", "<u4")])
+# A block has a little more than its values: its length has to fit in 32 bits.
+MOST_BLOCK_BYTES = 4_000_000_000
+LEAST_BLOCK_BYTES = 64  # Arrow's metadata alone has more
+MOST_SHARD_BYTES = 1 << 62
+
+
+class Blocks:
+    """Where the blocks of a cache are, in order of samples; ValueError if that cannot be.
+
+    Attributes:
+        first: The index of each block's first sample.
+        offset: Where its message begins in the file of its shard, in bytes.
+        length: Bytes of the message, metadata and body.
+        crc32: The CRC-32 of these bytes.
+    """
+
+    def __init__(
+        self,
+        data: bytes | memoryview,
+        samples: int,
+        per_shard: int,
+        sizes: Sequence[int],
+        known: tuple[int, int] | None = None,
+    ) -> None:
+        """Check the table: it may be anybody's.
+
+        Args:
+            data: The content of its file.
+            samples: Of the whole cache.
+            per_shard: Samples of each shard but the last.
+            sizes: Bytes of each shard.
+            known: How many blocks there are, and the CRC-32 of the file; None for any.
+        """
+        if known is not None and (len(data) // BLOCK.itemsize, zlib.crc32(data)) != known:
+            raise ValueError("its checksum or size is not that of the index")
+        table = np.frombuffer(data, BLOCK)
+        self.first, self.offset = table["first"].view("<i8"), table["offset"].view("<i8")
+        self.length, self.crc32 = table["length"], table["crc32"]
+        self._samples, self._per_shard = samples, min(per_shard, samples)
+        first, offset, length = self.first, self.offset, self.length.astype(np.int64)
+        rows = np.diff(first, append=samples)
+        shard = np.clip(first // self._per_shard, 0, len(sizes) - 1)
+        size = np.array(sizes, np.int64)[shard]
+        begins = np.flatnonzero(np.diff(shard, prepend=-1))
+        starts = np.arange(len(sizes)) * self._per_shard
+        if not np.array_equal(first[begins], starts):
+            raise ValueError("not every shard begins with a block")
+        is_next = np.diff(shard, prepend=-1) == 0
+        for is_wrong, what in (
+            ((first < 0) | (rows <= 0), "is not in order of samples"),
+            ((offset < 0) | (length == 0) | (offset > size - length), "lies outside its shard"),
+            (is_next & (offset < np.roll(offset + length, 1)), "overlaps the block before it"),
+        ):
+            if is_wrong.any():
+                raise ValueError(f"block {int(is_wrong.argmax()):,} {what}")
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @property
+    def mean_bytes(self) -> float:
+        """Bytes of a block, on average."""
+        return int(self.length.sum(dtype=np.int64)) / len(self)
+
+    def block_of(self, sample: int) -> int:
+        """Return the block that holds a sample."""
+        return bisect_right(self.first, sample) - 1
+
+    def rows(self, block: int) -> int:
+        """Return how many samples a block holds."""
+        end = self.first[block + 1] if block + 1 < len(self) else self._samples
+        return int(end - self.first[block])
+
+    def of_shard(self, number: int) -> slice:
+        """Return which blocks a shard consists of."""
+        ends = (self._per_shard * each for each in (number, number + 1))
+        return slice(*(bisect_left(self.first, end) for end in ends))
+
+
+def checksums(data: memoryview, places: Iterable[tuple[int, int]]) -> tuple[list[int], int]:
+    """Return the CRC-32 of each block of a shard, and that of all bytes outside of them.
+
+    Args:
+        places: Offset and length of each block, in order.
+    """
+    found, outside, end = [], 0, 0
+    for offset, length in places:
+        outside, end = zlib.crc32(data[end:offset], outside), offset + length
+        found.append(zlib.crc32(data[offset:end]))
+    return found, zlib.crc32(data[end:], outside)
+
+
+def shard_name(number: int) -> str:
+    """Return the name of a shard's file."""
+    return f"shard-{number:05}.arrow"
+
+
+def is_shard(name: str) -> bool:
+    """Return whether a file has the name of a shard."""
+    return name.startswith("shard-") and name.endswith(".arrow") and "/" not in name
+
+
+# ---- structure -----------------------------------------------------------------------------------
+# Split a sample into leaves and a structure for the columns, and rebuild it.
+#
+#     {"image": tensor, "box": (1, 2)}  ──>  leaves   image, box.0, box.1
+#                                       └─>  structure, JSON-serializable
+#
+# A structure never causes an import: a NamedTuple is made of the user's class only if this process
+# has already imported that class.
 
 _MAPPINGS: dict[str, type] = {"dict": dict, "OrderedDict": OrderedDict}
 _SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple}

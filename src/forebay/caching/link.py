@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from forebay.errors import ChangedError, ForebayError, InputError, OutputError, 
 # Bytes of the JSON of a message, and of what follows it.
 _HEAD = struct.Struct("<IQ")
 # More than any message has.
-_MOST_JSON, _MOST_PAYLOAD = 1 << 26, 1 << 40
+_MOST_JSON = 1 << 26
 # How long a new fetcher may take until it answers, and how often a look is taken for one.
 START_S, LOOK_S = 60.0, 0.02
 # Reads and writes return that often, so that Ctrl-C is noticed.
@@ -102,7 +102,6 @@ class Link:
         """
         self._socket = _connected(place)
         self.close = weakref.finalize(self, self._socket.close)
-        self._number = 0
         try:
             self._socket.settimeout(_STEP_S)
             self.facts, self.descriptors = self._welcomed()
@@ -150,12 +149,12 @@ class Link:
             ForebayError: The fetcher could not do it.
             LinkBrokenError: It has ended.
         """
-        self._number += 1
-        self.post(op, id=self._number, **fields)
-        while True:
+        try:
+            self.post(op, **fields)
             answer, payload = self._message(self._received(_HEAD.size))
-            if answer.get("id") == self._number:  # not one to an earlier call, which Ctrl-C ended
-                break
+        except BaseException:  # such as Ctrl-C: the next call would get the rest of this answer
+            self.close()
+            raise
         if "error" in answer:
             raise error_of(answer)
         return answer, payload
@@ -193,25 +192,18 @@ def packed(message: dict[str, Any], payload_bytes: int = 0) -> bytes:
     return _HEAD.pack(len(data), payload_bytes) + data
 
 
-class Incoming:
-    """The messages of a client, as their bytes come in."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def add(self, data: bytes) -> Iterable[dict[str, Any]]:
-        """Yield the messages that are complete; raise ValueError for anything else."""
-        self._data += data
-        while len(self._data) >= _HEAD.size:
-            json_bytes, payload_bytes = _HEAD.unpack_from(self._data)
-            if json_bytes > _MOST_JSON or payload_bytes:
-                raise ValueError(f"a message of {json_bytes} and {payload_bytes} bytes")
-            end = _HEAD.size + json_bytes
-            if len(self._data) < end:
-                return
-            found = json.loads(self._data[_HEAD.size : end])
-            del self._data[:end]
-            yield found
+def messages(data: bytearray) -> Iterator[dict[str, Any]]:
+    """Take the messages of a client that are complete; raise ValueError for anything else."""
+    while len(data) >= _HEAD.size:
+        json_bytes, payload_bytes = _HEAD.unpack_from(data)
+        if json_bytes > _MOST_JSON or payload_bytes:
+            raise ValueError(f"a message of {json_bytes} and {payload_bytes} bytes")
+        end = _HEAD.size + json_bytes
+        if len(data) < end:
+            return
+        found = json.loads(data[_HEAD.size : end])
+        del data[:end]
+        yield found
 
 
 def described(error: Exception) -> dict[str, str]:

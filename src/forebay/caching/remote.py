@@ -14,26 +14,26 @@ import math
 import mmap
 import os
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import torch
 
-from forebay.caching.blocks import Blocks
+from forebay.caching.arrow_shards import Bytes, Getter, getter_of, own, refuse_compressed
 from forebay.caching.columns import Index, Spec, schema_of
-from forebay.caching.layout import names_of
-from forebay.caching.link import IN_MEMORY, Link, LinkBrokenError, Place, place_of
-from forebay.caching.reader import Bytes, Getter, getter_of, refuse_compressed
+from forebay.caching.layout import Blocks, names_of
+from forebay.caching.link import IN_MEMORY, ON_DISK, Link, LinkBrokenError, Place, place_of
 from forebay.errors import ForebayError, InputError, shown_location
+from forebay.grouping import InOrder, Window, Windows
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
 from forebay.observe.progress import log
 from forebay.observe.record import Fetched
-from forebay.windows import InOrder, Window, Windows
 
 # A block is fetched whole if so large a share of it is read at once, if it is read in order, or if
 # it is so small that its parts would be no less.
@@ -49,18 +49,7 @@ MOST_ENDS = 5
 # What is fetched ahead of a loader that reads in order, and in how many epochs at a time.
 AHEAD_BYTES, MOST_EPOCHS = 256 << 20, 64
 
-Part = tuple[int, int, int]  # shard, offset, length
-
-
-class _Block(NamedTuple):
-    """A block that is decoded.
-
-    Attributes:
-        entry: What the table had when it was decoded.
-    """
-
-    entry: int
-    getters: list[Getter]
+Span = tuple[int, int, int]  # block, first byte in it, number of bytes
 
 
 class Shared:
@@ -76,8 +65,7 @@ class Shared:
         self.table = _mapped(table).view(np.uint64)
         self._slab = Slab.attach(memory, link.facts["extent"])
         # Writable, since torch warns of what is not. It is only read.
-        is_disk = bool(disk) and os.fstat(disk[0]).st_size > 0
-        self._disk = _mapped(disk[0], mmap.ACCESS_WRITE) if is_disk else None
+        self._disk = _mapped(disk[0], mmap.ACCESS_WRITE) if disk else None
         for descriptor in (index, blocks, table, *disk):
             os.close(descriptor)
         names = names_of(self.index.plan.structure)
@@ -114,7 +102,8 @@ class BucketReader:
         self._process = os.getpid()
         self._shared: Shared | None = None
         self._local = threading.local()
-        self._decoded: OrderedDict[int, _Block] = OrderedDict()
+        # Of decoded blocks, what the table had then.
+        self._decoded: OrderedDict[int, tuple[int, list[Getter]]] = OrderedDict()
         self._heads: OrderedDict[int, bytes] = OrderedDict()
 
     def __reduce__(self) -> Any:
@@ -129,7 +118,7 @@ class BucketReader:
         found: Link | None = getattr(self._local, "link", None)
         if found is None:
             found = self._local.link = Link(self.place)
-            self._local.held, self._local.next = OrderedDict(), -1
+            self._local.held, self._local.next = [], -1
             if self._shared is None or self._shared.id != found.facts["id"]:
                 self._shared = Shared(found, self.place)
                 self._decoded.clear()
@@ -206,17 +195,13 @@ class BucketReader:
         self._read_here(left, found)
         while left:  # again for what was dropped while it was read
             whole = [block for block, rows in left.items() if self._is_whole(block, rows)]
-            answer, _ = link.ask("need", blocks=[*left], whole=whole)
-            held = self._local.held
-            for block in answer["blocks"]:
-                held[block] = held.pop(block, 0) + 1
-            parted = {block: rows for block, rows in left.items() if block not in held}
+            held: list[int] = self._local.held
+            comes = link.ask("need", blocks=[*left], whole=whole)[0]["blocks"]
+            held += comes
+            parted = {block: left[block] for block in left.keys() - comes}
             self._read_here(left, found)
-            released = []
-            while len(held) > HELD:
-                block, count = held.popitem(last=False)
-                released += [block] * count
-            if released:
+            if released := held[:-HELD]:
+                del held[:-HELD]
                 link.post("release", blocks=released)
             if parted := {block: rows for block, rows in parted.items() if block in left}:
                 self._read_parts(link, parted, found)
@@ -239,13 +224,15 @@ class BucketReader:
                 continue
             known = self._decoded.get(block)
             with suppress(*_TORN):  # what was there may have been overwritten
-                if known is None or known.entry != entry:
-                    known = _Block(entry, self._getters(block, shared.bytes_of(block, entry)))
+                if known is None or known[0] != entry:
+                    whole = shared.bytes_of(block, entry)
+                    columns = self._columns(block, whole)
+                    known = entry, [getter_of(*each, whole) for each in columns]
                     self._decoded[block] = known
                     while len(self._decoded) > DECODED:
                         self._decoded.popitem(last=False)
                 for row, at in left[block]:
-                    found[at] = [_own(get(row)) for get in known.getters]
+                    found[at] = [own(get(row)) for get in known[1]]
             if int(shared.table[block]) == entry:
                 if any(found[at] is None for _, at in left[block]):
                     raise self._damaged(block)
@@ -254,13 +241,14 @@ class BucketReader:
                 for _, at in left[block]:
                     found[at] = None
 
-    def _getters(self, block: int, whole: Bytes) -> list[Getter]:
+    def _columns(self, block: int, whole: Bytes) -> list[tuple[Spec, pa.Array]]:
+        """Return the columns of a block of which the head is there, and their types."""
         shard = self._shard_of(block)
-        batch = _batch(whole, self.shared.schemas[shard])
+        refuse_compressed(whole.data)
+        batch = pa.ipc.read_record_batch(pa.py_buffer(whole), self.shared.schemas[shard])
         if batch.num_rows != self.blocks.rows(block):
             raise ValueError(f"{batch.num_rows} rows")
-        specs = self.shared.index.specs[shard]
-        return [getter_of(*each, whole) for each in zip(specs, batch.columns, strict=True)]
+        return [*zip(self.shared.index.specs[shard], batch.columns, strict=True)]
 
     def _shard_of(self, block: int) -> int:
         return int(self.blocks.first[block]) // self.shared.index.plan.per_shard
@@ -282,67 +270,60 @@ class BucketReader:
         self, link: Link, wanted: dict[int, list[tuple[int, int]]], found: list[Any]
     ) -> None:
         buffers = {block: np.zeros(self.blocks.length[block], np.uint8) for block in wanted}
-        heads: dict[int, list[tuple[int, int]]] = {}
-        for block, buffer in buffers.items():
-            if (head := self._heads.get(block)) is None:
-                heads[block] = [(0, min(HEAD_BYTES, len(buffer)))]
-            else:
-                buffer[: len(head)] = np.frombuffer(head, np.uint8)
-        self._fill(link, buffers, heads)
-        longer = {
-            block: [(0, size)]
-            for block, buffer in buffers.items()
-            if (size := _head_bytes(buffer)) > HEAD_BYTES and block in heads
-        }
+        new = [block for block in wanted if block not in self._heads]
+        for block in wanted.keys() - new:
+            head = self._heads[block]
+            buffers[block][: len(head)] = np.frombuffer(head, np.uint8)
+        self._fill(link, buffers, {(each, 0, min(HEAD_BYTES, len(buffers[each]))) for each in new})
+        sizes = {block: _head_bytes(buffers[block]) for block in new}
+        longer = {(block, 0, size) for block, size in sizes.items() if size > HEAD_BYTES}
         self._fill(link, buffers, longer)
-        for block in heads:
-            self._heads[block] = buffers[block][: _head_bytes(buffers[block])].tobytes()
+        for block, size in sizes.items():
+            self._heads[block] = buffers[block][:size].tobytes()
             while len(self._heads) > HEADS:
                 self._heads.popitem(last=False)
         columns = {}
         for block, buffer in buffers.items():
-            shard = self._shard_of(block)
-            try:
-                batch = _batch(buffer, self.shared.schemas[shard])
-            except _TORN as error:
-                raise self._damaged(block) from error
-            columns[block] = [*zip(self.shared.index.specs[shard], batch.columns, strict=True)]
-        for spans in (_offsets, _values):
-            parts = {
-                block: [
-                    span
-                    for row, _ in rows
-                    for spec, column in columns[block]
-                    for span in spans(spec, column, row, buffers[block])
-                ]
-                for block, rows in wanted.items()
-            }
-            self._fill(link, buffers, parts)
+            with self._decoding(block):
+                columns[block] = self._columns(block, buffer)
+        there: set[Span] = set()
+        for _ in range(2):  # offsets and what has a fixed place; then what offsets say
+            spans: set[Span] = set()
+            for block, rows in wanted.items():
+                with self._decoding(block):
+                    for row, (spec, column) in product((row for row, _ in rows), columns[block]):
+                        found_spans = _spans(spec, column, row, buffers[block])
+                        spans.update((block, *span) for span in found_spans)
+            self._fill(link, buffers, spans - there)
+            there = spans
         for block, rows in wanted.items():
-            getters = [getter_of(*each, buffers[block]) for each in columns[block]]
-            for row, at in rows:
-                found[at] = [_own(get(row)) for get in getters]
+            with self._decoding(block):
+                getters = [getter_of(*each, buffers[block]) for each in columns[block]]
+                for row, at in rows:
+                    found[at] = [own(get(row)) for get in getters]
 
-    def _fill(
-        self, link: Link, buffers: dict[int, Bytes], spans: dict[int, list[tuple[int, int]]]
-    ) -> None:
+    @contextmanager
+    def _decoding(self, block: int) -> Iterator[None]:
+        try:
+            yield
+        except _TORN as error:
+            raise self._damaged(block) from error
+
+    def _fill(self, link: Link, buffers: dict[int, Bytes], spans: set[Span]) -> None:
         """Fetch parts of blocks into buffers."""
-        places = [
-            (block, *span) for block, some in spans.items() for span in _joined(some) if span[1]
-        ]
-        if not places:
-            return
-        for block, start, nbytes in places:
+        joined = _joined(spans)
+        for block, start, nbytes in joined:
             if not 0 <= start <= len(buffers[block]) - nbytes:
                 raise self._damaged(block)
-        offset = self.blocks.offset
-        parts: list[Part] = [
-            (self._shard_of(block), int(offset[block]) + start, nbytes)
-            for block, start, nbytes in places
+        if not joined:
+            return
+        parts = [  # shard, offset, length
+            (self._shard_of(block), int(self.blocks.offset[block]) + start, nbytes)
+            for block, start, nbytes in joined
         ]
         _, data = link.ask("parts", parts=parts)
         at = 0
-        for block, start, nbytes in places:
+        for block, start, nbytes in joined:
             buffers[block][start : start + nbytes] = np.frombuffer(data, np.uint8, nbytes, at)
             at += nbytes
 
@@ -350,14 +331,14 @@ class BucketReader:
 # ---- lookahead -----------------------------------------------------------------------------------
 
 
-class _Sent(NamedTuple):
-    """A window of which the fetcher knows."""
+class _Held(NamedTuple):
+    """A window whose blocks the fetcher holds; the first that ends is the least."""
 
+    epoch: int
+    until: int
     number: int
-    epoch: int  # counted by the lookahead
     due: int
-    blocks: list[int]
-    nbytes: int
+    blocks: npt.NDArray[np.int64]
 
 
 class Lookahead:
@@ -380,82 +361,92 @@ class Lookahead:
         window: int | None,
         fetched: Fetched,
     ) -> None:
-        self._fetched = fetched
-        fetched.total = int(reader.blocks.length.sum(dtype=np.int64))
-        self._reader, self._order, self._lanes = reader, order, lanes
+        self._fetched, self._lengths = fetched, reader.blocks.length
+        fetched.total = int(self._lengths.sum(dtype=np.int64))
+        self._place, self._order, self._lanes = reader.place, order, lanes
         share = len(lanes) / order.lanes
         self._room = int(2 * share * window) if window and share else AHEAD_BYTES
         self._link: Link | None = None
-        self._seed: int | None = None  # of the windows that were sent
-        self._begin()
+        self._begin(0, 0, 0)
 
-    def _begin(self) -> None:
-        self._epochs: deque[int] = deque()  # those of which windows are sent, in order
-        self._coming: Iterator[Window] = iter(())
-        self._sent: dict[int, _Sent] = {}
-        self._ends: list[tuple[int, int, int]] = []  # epoch, last batch and number of each
-        self._count = self._nbytes = self._number = 0
+    def _begin(self, seed: int, epoch: int, batch: int) -> None:
+        self._leave()
+        self._seed, self._first = seed, epoch
+        self._epochs = range(epoch, epoch + 1)  # those of which windows are held
+        self._coming = self._order.windows(seed, epoch, self._lanes, batch)
+        self._next: Window | None = None  # it had no room yet
+        self._held: list[_Held] = []
+        self._number = 0
 
     def reached(self, seed: int, epoch: int, sample: int) -> None:
         """Note that a loader has made all batches before a sample of an epoch."""
         batch = sample // self._order.batch
         if seed != self._seed or epoch not in self._epochs:
-            self._leave()
-            self._begin()
-            self._seed = seed
-            self._open(epoch, batch)
+            self._begin(seed, epoch, batch)
+        self._epochs = range(epoch, self._epochs.stop)
         ended: list[int] = []
-        while self._epochs[0] != epoch:
-            self._epochs.popleft()
-            self._count += 1
-        while self._ends and self._ends[0][:2] < (self._count, batch):
-            number = heapq.heappop(self._ends)[2]
-            self._nbytes -= self._sent.pop(number).nbytes
-            ended.append(number)
-        self._tell(ended)
-
-    def _open(self, epoch: int, batch: int) -> None:
-        self._epochs.append(epoch)
-        assert self._seed is not None
-        self._coming = self._order.windows(self._seed, epoch, self._lanes, batch)
-
-    def _next(self) -> Iterator[_Sent]:
-        """Yield the windows to send now: the first are fetched while the next ones are found."""
-        lengths = self._reader.blocks.length
-        while self._nbytes < 2 * self._room and len(self._epochs) < MOST_EPOCHS:
-            window = next(self._coming, None)
-            if window is None:
-                self._open(self._epochs[-1] + 1, 0)
-                continue
-            self._number += 1
-            nbytes = int(lengths[window.blocks].sum(dtype=np.int64))
-            epoch = self._count + len(self._epochs) - 1
-            new = _Sent(self._number, epoch, window.due, window.blocks.tolist(), nbytes)
-            self._nbytes += nbytes
-            self._sent[self._number] = new
-            heapq.heappush(self._ends, (epoch, window.until, self._number))
-            yield new
-
-    def _tell(self, ended: list[int]) -> None:
-        """Send windows, and read what the fetcher says of itself."""
+        while self._held and self._held[0][:2] < (epoch, batch):
+            ended += heapq.heappop(self._held).blocks.tolist()
         try:
             if self._link is None:
-                self._link = Link(self._reader.place)
-                for descriptor in self._link.descriptors:
-                    os.close(descriptor)
-                self._link.post("room", bytes=self._room)
-                ended = []
-                for each in self._sent.values():
-                    _send(self._link, each)
-            for each in self._next():
-                _send(self._link, each)
-            if ended:
-                self._link.post("ended", numbers=ended)
+                self._connect()
+                self._admit(batch)
+            elif ended:
+                self._admit(batch)
+                self._link.post("release", blocks=ended)
+            assert self._link is not None
             for name, value in (self._link.heard() or {}).items():
                 if name in Fetched.__slots__:
                     setattr(self._fetched, name, value)
         except (LinkBrokenError, ForebayError):  # a reader says what is wrong
             self._leave()
+
+    def _connect(self) -> None:
+        self._link = Link(self._place)
+        self._table = _mapped(self._link.descriptors[2]).view(np.uint64)
+        for descriptor in self._link.descriptors:
+            os.close(descriptor)
+        self._link.post("facts")
+        for each in sorted(self._held, key=lambda held: held.number):
+            self._hold(each)
+
+    def _admit(self, batch: int) -> None:
+        """Have the next windows held as far as there is room; what is on disk takes none.
+
+        Args:
+            batch: The first global batch that was not made yet.
+        """
+        known = [np.empty(0, np.int64), *(each.blocks for each in self._held)]
+        nbytes, in_memory = self._nbytes(np.concatenate(known))
+        while nbytes < 2 * self._room and len(self._epochs) < MOST_EPOCHS:
+            window = self._next or next(self._coming, None)
+            epoch = self._epochs[-1]
+            if window is None:
+                self._epochs = range(self._epochs.start, epoch + 2)
+                self._coming = self._order.windows(self._seed, epoch + 1, self._lanes)
+                continue
+            if (epoch, window.until) < (self._epochs.start, batch):  # it never had room
+                self._next = None
+                continue
+            more, more_in_memory = self._nbytes(window.blocks)
+            nbytes, in_memory = nbytes + more, in_memory + more_in_memory
+            self._next = window if self._held and in_memory > self._room else None
+            if self._next is not None:
+                break
+            self._number += 1
+            held = _Held(epoch, window.until, self._number, window.due, window.blocks)
+            heapq.heappush(self._held, held)
+            self._hold(held)  # it is fetched while the next one is found
+
+    def _nbytes(self, blocks: npt.NDArray[np.int64]) -> tuple[int, int]:
+        """Return the bytes of blocks, and of those that are not on disk."""
+        lengths = self._lengths[blocks].astype(np.int64)
+        return int(lengths.sum()), int(lengths[self._table[blocks] & 3 != ON_DISK].sum())
+
+    def _hold(self, held: _Held) -> None:
+        assert self._link is not None
+        epoch, blocks = held.epoch - self._first, held.blocks.tolist()
+        self._link.post("hold", epoch=epoch, due=held.due, blocks=blocks)
 
     def _leave(self) -> None:
         link, self._link = self._link, None
@@ -464,29 +455,11 @@ class Lookahead:
 
     def close(self) -> None:
         """Let the fetcher forget all windows."""
-        self._leave()
-        self._seed = None
-
-
-def _send(link: Link, window: _Sent) -> None:
-    link.post(
-        "window",
-        number=window.number,
-        epoch=window.epoch,
-        due=window.due,
-        blocks=window.blocks,
-    )
+        self._begin(0, 0, 0)
 
 
 def _mapped(descriptor: int, access: int = mmap.ACCESS_READ) -> Bytes:
     return np.frombuffer(mmap.mmap(descriptor, 0, access=access), np.uint8)
-
-
-def _own(leaf: Any) -> Any:
-    """Return a leaf that does not view a block."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.clone()
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 # Exceptions of NumPy and Arrow for bytes that are not those of a block.
@@ -496,66 +469,49 @@ _TORN = (
 )
 
 
-def _batch(whole: Bytes, schema: pa.Schema) -> pa.RecordBatch:
-    refuse_compressed(whole.data)
-    return pa.ipc.read_record_batch(pa.py_buffer(whole), schema)
-
-
 def _head_bytes(buffer: Bytes) -> int:
     """Return how many bytes Arrow's metadata has, with its length before it."""
     return 8 + int(buffer[4:8].view("<i4")[0])
 
 
-def _joined(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield spans of bytes, each as start and length; those near to each other as one."""
-    start = end = 0
-    for begin, nbytes in sorted(spans):
-        if begin > end + GAP_BYTES and end > start:
-            yield start, end - start
-            start = end = begin
-        start = begin if end == start else start
-        end = max(end, begin + nbytes)
-    if end > start:
-        yield start, end - start
+def _joined(spans: set[Span]) -> list[Span]:
+    """Return spans in order; those near to each other as one."""
+    joined: list[Span] = []
+    for block, start, nbytes in sorted(spans):
+        before, first, length = joined[-1] if joined else (-1, 0, 0)
+        if block == before and start <= first + length + GAP_BYTES:
+            joined[-1] = block, first, max(length, start + nbytes - first)
+        else:
+            joined.append((block, start, nbytes))
+    return joined
 
 
-def _offsets(spec: Spec, column: pa.Array, row: int, whole: Bytes) -> Iterator[tuple[int, int]]:
-    """Yield where the bytes are that say whether a row has a value and where it is."""
+def _spans(spec: Spec, column: pa.Array, row: int, whole: Bytes) -> Iterator[tuple[int, int]]:
+    """Yield where the bytes of a row's value are; if they vary, once their offsets are there."""
     storage = column.storage if isinstance(column, pa.ExtensionArray) else column
     base = whole.ctypes.data
+
+    def varying(
+        ends: pa.Buffer, data: pa.Buffer | None, form: str, each: int
+    ) -> Iterator[tuple[int, int]]:
+        size = np.dtype(form).itemsize
+        at = ends.address - base + size * row
+        yield at, 2 * size
+        begin, end = whole[at : at + 2 * size].view(form).tolist()
+        if data is not None and end != begin:
+            yield data.address - base + begin * each, (end - begin) * each
+
     if spec.kind == "none":
         return
     if (bits := storage.buffers()[0]) is not None:
         yield bits.address - base + row // 8, 1
     if spec.kind in ("str", "bytes"):
-        yield storage.buffers()[1].address - base + 8 * row, 16
-    elif spec.shape is None:
-        yield storage.field("data").buffers()[1].address - base + 8 * row, 16
-        yield storage.field("shape").buffers()[1].address - base + 4 * row, 8
-
-
-def _values(spec: Spec, column: pa.Array, row: int, whole: Bytes) -> Iterator[tuple[int, int]]:
-    """Yield where the bytes of a row's value are, once its offsets are there."""
-    storage = column.storage if isinstance(column, pa.ExtensionArray) else column
-    base = whole.ctypes.data
-
-    def values(ends: pa.Buffer, data: pa.Buffer | None, form: str, each: int) -> tuple[int, int]:
-        size = np.dtype(form).itemsize
-        at = ends.address - base + size * row
-        begin, end = whole[at : at + 2 * size].view(form).tolist()
-        if data is None or end == begin:
-            return 0, 0
-        return data.address - base + begin * each, (end - begin) * each
-
-    if spec.kind == "none":
-        return
-    if spec.kind in ("str", "bytes"):
         _, ends, data = storage.buffers()
-        yield values(ends, data, "<i8", 1)
+        yield from varying(ends, data, "<i8", 1)
     elif spec.shape is None:
-        lists, shapes = storage.field("data"), storage.field("shape")
-        yield values(lists.buffers()[1], lists.values.buffers()[1], "<i8", spec.stored[0].itemsize)
-        yield values(shapes.buffers()[1], shapes.values.buffers()[1], "<i4", 8)
+        for name, form in (("data", "<i8"), ("shape", "<i4")):
+            ends, values = storage.field(name).buffers()[1], storage.field(name).values
+            yield from varying(ends, values.buffers()[1], form, values.type.bit_width // 8)
     elif (flat := storage.buffers()[-1]) is not None:
         start = flat.address - base
         if spec.kind == "bool":
@@ -563,4 +519,5 @@ def _values(spec: Spec, column: pa.Array, row: int, whole: Bytes) -> Iterator[tu
             return
         dtype, each = spec.stored
         width = math.prod((*spec.shape, *each)) * dtype.itemsize
-        yield start + row * width, width
+        if width:
+            yield start + row * width, width

@@ -130,42 +130,31 @@ class BatchHosting(Hosting):
 class RemoteJob:
     """Makes batches in a new interpreter, whose only input is this object."""
 
-    keeps_tasks = False
+    def __init__(self, *given: Any) -> None:
+        self._given = given
 
-    def __init__(self, spec: bytes, descriptor: int, extent: int) -> None:
-        self._spec = spec
-        self._descriptor = descriptor
-        self._extent = extent
-        self._job: ProcessJob | None = None
+    def __reduce__(self) -> Any:
+        return _loaded, self._given
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load the spec in the process that forks the workers, so that they share it."""
-        self.__dict__.update(state)
-        from forebay.loading.batch_job import ProcessJob
 
-        slab = Slab.attach(self._descriptor, self._extent)
-        spec = pickle.loads(self._spec)  # noqa: S301 - from our own trainer
-        self._job = ProcessJob(spec, slab, on_class=make_known)
-        self.begin = self._job.begin
-        self.keeps_tasks = self.begin is not None
+def _loaded(spec: bytes, descriptor: int, extent: int) -> ProcessJob:
+    """Load the spec in the process that forks the workers, so that they share it."""
+    from forebay.loading.batch_job import ProcessJob
 
-    def open(self, incarnation: int, worker_id: int) -> None:
-        """Set up this process as a worker."""
-        assert self._job is not None, "it came by pickle"
-        self._job.open(incarnation, worker_id)
+    class SealingJob(ProcessJob):
+        """Seals results that are no batches: a host need not have the classes in them."""
 
-    def run(self, assignment: Assignment) -> Answer:
-        """Make one batch; see `ProcessJob`."""
-        import cloudpickle
+        def run(self, assignment: Assignment) -> Answer:
+            import cloudpickle
 
-        assert self._job is not None, "it came by pickle"
-        answer = self._job.run(assignment)
-        if isinstance(answer.result, BatchResult):
-            return answer
-        return Answer(SealedResult(cloudpickle.dumps(answer.result)), answer.nbytes)
+            answer = super().run(assignment)
+            if isinstance(answer.result, BatchResult):
+                return answer
+            return Answer(SealedResult(cloudpickle.dumps(answer.result)), answer.nbytes)
 
-    def close(self) -> None:
-        """Do nothing: no cleanup is needed."""
+    slab = Slab.attach(descriptor, extent)
+    made: BatchSpec = pickle.loads(spec)  # noqa: S301 - from our own trainer
+    return SealingJob(made, slab, keeps_tasks=made.concurrency > 1, on_class=make_known)
 
 
 def make_known(kind: type) -> None:

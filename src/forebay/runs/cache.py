@@ -19,11 +19,18 @@ from typing import Any, Literal
 from forebay.base.datasets import is_map_style
 from forebay.base.files import Folder, Store, place_of, read_regular
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
-from forebay.caching.blocks import BLOCKS, INDEX
+from forebay.caching.arrow_shards import ShardWork, line_of, sample_failure, specs_of, wider
 from forebay.caching.columns import CachePlan, Index, check_size, nbytes_of
 from forebay.caching.dataset import CachedDataset, cached_dataset
-from forebay.caching.layout import Identity, classes_in, leaves_of, names_of, structure_of
-from forebay.caching.writer import ShardWork, line_of, sample_failure, specs_of, wider
+from forebay.caching.layout import (
+    BLOCKS,
+    INDEX,
+    Identity,
+    classes_in,
+    leaves_of,
+    names_of,
+    structure_of,
+)
 from forebay.errors import FailuresError, InputError, OptionError
 from forebay.failures import Failure, short_tracebacks
 from forebay.ledger.database import reading

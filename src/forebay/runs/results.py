@@ -276,7 +276,7 @@ def _failed(outcome: ReportFailure | ReportRetry, seconds: float) -> FailedInput
 # rows are read in groups of 65,536, so memory does not grow with the table.
 #
 # JSONL keeps each value as the function returned it; CSV and Parquet have one kind per column, as
-# `table/formats.py` finds it. NaN and the infinities are kept as floats, but JSON has no such
+# `base/table_formats.py` finds it. NaN and the infinities are kept as floats, but JSON has no such
 # number, so they are null in JSONL and in all strings that hold JSON. A string that is not Unicode,
 # such as the bytes of a foreign file name, is written with backslash escapes (`\udcff`).
 
