@@ -24,7 +24,16 @@ from forebay.base.randomness import generators_kept
 from forebay.errors import OptionError
 from forebay.failures import Failure
 from forebay.loading.epochs import LoaderProgress, Pipeline, restore_states
-from forebay.loading.facts import LiveLoader, diagnosis_of, report_of, setup_of
+from forebay.loading.facts import (
+    LiveLoader,
+    SampleCheck,
+    compared,
+    diagnosis_of,
+    replayed,
+    report_of,
+    setup_of,
+    spread,
+)
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.position import Position
 from forebay.loading.samplers import SetEpochRecorders, UnreadSampler, sampler_for_plan, torch_init
@@ -36,7 +45,6 @@ from forebay.options import AutoWorkers, Buffer, Ray, buffer_of, checked_workers
 from forebay.ranks import ranks_of
 
 if TYPE_CHECKING:  # what few loaders are asked for is imported when it is
-    from forebay.loading.replay import SampleCheck
     from forebay.observe.diagnosis import Diagnosis
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -322,8 +330,6 @@ class DataLoader(TorchDataLoader[_T_co]):
             OptionError: The dataset is iterable or empty.
             Exception: What a sample raised.
         """
-        from forebay.loading.replay import compared, spread
-
         settings = Settings(self)
         if settings.is_iterable or not settings.length:
             raise OptionError("check() needs a map-style dataset with samples")
@@ -418,8 +424,6 @@ class DataLoader(TorchDataLoader[_T_co]):
             IndexError: The epoch has no such batch.
             Exception: What the dataset or collate_fn raised, with the traceback of this call.
         """
-        from forebay.loading.replay import replayed
-
         settings, progress = Settings(self), self._loader_progress
         pipeline = progress.pipeline or Pipeline(settings, progress.recorders, progress.trace)
         return replayed(pipeline, settings, progress.resumed, epoch, batch)
