@@ -394,16 +394,7 @@ class DataLoader(TorchDataLoader[_T_co]):
                 changed.
         """
         settings = Settings(self)
-        world_size = 1 if self._ranks is None else self._ranks.world_size
-        position = Position.from_state(state)
-        position = position.fitted(
-            settings.made_with,
-            world_size,
-            self._own_seed,
-            strict=strict,
-            may_resize=settings.may_resize,
-            has_batches=settings.batch_size is not None,
-        )
+        position = Position.from_state(state).fitted(settings, self._own_seed, strict=strict)
         restore_states(settings, position)
         self.close()  # nothing depends on the old seed any more
         self.__dict__["seed"] = self._own_seed if position.seed is None else position.seed

@@ -3,6 +3,7 @@
 BatchJob           in any worker; by itself, in a thread
 ├── LocalJob       without workers, in the trainer's thread
 └── ProcessJob     in a worker process: packs batches into shared memory
+    └── HostedJob  on a cluster
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from forebay.loading.messages import (
     BatchResult,
     BatchSpec,
     Result,
+    SealedResult,
     WorkerExhausted,
     WorkerState,
 )
@@ -453,3 +455,16 @@ class ProcessJob(BatchJob):
     def _before_collation(self, request: BatchRequest) -> None:
         assert self._packer is not None
         self._packer.begin(request.slot)
+
+
+class HostedJob(ProcessJob):
+    """Makes batches on a cluster, whose hosts may lack the classes of errors and states."""
+
+    def run(self, assignment: Assignment) -> Answer:
+        """Answer a request; see `BatchJob.run`."""
+        answer = super().run(assignment)
+        if isinstance(answer.result, BatchResult):
+            return answer
+        import cloudpickle
+
+        return Answer(SealedResult(cloudpickle.dumps(answer.result)), answer.nbytes)

@@ -384,20 +384,14 @@ def feed_of(
     tuning: WorkerTuning | None = None,
     device: Device | None = None,
 ) -> Feed | LocalFeed:
-    """Return a new feed and begin to start its workers.
-
-    A thread runs it if batches are copied to a device, so that this happens during a step.
-    """
+    """Return a new feed and begin to start its workers."""
     if settings.is_local:
         ahead = settings.sliced_ahead
         return LocalFeed(spec, trace, draws=not settings.is_sliced, ahead=ahead)
-    workers, turns = settings.workers(), settings.by_torchs_rules
-    by_caller = turns and settings.loader.buffer is None and device is None
-    limits = settings.limits(settings.depth())
     try:
-        return Feed(spec, workers, limits, trace, tuning, device, turns=turns, by_caller=by_caller)
+        return Feed(settings, spec, trace, tuning, device)
     except (TypeError, AttributeError, PicklingError):
-        if workers.start != "fork":
+        if settings.start_method != "fork":
             warnings.warn(
                 "Got pickle error when attempting to start a worker Process: with this start "
                 "method the dataset, collate_fn and worker_init_fn have to be picklable. Define "

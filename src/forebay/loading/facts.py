@@ -36,14 +36,7 @@ from forebay.loading.settings import Settings
 from forebay.loading.sources import PlanSource, SamplerSource, Source, Start
 from forebay.observe.figures import numbers_in
 from forebay.observe.record import Trace
-from forebay.options import (
-    AutoWorkers,
-    Buffer,
-    backend_name,
-    capacity_shown,
-    cluster_of,
-    low_mark_of,
-)
+from forebay.options import AutoWorkers, Buffer, backend_name, capacity_shown, low_mark_of
 from forebay.ranks import ranks_sharing_cores
 from forebay.show.page import LivePage, RecentWork
 
@@ -69,7 +62,7 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
         if not depth.fills_by_itself:
             counts = depth.usual, depth.refill_below
         marks = dict(zip(("buffer_batches", "refill_below"), counts, strict=True))
-    cluster, is_auto = cluster_of(loader.backend), isinstance(loader.num_workers, AutoWorkers)
+    cluster, is_auto = settings.cluster, isinstance(loader.num_workers, AutoWorkers)
     return Setup(
         num_workers=trace.num_workers if is_auto else loader.num_workers,
         most_workers=int(loader.num_workers) if is_auto else None,

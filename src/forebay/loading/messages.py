@@ -171,6 +171,8 @@ Result = BatchResult | BatchError | WorkerExhausted | Failure
 LOOKAHEAD = 256
 # The fewest to request at a time: each reading of a sampler saves and restores the generators.
 CHUNK = 32
+# Batches to release in one call, where releasing them earlier has no effect.
+RELEASED_TOGETHER = 16
 # Outstanding requests per worker for tiny batches, and how long a tiny batch takes at most.
 TINY_DEPTH = 64
 TINY_S = 0.001

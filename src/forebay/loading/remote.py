@@ -29,7 +29,7 @@ from forebay.memory.transport import Address, Borrower, Lender, PackedBatch, Rec
 from forebay.observe.progress import note
 from forebay.options import Ray
 from forebay.pools.base import Pool
-from forebay.pools.events import Answer, Assignment, Event, TaskFinished, TasksReturned, as_received
+from forebay.pools.events import Assignment, Event, TaskFinished, TasksReturned, as_received
 from forebay.pools.processes import ProcessPool
 from forebay.pools.ray_checks import NodeCheck
 from forebay.pools.ray_cluster import joined
@@ -37,8 +37,8 @@ from forebay.pools.ray_host import Hosting, shipped
 from forebay.pools.ray_pool import AnswerReceiver, RayPool
 
 if TYPE_CHECKING:
-    from forebay.loading.batch_job import ProcessJob
-    from forebay.loading.slots import BatchSlots
+    from forebay.loading.batch_job import HostedJob
+    from forebay.loading.workers import BatchSlots
 
 # ---- hosting -------------------------------------------------------------------------------------
 # Handle batches in the host of a worker on a cluster, without importing torch: that takes a second
@@ -129,44 +129,24 @@ class BatchHosting(Hosting):
 
 
 class RemoteJob:
-    """Makes batches in a new interpreter, whose only input is this object."""
-
-    keeps_tasks = False
+    """Becomes a `HostedJob` in a new interpreter, whose only input is this object."""
 
     def __init__(self, spec: bytes, descriptor: int, extent: int) -> None:
-        self._spec = spec
-        self._descriptor = descriptor
-        self._extent = extent
-        self._job: ProcessJob | None = None
+        self._arguments = spec, descriptor, extent
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load the spec in the process that forks the workers, so that they share it."""
-        self.__dict__.update(state)
-        from forebay.loading.batch_job import ProcessJob
+    def __reduce__(self) -> Any:
+        """Pickle what the job is made of."""
+        return _hosted_job, self._arguments
 
-        slab = Slab.attach(self._descriptor, self._extent)
-        spec = pickle.loads(self._spec)  # noqa: S301 - from our own trainer
-        self._job = ProcessJob(spec, slab, on_class=make_known)
-        self.begin = self._job.begin
-        self.keeps_tasks = self.begin is not None
 
-    def open(self, incarnation: int, worker_id: int) -> None:
-        """Set up this process as a worker."""
-        assert self._job is not None, "it came by pickle"
-        self._job.open(incarnation, worker_id)
+def _hosted_job(spec: bytes, descriptor: int, extent: int) -> HostedJob:
+    """Load the spec in the process that forks the workers, so that they share it."""
+    from forebay.loading.batch_job import HostedJob
 
-    def run(self, assignment: Assignment) -> Answer:
-        """Make one batch; see `ProcessJob`."""
-        import cloudpickle
-
-        assert self._job is not None, "it came by pickle"
-        answer = self._job.run(assignment)
-        if isinstance(answer.result, BatchResult):
-            return answer
-        return Answer(SealedResult(cloudpickle.dumps(answer.result)), answer.nbytes)
-
-    def close(self) -> None:
-        """Do nothing: no cleanup is needed."""
+    slab = Slab.attach(descriptor, extent)
+    loaded: BatchSpec = pickle.loads(spec)  # noqa: S301 - from our own trainer
+    keeps_tasks = loaded.concurrency > 1  # it has begun all that it holds
+    return HostedJob(loaded, slab, keeps_tasks=keeps_tasks, on_class=make_known)
 
 
 def make_known(kind: type) -> None:
