@@ -49,19 +49,9 @@ if TYPE_CHECKING:  # what few loaders are asked for is imported when it is
 
 _T_co = TypeVar("_T_co", covariant=True)
 
-# Attributes that cannot be set after `__init__`, besides torch's, with their defaults.
-_FIXED = {
-    "buffer": None,
-    "backend": "process",
-    "seed": None,
-    "on_error": "raise",
-    "world_size": None,
-    "rank": None,
-    "tail": "repeat",
-    "device": None,
-    "device_transform": None,
-    "concurrency": None,
-}
+# Attributes that cannot be set after `__init__`, besides torch's.
+_FIXED: tuple[str, ...] = ("buffer", "backend", "seed", "on_error", "world_size", "rank", "tail")
+_FIXED += ("device", "device_transform", "concurrency")
 _READ_ONLY = ("epoch", "mask", "failures")
 _TAKEN = (
     ": forebay's DataLoader has an attribute of this name\n"
@@ -199,7 +189,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.device, self.device_transform = device, device_transform
         self.concurrency = concurrency
         for name, value in earlier.items():
-            if getattr(self, name) is _FIXED[name] is not value:
+            if getattr(self, name) is _DEFAULTS[name] is not value:
                 kind = type(self).__name__
                 raise OptionError(
                     f"{name} attribute of {kind} was set before DataLoader.__init__, which would "
@@ -506,3 +496,6 @@ class DataLoader(TorchDataLoader[_T_co]):
         progress = self.__dict__.get("_loader_progress")
         if progress is not None and progress.pipeline is not None and not self._by_torchs_rules:
             progress.pipeline.close()
+
+
+_DEFAULTS: Any = DataLoader.__init__.__kwdefaults__  # now, since Lightning replaces `__init__`

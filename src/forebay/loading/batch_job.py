@@ -27,7 +27,7 @@ from forebay.base import torch_internals
 from forebay.base.batches import nbytes
 from forebay.base.libraries import one_thread
 from forebay.base.process import queued_s, read_bytes
-from forebay.base.randomness import SeedsIfDrawn, ThreadTurns
+from forebay.base.randomness import SeedsIfDrawn, ThreadTurns, seeded_generator
 from forebay.errors import shortened
 from forebay.failures import Failure, cut_own_frames
 from forebay.loading.fetch import (
@@ -44,7 +44,6 @@ from forebay.loading.messages import (
     BatchResult,
     BatchSpec,
     Result,
-    SealedResult,
     WorkerExhausted,
     WorkerState,
 )
@@ -317,9 +316,7 @@ class BatchJob:
         if request.worker_seed is not None and request.epoch != spec.first_epoch:
             torch_internals.seed_as_worker(request.worker_seed, self._worker_id)
         if isinstance(spec.dataset, IterDataPipe) and request.shared_seed is not None:
-            generator = torch.Generator()
-            generator.manual_seed(request.shared_seed)
-            apply_random_seed(spec.dataset, generator)
+            apply_random_seed(spec.dataset, seeded_generator(request.shared_seed, "cpu"))
         state = spec.worker_states[self._worker_id] if is_first and spec.worker_states else None
         if state is not None and request.epoch != spec.first_epoch:
             state = state._replace(phase="before")
@@ -458,7 +455,7 @@ class ProcessJob(BatchJob):
 
 
 class HostedJob(ProcessJob):
-    """Makes batches on a cluster, whose hosts may lack the classes of errors and states."""
+    """Makes batches on a cluster; errors are bytes there, since hosts may lack their classes."""
 
     def run(self, assignment: Assignment) -> Answer:
         """Answer a request; see `BatchJob.run`."""
@@ -467,4 +464,4 @@ class HostedJob(ProcessJob):
             return answer
         import cloudpickle
 
-        return Answer(SealedResult(cloudpickle.dumps(answer.result)), answer.nbytes)
+        return answer._replace(result=cloudpickle.dumps(answer.result))

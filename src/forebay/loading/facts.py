@@ -12,20 +12,17 @@ import copy
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
+from forebay.base.batches import differing
 from forebay.base.formatting import counted
 from forebay.base.libraries import one_thread
 from forebay.base.process import memory_for_files, pressure, read_limit, usable_cores
 from forebay.base.randomness import generators_kept
-from forebay.base.trees import opened
-from forebay.errors import OptionError, shortened
+from forebay.errors import OptionError
 from forebay.loading.batch_job import BatchJob
 from forebay.loading.epochs import LoaderProgress, Pipeline
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult
@@ -369,38 +366,7 @@ def compared(
     found: dict[tuple[int, str], Difference] = {}
     for between, ones, twos in pairs:
         for number, (one, two) in enumerate(zip(ones, twos, strict=True)):
-            for field in _differing(one, two, ""):
+            for field in differing(one, two):
                 difference = Difference(indices[number], field, between)
                 found.setdefault((number, field), difference)
     return SampleCheck(len(indices), seed, tuple(found.values()))
-
-
-def _differing(one: Any, two: Any, path: str) -> Iterator[str]:
-    """Yield the paths at which two samples differ."""
-    first, second = opened(one), opened(two)
-    if first is None or second is None:
-        if type(one) is not type(two) or not _is_equal(one, two):
-            yield path
-    elif type(one) is not type(two) or first.keys != second.keys:
-        yield path
-    else:
-        is_field = first.kind in ("namedtuple", "fields")
-        for key, left, right in zip(first.keys, first.values, second.values, strict=True):
-            step = f".{key}" if is_field else f"[{shortened(key)}]"
-            yield from _differing(left, right, path + step)
-
-
-def _is_equal(one: Any, two: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        if one.layout is not torch.strided or two.layout is not torch.strided:
-            one, two = one.to_dense(), two.to_dense()
-        is_alike = one.shape == two.shape and one.dtype == two.dtype
-        return is_alike and bool(torch.all((one == two) | ((one != one) & (two != two))))
-    if isinstance(one, np.ndarray | np.generic):
-        is_alike = one.shape == two.shape and one.dtype == two.dtype
-        return is_alike and bool(np.all((one == two) | ((one != one) & (two != two))))
-    if hasattr(one, "tobytes"):  # an image
-        return bool(one.tobytes() == two.tobytes())
-    if getattr(type(one), "__eq__", None) == object.__eq__:  # it cannot be compared
-        return True
-    return bool(one == two) or (one != one and two != two)

@@ -320,12 +320,8 @@ class MapFetcher:
                     if ended - began > slowest_s:
                         slowest_s, slowest = ended - began, index
                     began = ended
-            except Exception as error:
-                if not spec.skip_errors:
-                    raise SampleError(index) from error
-                failures.append(
-                    Failure.of(error, source=index, epoch=request.epoch, batch=request.batch)
-                )
+            except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+                self._add_failure(request, index, error, failures)
         self.slowest = None
         if not is_timed:
             self._untimed -= 1
@@ -334,6 +330,13 @@ class MapFetcher:
         if slowest_s > TIMED_S:
             self.slowest = SlowSample(slowest_s, slowest, request.epoch, request.batch)
         return samples
+
+    def _add_failure(
+        self, request: BatchRequest, index: Any, error: Exception, failures: list[Failure]
+    ) -> None:
+        if not self._spec.skip_errors:
+            raise SampleError(index) from error
+        failures.append(Failure.of(error, source=index, epoch=request.epoch, batch=request.batch))
 
     def _call_seeded(self, request: BatchRequest, purpose: int, call: Callable[[], Any]) -> Any:
         """Make a call for the whole batch, with generators seeded for it if there is a seed."""
@@ -418,24 +421,16 @@ class MapFetcher:
         samples, slowest, slowest_s = [], None, 0.0
         for index, call in zip(self._indices(request), calls, strict=True):
             try:
-                fetched = self._taken(call)
-            except Exception as error:
-                if not self._spec.skip_errors:
-                    raise SampleError(index) from error
-                failures.append(
-                    Failure.of(error, source=index, epoch=request.epoch, batch=request.batch)
-                )
+                fetched = call.result()
+            except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+                self._add_failure(request, index, error, failures)
                 continue
             samples.append(fetched.sample)
+            self.cpu_s += fetched.cpu_s
             if fetched.seconds > slowest_s:
                 slowest_s, slowest = fetched.seconds, index
         self.slowest = SlowSample(slowest_s, slowest, request.epoch, request.batch)
         return samples
-
-    def _taken(self, call: Future[_Fetched]) -> _Fetched:
-        fetched = call.result()
-        self.cpu_s += fetched.cpu_s
-        return fetched
 
     def collate(self, request: BatchRequest, samples: Any) -> Any:
         """Make a batch from the samples that `fetch` returned."""

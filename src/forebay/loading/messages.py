@@ -11,7 +11,6 @@ They pass through processes that do not import torch, so this module does not im
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -150,16 +149,6 @@ class WorkerExhausted(NamedTuple):
 
     worker_id: int
     state: WorkerState | None = None
-
-
-class SealedResult(NamedTuple):
-    """A result that only the trainer unpickles: other processes may lack the user's classes."""
-
-    body: bytes
-
-    def opened(self) -> Any:
-        """Return the result."""
-        return pickle.loads(self.body)  # noqa: S301 - from our own worker
 
 
 Result = BatchResult | BatchError | WorkerExhausted | Failure

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forebay.errors import OptionError
-from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec, SealedResult
+from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec
 from forebay.memory.layout import Slot
 from forebay.memory.packing import copy_into_slab
 from forebay.memory.slab import Slab
@@ -232,8 +232,8 @@ class BatchReceiver(AnswerReceiver):
     def receive(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
         """Copy a batch into the slab, or map it, at once: it may have to wait for earlier ones."""
         result = event.result
-        if isinstance(result, SealedResult):
-            return event._replace(result=result.opened())
+        if isinstance(result, bytes):
+            return event._replace(result=pickle.loads(result))  # noqa: S301 - from our own worker
         if not isinstance(result, BatchResult) or result.is_empty:
             return event
         batch: PackedBatch = result.batch

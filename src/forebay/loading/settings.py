@@ -308,29 +308,25 @@ class Settings:
     @property
     def made_with(self) -> MadeWith:
         """The properties that positions depend on."""
-        kind = "torch" if self.by_torchs_rules else "sampler"
-        if self.is_iterable or self.plan is not None:
+        plan, kind = self.plan, "torch" if self.by_torchs_rules else "sampler"
+        if self.is_iterable or plan is not None:
             kind = "iterable" if self.is_iterable else "plan"
         size = self.batch_size if self.auto_collation else 1
         ranks = 1 if self.shared is None else self.shared.world_size
+        replicas = getattr(self.loader.sampler, "num_replicas", 1)  # of a DistributedSampler
+        replicas = replicas if isinstance(replicas, int) else 1
+        windows = plan and plan.order and self._windows(plan.global_batch_size)
         return MadeWith(
             kind=kind,
-            global_batch_size=None if size is None else size * ranks * self.replicas,
+            global_batch_size=None if size is None else size * ranks * replicas,
             drop_last=self.drop_last,
             shuffle=self.shuffle,
-            sources=self.loader.dataset.lengths if self.plan and self.plan.mixture else None,
-            length=None if self.is_iterable else self.plan.length if self.plan else self.length,
+            sources=self.loader.dataset.lengths if plan and plan.mixture else None,
+            length=None if self.is_iterable else plan.length if plan else self.length,
             num_workers=self.loader.num_workers if self.by_torchs_rules else 0,
             in_order=self.in_order,
-            windows=self._order_state(),
+            windows=windows and windows.state,
         )
-
-    def _order_state(self) -> tuple[int, ...] | None:
-        plan = self.plan
-        if plan is None or plan.order is None:
-            return None
-        state: tuple[int, ...] = self._windows(plan.global_batch_size).state
-        return state
 
     @property
     def length(self) -> int | None:
@@ -349,12 +345,6 @@ class Settings:
     def may_resize(self) -> bool:
         """Return whether an epoch may have another number of samples than the dataset."""
         return self.plan is not None or resized(self.index_sampler, 1) is not None
-
-    @property
-    def replicas(self) -> int:
-        """The number of ranks of a DistributedSampler; 1 for other samplers."""
-        count = getattr(self.loader.sampler, "num_replicas", 1)
-        return count if isinstance(count, int) else 1
 
     def spec(
         self,

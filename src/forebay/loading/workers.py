@@ -14,7 +14,6 @@ from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from forebay.base.process import LONGEST_WAIT_S
@@ -25,6 +24,7 @@ from forebay.engine.commands import Outcome
 from forebay.engine.engine import COLLECT_S, Engine
 from forebay.loading.batch_job import BatchJob, ProcessJob, turns_of
 from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec
+from forebay.loading.samplers import set_generator, state_of_generator
 from forebay.memory.layout import Slot
 from forebay.memory.packing import memory_of, unpack
 from forebay.memory.slab import Slab
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from forebay.loading.settings import Settings
 
 
-def _generator(device: str, state: bytes) -> torch.Generator:
+def _generator(device: str, state: str) -> torch.Generator:
     generator = torch.Generator(device)
-    generator.set_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()))
+    set_generator(generator, state)
     return generator
 
 
 # Its own state is a tensor in shared memory, which is gone before a spawned worker can map it.
 ForkingPickler.register(
     torch.Generator,
-    lambda each: (_generator, (str(each.device), each.get_state().numpy().tobytes())),
+    lambda each: (_generator, (str(each.device), state_of_generator(each))),
 )
 
 
