@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from forebay.base.randomness import generators_kept
 from forebay.errors import OptionError
 from forebay.failures import Failure
-from forebay.loading.epochs import LoaderProgress, Pipeline, restore_states
+from forebay.loading.epochs import LoaderProgress, restore_states
 from forebay.loading.facts import (
     LiveLoader,
     SampleCheck,
@@ -405,9 +405,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             IndexError: The epoch has no such batch.
             Exception: What the dataset or collate_fn raised, with the traceback of this call.
         """
-        settings, progress = Settings(self), self._loader_progress
-        pipeline = progress.pipeline or Pipeline(settings, progress.recorders, progress.trace)
-        return replayed(pipeline, settings, progress.resumed, epoch, batch)
+        return replayed(Settings(self), self._loader_progress, epoch, batch)
 
     # ---- changes -------------------------------------------------------------------------------
 

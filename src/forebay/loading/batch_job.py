@@ -29,7 +29,7 @@ from forebay.base.libraries import one_thread
 from forebay.base.process import queued_s, read_bytes
 from forebay.base.randomness import SeedsIfDrawn, ThreadTurns, seeded_generator
 from forebay.errors import shortened
-from forebay.failures import Failure, cut_own_frames
+from forebay.failures import cut_own_frames
 from forebay.loading.fetch import (
     EndOfDataset,
     IterableFetcher,
@@ -257,16 +257,15 @@ class BatchJob:
         """Prepare for collation; overridden where batches are packed."""
 
     def _made(self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher) -> BatchResult:
-        failures: list[Failure] = []
         batch, timer, states = None, self.timer, None
         timer.began_at = time.perf_counter()
         try:
             if isinstance(fetcher, MapFetcher):
                 fetcher.begin(request)
                 states = fetcher.owned_states()
-            samples = fetcher.fetch(request, failures)
+            samples = fetcher.fetch(request)
             timer.fetched_at = time.perf_counter()
-            is_empty = bool(failures) and not samples
+            is_empty = bool(fetcher.failures) and not samples
             if not is_empty:
                 self._before_collation(request)
                 batch = fetcher.collate(request, samples)
@@ -277,7 +276,8 @@ class BatchJob:
             if states is not None and isinstance(fetcher, MapFetcher):
                 fetcher.restore_owned(states)
         state = fetcher.state() if self._spec.tracks_state else None
-        return BatchResult(batch, failures=tuple(failures), is_empty=is_empty, state=state)
+        failures = tuple(fetcher.failures)
+        return BatchResult(batch, failures=failures, is_empty=is_empty, state=state)
 
     def timing(self) -> Timing | None:
         """Return the time spent on the batch that has just become ready; see `BatchTimer`."""
@@ -329,7 +329,7 @@ class BatchJob:
         for _ in range(request.preceding):
             with suppress(Exception):  # it was raised that time, too
                 # Collated as well, for the random numbers that this may draw.
-                spec.collate_fn(self._iterable_fetcher.fetch(request, []))
+                spec.collate_fn(self._iterable_fetcher.fetch(request))
 
     def _set_dataset_epoch(self, request: BatchRequest) -> None:
         epoch = request.dataset_epoch

@@ -204,11 +204,10 @@ class LiveLoader(LivePage):
 # Rebuild one batch in the trainer's thread, for a debugger.
 
 
-def replayed(
-    pipeline: Pipeline, settings: Settings, resumed: Position | None, epoch: int, batch: int
-) -> Any:
+def replayed(settings: Settings, progress: LoaderProgress, epoch: int, batch: int) -> Any:
     """Return one batch, made again in this thread; see `DataLoader.replay`."""
-    loader = settings.loader
+    loader, resumed = settings.loader, progress.resumed
+    pipeline = progress.pipeline or Pipeline(settings, progress.recorders, progress.trace)
     is_seeded = loader.seed is not None or loader.backend != "thread"
     if settings.by_torchs_rules or pipeline.seed is None or not is_seeded:
         raise OptionError(
@@ -290,8 +289,7 @@ def _sampler_source(
     dataset = settings.loader.dataset
     sampler = copy.deepcopy(sampler, {id(dataset): dataset})
     set_states(sampler, planned.sampler_states)
-    recorders, auto = SetEpochRecorders(sampler, None), settings.auto_collation
-    source = SamplerSource(sampler, pipeline.seed, recorders, settings.shared, auto_collation=auto)
+    source = SamplerSource(sampler, pipeline.seed, SetEpochRecorders(sampler, None), settings)
     if follows:  # it continues from its own position
         return source, planned.start, start.batch - planned.start.batch
     return source, start, 0

@@ -413,27 +413,20 @@ SMOOTHED = 8
 
 
 class LocalFeed:
-    """A `Feed` without workers. An exception of the user's code becomes a `BatchError`.
-
-    Args:
-        draws: Whether a sample may draw from the random generators.
-        ahead: How many batches a thread may make in advance; 0 without one.
-    """
+    """A `Feed` without workers. An exception of the user's code becomes a `BatchError`."""
 
     is_open, in_flight, ready_ends, fill, pool, request_more = True, 0, 0, (0, 0), None, None
     # For `close`: an ending interpreter has removed global names.
     _ending, _leave_s = _exit, LEAVE_S
 
-    def __init__(
-        self, spec: BatchSpec, trace: Trace, *, draws: bool = True, ahead: int = 0
-    ) -> None:
+    def __init__(self, settings: Settings, spec: BatchSpec, trace: Trace) -> None:
         self.exhausted: dict[int, int] = {}
         self._job = LocalJob(spec)
         # With a seed, the trainer's random numbers do not depend on the batches, nor they on it.
         self._generators: Callable[[], AbstractContextManager[Any]] | None = None
         if spec.concurrency > 1:
             pass  # each thread that makes a sample does that
-        elif spec.seed is not None and draws:
+        elif spec.seed is not None and not settings.is_sliced:
             self._generators = generators_kept
         elif spec.is_iterable and spec.seeds_owned:
             begin = partial(seed_as_worker, worker_id=0, with_devices=False)
@@ -445,7 +438,7 @@ class LocalFeed:
         self._queue: deque[NewTask] = deque()
         # Those before the queue's: None or a cancelled one is left to the caller.
         self._ahead: deque[tuple[NewTask, Future[Result] | None]] = deque()
-        self._most_ahead, self._job_ahead = ahead, LocalJob(spec)
+        self._most_ahead, self._job_ahead = settings.sliced_ahead, LocalJob(spec)
         self._thread: ThreadPoolExecutor | None = None
         self._owner = os.getpid()
         self.in_use = threading.RLock()

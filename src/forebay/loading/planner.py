@@ -70,14 +70,7 @@ class PlannedEpoch:
 class Planner:
     """Requests the batches of a source, epoch after epoch, and passes on the results."""
 
-    def __init__(
-        self,
-        source: Source,
-        recorders: SetEpochRecorders,
-        settings: Settings,
-        *,
-        runs_ahead: bool = False,
-    ) -> None:
+    def __init__(self, source: Source, recorders: SetEpochRecorders, settings: Settings) -> None:
         loader = settings.loader
         self.source = source
         self.epoch, self.batch, self.samples = -1, 0, 0
@@ -91,7 +84,7 @@ class Planner:
         takes_turns = settings.is_iterable or not settings.is_local
         takes_turns = takes_turns and settings.by_torchs_rules
         self._turns = max(loader.num_workers, 1) if takes_turns else 0
-        self._in_order, self._runs_ahead = settings.in_order, runs_ahead
+        self._in_order, self._runs_ahead = settings.in_order, settings.runs_ahead
         self._shares_dataset = loader.backend == "thread" or settings.is_local
         self._worker_seed = loader.seed if settings.is_iterable else None
         self._peeks_from = math.inf
