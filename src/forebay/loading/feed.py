@@ -130,12 +130,12 @@ class Feed:
             self.pool.close()
             raise
         outcomes, ready = partial(_pass_outcomes, weakref.ref(self)), partial(len, self.ready)
-        self._driver: CallerDriver | BackgroundDriver
+        self._driver: CallerDriver
         # A thread, if batches are copied to a device: during a step.
         if settings.by_torchs_rules and buffer is None and device is None:
             self._driver = CallerDriver(self._engine, self.pool, outcomes)
         else:
-            self._driver = BackgroundDriver(self._engine, outcomes, ready)
+            self._driver = BackgroundDriver(self._engine, self.pool, outcomes, ready)
         _open_feeds.add(self)
 
     # ---- requests ------------------------------------------------------------------------------

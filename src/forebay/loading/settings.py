@@ -315,7 +315,7 @@ class Settings:
         ranks = 1 if self.shared is None else self.shared.world_size
         replicas = getattr(self.loader.sampler, "num_replicas", 1)  # of a DistributedSampler
         replicas = replicas if isinstance(replicas, int) else 1
-        windows = plan and plan.order and self._windows(plan.global_batch_size)
+        windows: Any = plan and plan.order and self._windows(plan.global_batch_size)
         return MadeWith(
             kind=kind,
             global_batch_size=None if size is None else size * ranks * replicas,

@@ -135,7 +135,7 @@ class CallerDriver:
         return was
 
     def stop(self) -> None:
-        """Make whoever waits return; another thread may call it."""
+        """Make whoever waits return, and a thread close the engine; any thread may call it."""
         self._is_over = True
         self._engine.wake()
 
@@ -144,18 +144,18 @@ class CallerDriver:
         self._engine.close()
 
 
-class BackgroundDriver:
+class BackgroundDriver(CallerDriver):
     """Runs the engine in a thread, the only one that uses it; otherwise like `CallerDriver`."""
 
     releases_lazily = False
 
-    def __init__(self, engine: Engine, outcomes: Outcomes, ready: Callable[[], int]) -> None:
-        self.error: BaseException | None = None
-        self._engine, self._outcomes, self._ready = engine, outcomes, ready
+    def __init__(
+        self, engine: Engine, pool: Pool, outcomes: Outcomes, ready: Callable[[], int]
+    ) -> None:
+        super().__init__(engine, pool, outcomes)
+        self._ready, self._waits = ready, False
         self._arrived = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
-        self._is_over = False
-        self._waits = False
         self._thread = threading.Thread(target=self._run, name="forebay-driver", daemon=True)
         try:
             self._thread.start()
@@ -184,28 +184,19 @@ class BackgroundDriver:
     def wait(self, is_ready: Callable[[], bool], until: float | None) -> None:
         """Wait until something is ready, the thread has ended, or the time `until` has come."""
         with self._arrived:
-            while not is_ready() and not self._is_over:
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    return
-                self._waits = True
-                self._arrived.wait(LONGEST_WAIT_S if left is None else min(left, LONGEST_WAIT_S))
-                self._waits = False
+            super().wait(is_ready, until)
 
-    def poll(self, seconds: float) -> None:
-        """Wait briefly: the thread processes all events."""
+    def poll(self, seconds: float | None) -> None:
+        """Wait for at most `seconds`: the thread processes all events."""
         with self._arrived:
-            self._arrived.wait(seconds)
+            self._waits = True
+            self._arrived.wait(LONGEST_WAIT_S if seconds is None else min(seconds, LONGEST_WAIT_S))
+            self._waits = False
 
     def was_at_rest(self) -> bool:
         """See `CallerDriver`."""
         was, self._waits = self._waits, False
         return was
-
-    def stop(self) -> None:
-        """Make the thread close the engine, and whoever waits return."""
-        self._is_over = True
-        self._engine.wake()
 
     def close(self) -> None:
         """Wait until the thread has closed the engine, after `stop`."""
