@@ -23,7 +23,6 @@ import numpy as np
 from forebay.errors import OptionError
 from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec
 from forebay.memory.layout import Slot
-from forebay.memory.packing import copy_into_slab
 from forebay.memory.slab import Slab
 from forebay.memory.transport import Address, Borrower, Lender, PackedBatch, Receiver, Sender, Sent
 from forebay.observe.progress import note
@@ -250,6 +249,8 @@ class BatchReceiver(AnswerReceiver):
         return event._replace(result=result._replace(batch=batch))
 
     def _copied(self, task: int, batch: PackedBatch) -> PackedBatch:
+        from forebay.memory.packing import copy_into_slab  # it imports torch, which hosts do not
+
         batch, slot = copy_into_slab(batch, self._slab)
         if slot is not None:
             earlier = self._slots.pop(task, None)
