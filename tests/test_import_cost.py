@@ -57,6 +57,11 @@ def test_a_worker_begins_without_what_the_driver_needs() -> None:
     assert set(heavy_after(worker, slow)) <= set(heavy_after(needed, slow))
 
 
+def test_a_host_of_a_cluster_begins_without_torch() -> None:
+    """Its worker imports it, too, and starts only after the host."""
+    assert heavy_after("import forebay.loading.remote", ("torch",)) == []
+
+
 def test_a_heavy_import_would_be_seen() -> None:
     """The test of the test: a package that is loaded is named."""
     assert heavy_after("import fsspec") == ["fsspec"]

@@ -13,15 +13,33 @@ default_collate does.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
 from numbers import Integral, Real
 from typing import Any
 
-from forebay.base.batches import PackedBytes
-from forebay.collating.padding import Pack, Pad, Padded
-from forebay.collating.rules import ByField, Rule, default, described
-from forebay.collating.sequences import Sequences
-from forebay.errors import OptionError
+import numpy as np
+import torch
+
+from forebay.base.batches import PackedBytes, items_in
+from forebay.collating.padding import Pack, Pad, Padded, check_value, dense, write_rows
+from forebay.collating.rules import (
+    ByField,
+    Collation,
+    Misfit,
+    Path,
+    Rule,
+    default,
+    default_at,
+    described,
+    fields_of,
+    odd_one,
+    refusal,
+)
+from forebay.errors import InputError, OptionError
+from forebay.memory.packing import new_tensor
 
 # The most values that a sample is padded to at least: no memory holds more.
 MOST_VALUES = 1 << 40
@@ -194,3 +212,120 @@ def _is_multiple(value: object) -> bool:
 def _is_rule(rule: object) -> bool:
     """Return whether a rule can be called with a list; some functions only make rules."""
     return callable(rule) and rule not in (pad, packed, by_field, sequences)
+
+
+# ---- packed rows ---------------------------------------------------------------------------------
+# Collate the sequences of each row one after another, into the batch's memory.
+#
+#     rows of samples ──> fields of as many items as tokens ──> (batch, size), written once
+#                     └─> lengths ──> position_ids, sequence_ids, cu_seqlens, max_seqlen
+
+# The field of tokens is called one of these; otherwise it is the first that has a length.
+TOKENS = ("tokens", "input_ids")
+_ADVICE = (
+    "sequences() takes rows of forebay.pack_sequences: lists of samples. A sample is a tensor, "
+    "array or list of tokens, or a container with such a field."
+)
+_DENSE = (
+    "sequences() packs each field of as many items as there are tokens: dense tensors, arrays and "
+    "lists of numbers."
+)
+_COUNTED = "The samples of all rows are counted, one row after another."
+
+
+@dataclass(frozen=True)
+class Sequences(Collation):
+    """The collate function that `sequences` returns."""
+
+    size: int | None
+    pad: int | float
+    ignore: int
+
+    def collate(self, samples: Sequence[Any], path: Path) -> dict[Hashable, Any]:
+        """See `sequences`."""
+        for number, row in enumerate(samples):
+            if type(row) is not list or not row:
+                raise refusal(Misfit(path, number, described(row), ""), len(samples), _ADVICE)
+        flat = [_fields(sample) for row in samples for sample in row]
+        if any(each.keys() != flat[0].keys() for each in flat):
+            odd = odd_one(path, [f"a sample with {sorted(each, key=repr)}" for each in flat])
+            assert odd is not None
+            raise refusal(odd, len(flat), f"Return the same fields for every sample. {_COUNTED}")
+        names: list[Hashable] = [*TOKENS, *flat[0]]
+        named = [name for name in names if items_in(flat[0].get(name)) is not None]
+        if not named:
+            raise refusal(Misfit(path, None, described(samples[0][0]), ""), len(samples), _ADVICE)
+        tokens = named[0]
+        own = [len(each[tokens]) for each in flat]
+        ends = np.cumsum([0, *map(len, samples)])
+        rows = [own[begin:end] for begin, end in pairwise(ends.tolist())]
+        totals = [sum(row) for row in rows]
+        size = max(totals) if self.size is None else self.size
+        if max(totals) > size:
+            at = totals.index(max(totals))
+            raise InputError(
+                f"row {at} of a batch of {len(samples)} has {totals[at]:,} tokens, more than "
+                f"sequences(size={size:,})\n  The batch was not made. Give the size of "
+                "pack_sequences."
+            )
+        batch: dict[Hashable, Any] = {}
+        for name in flat[0]:
+            values = [each[name] for each in flat]
+            try:
+                if [*map(items_in, values)] == own:
+                    option = "ignore" if re.search("label|target", str(name)) else ""
+                    option = "pad" if name == tokens else option
+                    batch[name] = self._packed(values, rows, size, option, (*path, name))
+                else:
+                    batch[name] = default_at(values, (*path, name))
+            except InputError as error:
+                error.add_note(f"forebay.collate: {_COUNTED}")
+                raise
+        return batch | _structure(rows, size)
+
+    def _packed(
+        self, values: list[Any], rows: list[list[int]], size: int, option: str, path: Path
+    ) -> torch.Tensor:
+        """Return the values of each row one after another, then that of `option`; 0 if it is ""."""
+        count = len(values)
+        tensors = [dense(value, at, count, path, _DENSE) for at, value in enumerate(values)]
+        first = tensors[0]
+        for number, each in enumerate(tensors):
+            if (each.dtype, each.shape[1:]) != (first.dtype, first.shape[1:]):
+                odd = Misfit(path, number, described(each), f"in others it is {described(first)}")
+                raise refusal(odd, count, "Return one dtype and shape, but for the length.")
+        is_mask = option == "ignore" and first.dtype is torch.bool
+        fill = {"pad": self.pad, "ignore": self.ignore}.get("" if is_mask else option, 0)
+        check_value(f"sequences({option}", fill, first.dtype, path)
+        found = new_tensor((len(rows), size, *first.shape[1:]), first.dtype)
+        pieces = iter(tensors)
+        write_rows(found, [[*islice(pieces, len(row))] for row in rows], map(sum, rows), fill)
+        return found
+
+
+def _fields(sample: Any) -> Mapping[Hashable, Any]:
+    """Return the fields of a sample; tokens alone are the field "tokens"."""
+    fields = None if isinstance(sample, list) else fields_of(sample)
+    return {"tokens": sample} if fields is None else {at: get(sample) for at, get in fields.items()}
+
+
+def _structure(rows: list[list[int]], size: int) -> dict[Hashable, Any]:
+    """Return where each sequence begins and ends."""
+    lengths, numbers = [], []
+    for row in rows:
+        missing = size - sum(row)
+        lengths += [*row, *[missing] * (missing > 0)]
+        numbers += [*range(1, len(row) + 1), *[0] * (missing > 0)]
+    each = np.array(lengths, np.int64)
+    ends = np.cumsum(each)
+    positions = np.arange(len(rows) * size) - np.repeat(ends - each, each)
+    found: dict[Hashable, Any] = {
+        "position_ids": positions,
+        "sequence_ids": np.repeat(numbers, each),
+    }
+    for name, values in found.items():
+        found[name] = new_tensor((len(rows), size), torch.int64)
+        found[name].copy_(torch.from_numpy(values).view(len(rows), size))
+    found["cu_seqlens"] = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32))
+    found["max_seqlen"] = int(each.max())
+    return found

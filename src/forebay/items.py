@@ -14,7 +14,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
@@ -212,17 +212,24 @@ def _in_memory(name: str, table: Any, columns: Sequence[str]) -> pyarrow.Table:
         known = table.column_names
     _check_chosen(name, known, columns, 1)
     pandas = sys.modules.get("pandas")
-    try:
+    advice = "Each column needs one type and a name. Convert it first."
+    with _explained(name, "pyarrow cannot read it", advice):
         if isinstance(table, Mapping):
             return _table_of_arrays(name, {each: table[each] for each in columns})
         if pandas is not None and isinstance(table, pandas.DataFrame):
             return pyarrow.Table.from_pandas(table, preserve_index=False, columns=columns)
         return pyarrow.table(table)  # the other columns are not read
+
+
+@contextmanager
+def _explained(name: str, what: str, advice: str) -> Iterator[None]:
+    """Raise InputError for whatever a library raises about a table."""
+    try:
+        yield
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - pyarrow's errors have no common root
-        advice = "Each column needs one type and a name. Convert it first."
-        refuse(name, f"pyarrow cannot read it: {error}", advice, error)
+        refuse(name, f"{what}: {error}", advice, error)
 
 
 def _table_of_arrays(name: str, arrays: Mapping[str, Any]) -> pyarrow.Table:
@@ -231,14 +238,12 @@ def _table_of_arrays(name: str, arrays: Mapping[str, Any]) -> pyarrow.Table:
     import pyarrow
 
     found = {}
+    advice = "Give an array, a tensor in host memory or a list, of numbers or of strings."
     for column, values in arrays.items():
-        try:
+        with _explained(name, f"column {column!r} cannot be read", advice):
             array: Any = values if isinstance(values, list | tuple) else np.asarray(values)
             is_plain = isinstance(array, np.ndarray) and array.dtype.kind in "biuf"
             found[column] = array_of_numpy(array) if is_plain else pyarrow.array(array)
-        except Exception as error:  # noqa: BLE001 - whatever a library says of its own arrays
-            advice = "Give an array, a tensor in host memory or a list, of numbers or of strings."
-            refuse(name, f"column {column!r} cannot be read: {error}", advice, error)
     lengths = {column: len(values) for column, values in found.items()}
     if len(set(lengths.values())) > 1:
         advice = "Each needs a value for each row."
@@ -252,7 +257,7 @@ def _mapped(path: str, columns: Sequence[str], identity: str | None = None) -> C
 
     name, identity = f"from_table: {path}", identity or file_identity(path)
     check_identity(name, path, identity)
-    try:
+    with _explained(name, "it cannot be mapped", "If it is damaged, write it again."):
         source = pyarrow.memory_map(path)
         try:
             schema, opened = pyarrow.ipc.open_file(source).schema, pyarrow.ipc.open_file
@@ -264,17 +269,14 @@ def _mapped(path: str, columns: Sequence[str], identity: str | None = None) -> C
         source.seek(0)
         options = pyarrow.ipc.IpcReadOptions(included_fields=numbers)
         table = opened(source, options=options).read_all().select(columns)
-    except InputError:
-        raise
-    except Exception as error:  # noqa: BLE001 - pyarrow's errors have no common root
-        refuse(name, f"it cannot be mapped: {error}", "If it is damaged, write it again.", error)
     _check_chosen(name, columns, columns, table.num_rows)
     return Columns(table, name, partial(_mapped, path, columns, identity))
 
 
 def _parquet(name: str, path: str, columns: Sequence[str], *, is_kept: bool) -> Columns | RowGroups:
     """Return columns of a Parquet file, which are read now if they fit into memory."""
-    try:
+    advice = "If it is truncated or has another format, write it again."
+    with _explained(name, "it cannot be read", advice):
         from pyarrow import parquet
 
         identity = file_identity(path)
@@ -292,11 +294,6 @@ def _parquet(name: str, path: str, columns: Sequence[str], *, is_kept: bool) -> 
             what = f"the {counted(len(columns), 'column')} of {rows:,} rows take {size}"
             refuse(name, what, "Download it: row groups of a local file are read as needed.")
         return RowGroups(path, columns, name, identity)
-    except InputError:
-        raise
-    except Exception as error:  # noqa: BLE001 - pyarrow's errors have no common root
-        advice = "If it is truncated or has another format, write it again."
-        refuse(name, f"it cannot be read: {error}", advice, error)
 
 
 def _bytes_of(file: Any, columns: Sequence[str]) -> int:

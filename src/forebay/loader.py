@@ -23,8 +23,17 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from forebay.base.randomness import generators_kept
 from forebay.errors import OptionError
 from forebay.failures import Failure
-from forebay.loading.epochs import LoaderProgress, Pipeline, restore_states
-from forebay.loading.facts import LiveLoader, diagnosis_of, report_of, setup_of
+from forebay.loading.epochs import LoaderProgress, restore_states
+from forebay.loading.facts import (
+    LiveLoader,
+    SampleCheck,
+    compared,
+    diagnosis_of,
+    replayed,
+    report_of,
+    setup_of,
+    spread,
+)
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.position import Position
 from forebay.loading.samplers import SetEpochRecorders, UnreadSampler, sampler_for_plan, torch_init
@@ -36,24 +45,13 @@ from forebay.options import AutoWorkers, Buffer, Ray, buffer_of, checked_workers
 from forebay.ranks import ranks_of
 
 if TYPE_CHECKING:  # what few loaders are asked for is imported when it is
-    from forebay.loading.replay import SampleCheck
     from forebay.observe.diagnosis import Diagnosis
 
 _T_co = TypeVar("_T_co", covariant=True)
 
-# Attributes that cannot be set after `__init__`, besides torch's, with their defaults.
-_FIXED = {
-    "buffer": None,
-    "backend": "process",
-    "seed": None,
-    "on_error": "raise",
-    "world_size": None,
-    "rank": None,
-    "tail": "repeat",
-    "device": None,
-    "device_transform": None,
-    "concurrency": None,
-}
+# Attributes that cannot be set after `__init__`, besides torch's.
+_FIXED: tuple[str, ...] = ("buffer", "backend", "seed", "on_error", "world_size", "rank", "tail")
+_FIXED += ("device", "device_transform", "concurrency")
 _READ_ONLY = ("epoch", "mask", "failures")
 _TAKEN = (
     ": forebay's DataLoader has an attribute of this name\n"
@@ -191,7 +189,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.device, self.device_transform = device, device_transform
         self.concurrency = concurrency
         for name, value in earlier.items():
-            if getattr(self, name) is _FIXED[name] is not value:
+            if getattr(self, name) is _DEFAULTS[name] is not value:
                 kind = type(self).__name__
                 raise OptionError(
                     f"{name} attribute of {kind} was set before DataLoader.__init__, which would "
@@ -322,8 +320,6 @@ class DataLoader(TorchDataLoader[_T_co]):
             OptionError: The dataset is iterable or empty.
             Exception: What a sample raised.
         """
-        from forebay.loading.replay import compared, spread
-
         settings = Settings(self)
         if settings.is_iterable or not settings.length:
             raise OptionError("check() needs a map-style dataset with samples")
@@ -388,16 +384,7 @@ class DataLoader(TorchDataLoader[_T_co]):
                 changed.
         """
         settings = Settings(self)
-        world_size = 1 if self._ranks is None else self._ranks.world_size
-        position = Position.from_state(state)
-        position = position.fitted(
-            settings.made_with,
-            world_size,
-            self._own_seed,
-            strict=strict,
-            may_resize=settings.may_resize,
-            has_batches=settings.batch_size is not None,
-        )
+        position = Position.from_state(state).fitted(settings, self._own_seed, strict=strict)
         restore_states(settings, position)
         self.close()  # nothing depends on the old seed any more
         self.__dict__["seed"] = self._own_seed if position.seed is None else position.seed
@@ -418,11 +405,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             IndexError: The epoch has no such batch.
             Exception: What the dataset or collate_fn raised, with the traceback of this call.
         """
-        from forebay.loading.replay import replayed
-
-        settings, progress = Settings(self), self._loader_progress
-        pipeline = progress.pipeline or Pipeline(settings, progress.recorders, progress.trace)
-        return replayed(pipeline, settings, progress.resumed, epoch, batch)
+        return replayed(Settings(self), self._loader_progress, epoch, batch)
 
     # ---- changes -------------------------------------------------------------------------------
 
@@ -511,3 +494,6 @@ class DataLoader(TorchDataLoader[_T_co]):
         progress = self.__dict__.get("_loader_progress")
         if progress is not None and progress.pipeline is not None and not self._by_torchs_rules:
             progress.pipeline.close()
+
+
+_DEFAULTS: Any = DataLoader.__init__.__kwdefaults__  # now, since Lightning replaces `__init__`

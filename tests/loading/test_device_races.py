@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from forebay.loading.messages import BatchRequest, BatchResult
-from forebay.loading.slots import BatchSlots, DeviceBatches
+from forebay.loading.workers import BatchSlots, DeviceBatches
 from forebay.memory.packing import Packer
 from forebay.observe.record import Transfers
 from forebay.testing.fake_device import FakeDevice

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
 
-from forebay.base.batches import PackedBytes, leaves
+from forebay.base.batches import PackedBytes, differing, leaves
 from forebay.base.formatting import counted
 from forebay.collating.rules import (
     ByField,
@@ -142,10 +142,12 @@ def check_value(option: str, value: float, dtype: torch.dtype, path: Path) -> No
     Args:
         option: What gave the value, such as "pad(value".
     """
-    low, high = _range_of(dtype)
     if dtype.is_floating_point or dtype.is_complex:
+        low, high = torch.finfo(dtype).min, torch.finfo(dtype).max
         fits = not math.isfinite(value) or low <= value <= high
     else:
+        whole = None if dtype is torch.bool else torch.iinfo(dtype)
+        low, high = (0, 1) if whole is None else (whole.min, whole.max)
         fits = low <= value <= high and value == int(value)
     if not fits:
         name = str(dtype).removeprefix("torch.")
@@ -155,14 +157,6 @@ def check_value(option: str, value: float, dtype: torch.dtype, path: Path) -> No
             f"  Its values range from {low} to {high}. The batch was not made. Choose "
             "another value, or have the dataset return another dtype."
         )
-
-
-def _range_of(dtype: torch.dtype) -> tuple[float, float]:
-    if dtype is torch.bool:
-        return 0, 1
-    is_whole = not (dtype.is_floating_point or dtype.is_complex)
-    limits = torch.iinfo(dtype) if is_whole else torch.finfo(dtype)
-    return limits.min, limits.max
 
 
 def _tensors(samples: Sequence[Any], path: Path) -> list[torch.Tensor]:
@@ -470,7 +464,7 @@ def _converted(slicer: Slicer, dataset: Any) -> Slicer | None:
             else:
                 of_numpy = dataset.format["type"] is not None
                 convert.setdefault(name, _list_of(type(values[0]), of_numpy))
-        if not _is_same(cut(torch.tensor([row])), expected):
+        if any(differing(cut(torch.tensor([row])), expected)):
             return None
     return replace(slicer, cut=cut)
 
@@ -481,18 +475,3 @@ def _list_of(kind: type, of_numpy: bool) -> Callable[[list[Any]], list[Any]]:
         return list
     zero: Any = b"\0" if issubclass(kind, bytes) else "\0"
     return lambda values: [kind(each.rstrip(zero)) for each in values]
-
-
-def _is_same(batch: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two batches of tensors and lists of strings are equal, with their types."""
-    return list(batch) == list(other) and all(
-        type(one) is type(two) and _is_equal(one, two)
-        for one, two in zip(batch.values(), other.values(), strict=True)
-    )
-
-
-def _is_equal(one: Any, two: Any) -> bool:
-    if isinstance(one, list):
-        return one == two and [*map(type, one)] == [*map(type, two)]
-    is_alike = (one.dtype, one.shape, one.device) == (two.dtype, two.shape, two.device)
-    return is_alike and bool(((one == two) | ((one != one) & (two != two))).all())

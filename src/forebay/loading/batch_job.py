@@ -3,6 +3,7 @@
 BatchJob           in any worker; by itself, in a thread
 ├── LocalJob       without workers, in the trainer's thread
 └── ProcessJob     in a worker process: packs batches into shared memory
+    └── HostedJob  on a cluster
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from forebay.base import torch_internals
 from forebay.base.batches import nbytes
 from forebay.base.libraries import one_thread
 from forebay.base.process import queued_s, read_bytes
-from forebay.base.randomness import SeedsIfDrawn, ThreadTurns
+from forebay.base.randomness import SeedsIfDrawn, ThreadTurns, seeded_generator
 from forebay.errors import shortened
-from forebay.failures import Failure, cut_own_frames
+from forebay.failures import cut_own_frames
 from forebay.loading.fetch import (
     EndOfDataset,
     IterableFetcher,
@@ -256,16 +257,15 @@ class BatchJob:
         """Prepare for collation; overridden where batches are packed."""
 
     def _made(self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher) -> BatchResult:
-        failures: list[Failure] = []
         batch, timer, states = None, self.timer, None
         timer.began_at = time.perf_counter()
         try:
             if isinstance(fetcher, MapFetcher):
                 fetcher.begin(request)
                 states = fetcher.owned_states()
-            samples = fetcher.fetch(request, failures)
+            samples = fetcher.fetch(request)
             timer.fetched_at = time.perf_counter()
-            is_empty = bool(failures) and not samples
+            is_empty = bool(fetcher.failures) and not samples
             if not is_empty:
                 self._before_collation(request)
                 batch = fetcher.collate(request, samples)
@@ -276,7 +276,8 @@ class BatchJob:
             if states is not None and isinstance(fetcher, MapFetcher):
                 fetcher.restore_owned(states)
         state = fetcher.state() if self._spec.tracks_state else None
-        return BatchResult(batch, failures=tuple(failures), is_empty=is_empty, state=state)
+        failures = tuple(fetcher.failures)
+        return BatchResult(batch, failures=failures, is_empty=is_empty, state=state)
 
     def timing(self) -> Timing | None:
         """Return the time spent on the batch that has just become ready; see `BatchTimer`."""
@@ -315,9 +316,7 @@ class BatchJob:
         if request.worker_seed is not None and request.epoch != spec.first_epoch:
             torch_internals.seed_as_worker(request.worker_seed, self._worker_id)
         if isinstance(spec.dataset, IterDataPipe) and request.shared_seed is not None:
-            generator = torch.Generator()
-            generator.manual_seed(request.shared_seed)
-            apply_random_seed(spec.dataset, generator)
+            apply_random_seed(spec.dataset, seeded_generator(request.shared_seed, "cpu"))
         state = spec.worker_states[self._worker_id] if is_first and spec.worker_states else None
         if state is not None and request.epoch != spec.first_epoch:
             state = state._replace(phase="before")
@@ -330,7 +329,7 @@ class BatchJob:
         for _ in range(request.preceding):
             with suppress(Exception):  # it was raised that time, too
                 # Collated as well, for the random numbers that this may draw.
-                spec.collate_fn(self._iterable_fetcher.fetch(request, []))
+                spec.collate_fn(self._iterable_fetcher.fetch(request))
 
     def _set_dataset_epoch(self, request: BatchRequest) -> None:
         epoch = request.dataset_epoch
@@ -453,3 +452,16 @@ class ProcessJob(BatchJob):
     def _before_collation(self, request: BatchRequest) -> None:
         assert self._packer is not None
         self._packer.begin(request.slot)
+
+
+class HostedJob(ProcessJob):
+    """Makes batches on a cluster; errors are bytes there, since hosts may lack their classes."""
+
+    def run(self, assignment: Assignment) -> Answer:
+        """Answer a request; see `BatchJob.run`."""
+        answer = super().run(assignment)
+        if isinstance(answer.result, BatchResult):
+            return answer
+        import cloudpickle
+
+        return answer._replace(result=cloudpickle.dumps(answer.result))

@@ -268,8 +268,7 @@ class Pipeline:
     def planner_for(self, settings: Settings) -> Planner:
         """Return the planner; create it if there is none."""
         if self.planner is None:
-            source, runs_ahead = self._source(settings), settings.runs_ahead
-            self.planner = Planner(source, self.recorders, settings, runs_ahead=runs_ahead)
+            self.planner = Planner(self._source(settings), self.recorders, settings)
         return self.planner
 
     def _source(self, settings: Settings) -> Source:
@@ -278,14 +277,8 @@ class Pipeline:
         if settings.plan is not None:
             plan, ahead = self._plan(settings), settings.lookahead(self._trace)
             return PlanSource(plan, settings.auto_collation, settings.is_sliced, ahead)
-        return SamplerSource(
-            settings.index_sampler,
-            None if settings.by_torchs_rules else self.seed,
-            self.recorders,
-            settings.shared,
-            auto_collation=settings.auto_collation,
-            as_tensors=settings.is_sliced,
-        )
+        seed = None if settings.by_torchs_rules else self.seed
+        return SamplerSource(settings.index_sampler, seed, self.recorders, settings)
 
     def _plan(self, settings: Settings) -> Plan:
         assert settings.plan is not None and self.seed is not None
@@ -384,20 +377,13 @@ def feed_of(
     tuning: WorkerTuning | None = None,
     device: Device | None = None,
 ) -> Feed | LocalFeed:
-    """Return a new feed and begin to start its workers.
-
-    A thread runs it if batches are copied to a device, so that this happens during a step.
-    """
+    """Return a new feed and begin to start its workers."""
     if settings.is_local:
-        ahead = settings.sliced_ahead
-        return LocalFeed(spec, trace, draws=not settings.is_sliced, ahead=ahead)
-    workers, turns = settings.workers(), settings.by_torchs_rules
-    by_caller = turns and settings.loader.buffer is None and device is None
-    limits = settings.limits(settings.depth())
+        return LocalFeed(settings, spec, trace)
     try:
-        return Feed(spec, workers, limits, trace, tuning, device, turns=turns, by_caller=by_caller)
+        return Feed(settings, spec, trace, tuning, device)
     except (TypeError, AttributeError, PicklingError):
-        if workers.start != "fork":
+        if settings.start_method != "fork":
             warnings.warn(
                 "Got pickle error when attempting to start a worker Process: with this start "
                 "method the dataset, collate_fn and worker_init_fn have to be picklable. Define "

@@ -1,4 +1,4 @@
-"""What `diagnose`, a report and `forebay top` say about a loader.
+"""What a loader is asked: why training waits, its report and page; one batch, or samples, again.
 
 arguments ── setup_of ──> Setup ─┬─> diagnosis ──> report, page of `forebay top`
 what it did ────────────> Trace ─┘
@@ -8,26 +8,32 @@ Functions import what only they need: most loaders are never asked, and each mod
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 import weakref
-from copy import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forebay.base.batches import differing
+from forebay.base.formatting import counted
+from forebay.base.libraries import one_thread
 from forebay.base.process import memory_for_files, pressure, read_limit, usable_cores
-from forebay.loading.epochs import LoaderProgress
+from forebay.base.randomness import generators_kept
+from forebay.errors import OptionError
+from forebay.loading.batch_job import BatchJob
+from forebay.loading.epochs import LoaderProgress, Pipeline
+from forebay.loading.messages import BatchError, BatchRequest, BatchResult
+from forebay.loading.planner import Planner
+from forebay.loading.position import Position
+from forebay.loading.samplers import SetEpochRecorders, holds_position, set_states
 from forebay.loading.settings import Settings
+from forebay.loading.sources import PlanSource, SamplerSource, Source, Start
 from forebay.observe.figures import numbers_in
 from forebay.observe.record import Trace
-from forebay.options import (
-    AutoWorkers,
-    Buffer,
-    backend_name,
-    capacity_shown,
-    cluster_of,
-    low_mark_of,
-)
+from forebay.options import AutoWorkers, Buffer, backend_name, capacity_shown, low_mark_of
 from forebay.ranks import ranks_sharing_cores
 from forebay.show.top import LivePage, RecentWork
 
@@ -53,7 +59,7 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
         if not depth.fills_by_itself:
             counts = depth.usual, depth.refill_below
         marks = dict(zip(("buffer_batches", "refill_below"), counts, strict=True))
-    cluster, is_auto = cluster_of(loader.backend), isinstance(loader.num_workers, AutoWorkers)
+    cluster, is_auto = settings.cluster, isinstance(loader.num_workers, AutoWorkers)
     return Setup(
         num_workers=trace.num_workers if is_auto else loader.num_workers,
         most_workers=int(loader.num_workers) if is_auto else None,
@@ -74,7 +80,7 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
         samples=settings.length,
         read_limit=read_limit() if cluster is None else None,
         free_memory=memory_for_files() if cluster is None else None,
-        fetched=copy(trace.fetched) if trace.fetched.requests else None,
+        fetched=copy.copy(trace.fetched) if trace.fetched.requests else None,
         **marks,
     )
 
@@ -192,3 +198,173 @@ class LiveLoader(LivePage):
             "verdict": self._verdict[:1000],
             **self._recent.update(trace, now),
         }
+
+
+# ---- replay --------------------------------------------------------------------------------------
+# Rebuild one batch in the trainer's thread, for a debugger.
+
+
+def replayed(settings: Settings, progress: LoaderProgress, epoch: int, batch: int) -> Any:
+    """Return one batch, made again in this thread; see `DataLoader.replay`."""
+    loader, resumed = settings.loader, progress.resumed
+    pipeline = progress.pipeline or Pipeline(settings, progress.recorders, progress.trace)
+    is_seeded = loader.seed is not None or loader.backend != "thread"
+    if settings.by_torchs_rules or pipeline.seed is None or not is_seeded:
+        raise OptionError(
+            "replay() needs a seed: without one, batches depend on more than their number\n"
+            "  Make the loader with seed=0, for example."
+        )
+    if epoch < 0 or batch < 0:
+        raise IndexError(f"epoch {epoch}, batch {batch}: both count from 0")
+    planner, recorders = pipeline.planner_for(settings), pipeline.recorders
+    source: Source = planner.source
+    values, skip = planner.values_of(epoch), 0
+    start = Start(epoch, batch)
+    if isinstance(source, PlanSource):
+        source, start = _plan_source(source, planner, resumed, start)
+    elif source.sampler_states() is not None:
+        source, start, skip = _sampler_source(pipeline, settings, start)
+    with generators_kept(), one_thread():
+        found = source.open(start, values).read(skip + 1)
+        if len(found) <= skip:
+            raise IndexError(f"epoch {epoch} has no batch {batch}")
+        index, position, repeated, _ = found[-1]
+        request = BatchRequest(index, epoch, batch, position, repeated)
+        recorders.call_on_dataset(values)
+        try:
+            spec = replace(settings.spec(seed=pipeline.seed), concurrency=1)  # in this thread
+            result = BatchJob(spec).make(request)
+        finally:
+            recorders.call_on_dataset(recorders.values())
+    if isinstance(result, BatchError):
+        raise result.error
+    assert isinstance(result, BatchResult), "the dataset is a map-style one"
+    if result.is_empty:
+        raise IndexError(f"every sample of epoch {epoch}, batch {batch} is bad")
+    return pipeline.hand_out(request, result, pipeline.seed)
+
+
+def _plan_source(
+    source: PlanSource, planner: Planner, resumed: Position | None, start: Start
+) -> tuple[PlanSource, Start]:
+    """Return a source of a planned batch, and where to open it."""
+    plan, begun = source.plan, planner.start
+    origin = planner.origin_of(start.epoch)
+    if resumed is not None:
+        begun, later = resumed.start, start.epoch - resumed.epoch
+        origin = resumed.origin + later * plan.end()
+        if plan.mixture is not None and resumed.mixture is not None:
+            plan = replace(plan, mixture=replace(plan.mixture, **resumed.mixture))
+    sample = start.batch * plan.global_batch_size
+    if begun.epoch == start.epoch and (begun.by_sample or begun.length is not None):
+        sample = begun.sample + (start.batch - begun.batch) * plan.global_batch_size
+        start = start._replace(length=begun.length)
+    mixture = plan.mixture
+    is_before = begun.epoch == start.epoch and begun.by_sample and start.batch < begun.batch
+    if is_before or (mixture is not None and origin + sample < mixture.since):
+        raise OptionError(
+            f"epoch {start.epoch}, batch {start.batch} was made before the weights, or the batch "
+            "size, changed\n  Nothing was changed. Make a loader with the earlier weights and "
+            "batch size to replay it."
+        )
+    source = PlanSource(plan, source.auto_collation, source.as_tensors)
+    return source, start._replace(sample=sample, origin=origin)
+
+
+def _sampler_source(
+    pipeline: Pipeline, settings: Settings, start: Start
+) -> tuple[Source, Start, int]:
+    """Return a source with a copy of the sampler, where to open it, and the batches to skip."""
+    planned = pipeline.planner_for(settings).planned(start.epoch)
+    sampler = settings.index_sampler
+    follows = holds_position(sampler)
+    if planned is None or (follows and start.batch < planned.start.batch):
+        raise OptionError(
+            f"the sampler has a state, and its state before epoch {start.epoch}, batch "
+            f"{start.batch} is not known\n"
+            "  Load a state that was taken in this epoch and start iterating, or use "
+            "shuffle=True, whose order is a function of seed and epoch."
+        )
+    # A copy, because the iteration reads the original.
+    dataset = settings.loader.dataset
+    sampler = copy.deepcopy(sampler, {id(dataset): dataset})
+    set_states(sampler, planned.sampler_states)
+    source = SamplerSource(sampler, pipeline.seed, SetEpochRecorders(sampler, None), settings)
+    if follows:  # it continues from its own position
+        return source, planned.start, start.batch - planned.start.batch
+    return source, start, 0
+
+
+# ---- sample check --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A part of a sample that is not the same each time."""
+
+    index: Any
+    field: str
+    between: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCheck:
+    """What `DataLoader.check` found; false if samples differ.
+
+    Attributes:
+        samples: How many were compared.
+        seed: The loader's seed; None if it has none.
+        differences: The first difference of each sample and field.
+    """
+
+    samples: int
+    seed: int | None
+    differences: tuple[Difference, ...]
+
+    def __bool__(self) -> bool:
+        """Return whether all samples were the same each time."""
+        return not self.differences
+
+    def __str__(self) -> str:
+        """Return the answer as sentences."""
+        what = counted(self.samples, "sample")
+        seed = "without a seed" if self.seed is None else f"with seed={self.seed}"
+        if not self.differences:
+            return f"{what}, made twice here and twice in workers {seed}, were the same each time."
+        lines = [
+            f"  sample {each.index!r}{each.field and ', ' + each.field}: {each.between} differ"
+            for each in self.differences
+        ]
+        advice = (
+            "Set seed= for samples that are functions of the seed."
+            if self.seed is None
+            else "They draw from a generator that forebay cannot reach, one made in __getitem__ "
+            "for example, or depend on earlier samples, the time or the process."
+        )
+        heading = f"{what}, made twice here and twice in workers {seed}:"
+        return "\n".join([heading, *lines, advice])
+
+
+def spread(count: int, length: int) -> list[int]:
+    """Return at most so many indices below `length`, from the first to the last."""
+    count = max(min(count, length), 1)
+    return [number * (length - 1) // max(count - 1, 1) for number in range(count)]
+
+
+def compared(
+    indices: Sequence[Any], made: Callable[[int], Sequence[Any]], seed: int | None
+) -> SampleCheck:
+    """Make samples in several ways, and compare them."""
+    here, again, worker, other = made(0), made(0), made(1), made(1)
+    pairs = (
+        ("two results in this process", here, again),
+        ("two results in workers", worker, other),
+        ("this process and a worker", here, worker),
+    )
+    found: dict[tuple[int, str], Difference] = {}
+    for between, ones, twos in pairs:
+        for number, (one, two) in enumerate(zip(ones, twos, strict=True)):
+            for field in differing(one, two):
+                difference = Difference(indices[number], field, between)
+                found.setdefault((number, field), difference)
+    return SampleCheck(len(indices), seed, tuple(found.values()))

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.base.batches import nbytes
 from forebay.base.libraries import one_thread
@@ -30,7 +30,6 @@ from forebay.devices.device import Device
 from forebay.engine.commands import (
     DeliverResult,
     DropTask,
-    Limits,
     Outcome,
     ReportFailure,
     ReportRetry,
@@ -39,26 +38,37 @@ from forebay.engine.commands import (
 from forebay.engine.engine import Engine, NewTask
 from forebay.errors import WorkerDiedError
 from forebay.loading.batch_job import LocalJob
-from forebay.loading.messages import BatchResult, BatchSpec, Result, WorkerExhausted, WorkerState
-from forebay.loading.slots import BatchSlots, DeviceBatches
+from forebay.loading.messages import (
+    RELEASED_TOGETHER,
+    BatchResult,
+    BatchSpec,
+    Result,
+    WorkerExhausted,
+    WorkerState,
+)
 from forebay.loading.workers import (
+    CLUSTER_START_S,
+    START_S,
     BackgroundDriver,
+    BatchSlots,
     CallerDriver,
-    Workers,
+    DeviceBatches,
     WorkerTuning,
     pool_for,
 )
 from forebay.observe.record import FINEST_S, Trace
+from forebay.options import backend_name
 from forebay.pools.events import Assignment, Refusal
 from forebay.pools.processes import occupy_standard_descriptors
 from forebay.pools.worker import failure_of
+
+if TYPE_CHECKING:
+    from forebay.loading.settings import Settings
 
 # ---- feed ----------------------------------------------------------------------------------------
 
 # How long to wait for a thread that takes a batch, or processes it on a device, in seconds.
 LEAVE_S = 5.0
-# Batches to release in one call, where releasing them earlier has no effect.
-RELEASED_TOGETHER = 16
 CLOSED = (
     "this iterator was closed, with its loader or with its workers\n"
     "  It returns no more batches. Begin a new epoch: iter(loader)."
@@ -81,16 +91,14 @@ class Feed:
 
     def __init__(
         self,
+        settings: Settings,
         spec: BatchSpec,
-        workers: Workers,
-        limits: Limits,
         trace: Trace,
-        tuning: WorkerTuning | None = None,
-        device: Device | None = None,
-        *,
-        turns: bool,
-        by_caller: bool,
+        tuning: WorkerTuning | None,
+        device: Device | None,
     ) -> None:
+        limits, buffer = settings.limits(settings.depth()), settings.loader.buffer
+        backend = backend_name(settings.loader.backend)
         self.ready: deque[DeliverResult | ReportFailure] = deque()
         self.ready_ends = 0
         self._fill, self._gone = (0, 0), 0  # results that arrived, and room; results taken
@@ -100,7 +108,8 @@ class Feed:
         self._owner = os.getpid()
         self._closed = False
         self._error: BaseException | None = None  # why there will be no more results
-        self._timeout_s, self._start_s = limits.timeout_s, workers.start_s
+        self._timeout_s = limits.timeout_s
+        self._start_s = START_S if settings.cluster is None else CLUSTER_START_S
         self._attempts = limits.retries + 1
         if tuning is not None:
             limits = replace(limits, num_workers=tuning.num_workers)
@@ -108,9 +117,10 @@ class Feed:
         self._asked_at = 0.0  # when the trainer asked for a batch that it has not got yet
         self._taken: list[int] = []  # and not released yet
         occupy_standard_descriptors()
-        slots = None if workers.backend == "thread" else BatchSlots(workers.directory)
-        self.pool = pool_for(spec, workers, turns, slots, to_device=device is not None)
-        prepare = None if slots is None or workers.backend != "process" else slots.prepare
+        directory = None if buffer is None else buffer.directory
+        slots = None if backend == "thread" else BatchSlots(directory)
+        self.pool = pool_for(settings, spec, slots, to_device=device is not None)
+        prepare = None if slots is None or backend != "process" else slots.prepare
         self._on_device: DeviceBatches | None = None
         if slots is not None and device is not None:
             self._on_device = DeviceBatches(device, slots, trace.transfers)
@@ -121,11 +131,12 @@ class Feed:
             self.pool.close()
             raise
         outcomes, ready = partial(_pass_outcomes, weakref.ref(self)), partial(len, self.ready)
-        self._driver: CallerDriver | BackgroundDriver
-        if by_caller:
+        self._driver: CallerDriver
+        # A thread, if batches are copied to a device: during a step.
+        if settings.by_torchs_rules and buffer is None and device is None:
             self._driver = CallerDriver(self._engine, self.pool, outcomes)
         else:
-            self._driver = BackgroundDriver(self._engine, outcomes, ready)
+            self._driver = BackgroundDriver(self._engine, self.pool, outcomes, ready)
         _open_feeds.add(self)
 
     # ---- requests ------------------------------------------------------------------------------
@@ -403,27 +414,20 @@ SMOOTHED = 8
 
 
 class LocalFeed:
-    """A `Feed` without workers. An exception of the user's code becomes a `BatchError`.
-
-    Args:
-        draws: Whether a sample may draw from the random generators.
-        ahead: How many batches a thread may make in advance; 0 without one.
-    """
+    """A `Feed` without workers. An exception of the user's code becomes a `BatchError`."""
 
     is_open, in_flight, ready_ends, fill, pool, request_more = True, 0, 0, (0, 0), None, None
     # For `close`: an ending interpreter has removed global names.
     _ending, _leave_s = _exit, LEAVE_S
 
-    def __init__(
-        self, spec: BatchSpec, trace: Trace, *, draws: bool = True, ahead: int = 0
-    ) -> None:
+    def __init__(self, settings: Settings, spec: BatchSpec, trace: Trace) -> None:
         self.exhausted: dict[int, int] = {}
         self._job = LocalJob(spec)
         # With a seed, the trainer's random numbers do not depend on the batches, nor they on it.
         self._generators: Callable[[], AbstractContextManager[Any]] | None = None
         if spec.concurrency > 1:
             pass  # each thread that makes a sample does that
-        elif spec.seed is not None and draws:
+        elif spec.seed is not None and not settings.is_sliced:
             self._generators = generators_kept
         elif spec.is_iterable and spec.seeds_owned:
             begin = partial(seed_as_worker, worker_id=0, with_devices=False)
@@ -435,7 +439,7 @@ class LocalFeed:
         self._queue: deque[NewTask] = deque()
         # Those before the queue's: None or a cancelled one is left to the caller.
         self._ahead: deque[tuple[NewTask, Future[Result] | None]] = deque()
-        self._most_ahead, self._job_ahead = ahead, LocalJob(spec)
+        self._most_ahead, self._job_ahead = settings.sliced_ahead, LocalJob(spec)
         self._thread: ThreadPoolExecutor | None = None
         self._owner = os.getpid()
         self.in_use = threading.RLock()

@@ -188,6 +188,7 @@ class MapFetcher:
         later: With these threads, requests whose samples are to be fetched.
 
     Attributes:
+        failures: The samples that were left out of the last batch.
         slowest: The slowest sample of the last batch; None if samples were not timed one by one.
         cpu_s: Processor time of the threads, in seconds.
     """
@@ -195,14 +196,15 @@ class MapFetcher:
     def __init__(
         self,
         spec: BatchSpec,
-        turns: ThreadTurns | None = None,
-        seeds: SeedsIfDrawn | None = None,
-        threads: SampleThreads | None = None,
-        later: deque[BatchRequest] | None = None,
+        turns: ThreadTurns | None,
+        seeds: SeedsIfDrawn | None,
+        threads: SampleThreads | None,
+        later: deque[BatchRequest],
     ) -> None:
+        self.failures: list[Failure] = []
         self.slowest: SlowSample | None = None
         self.cpu_s = 0.0
-        self._threads, self._later = threads, deque() if later is None else later
+        self._threads, self._later = threads, later
         self._beginning = threading.RLock()
         self._current: tuple[int, int | None] | None = None  # epoch, and the dataset's
         self._begun: dict[int, _Begun] = {}  # by the ID of the request
@@ -219,9 +221,9 @@ class MapFetcher:
         self._is_seeded = spec.seed is not None and self._sliced is None  # a slice draws nothing
         self._getitems = getitems_of(spec.dataset)
 
-    def fetch(self, request: BatchRequest, failures: list[Failure]) -> Any:
+    def fetch(self, request: BatchRequest) -> Any:
         """Return the samples of a batch, for `collate`."""
-        index = request.index
+        self.failures, index = [], request.index
         if self._sliced is not None:
             try:
                 return _Sliced(self._sliced(index))
@@ -230,9 +232,9 @@ class MapFetcher:
                     raise
             index = torch.as_tensor(index).tolist()
         if self._threads is not None:
-            return self._fetched_at_once(request, failures)
+            return self._fetched_at_once(request)
         if not self._spec.auto_collation:
-            samples = self._one_by_one(request, [index], failures)
+            samples = self._one_by_one(request, [index])
             return samples[0] if samples else samples
         if self._getitems is not None:
             try:
@@ -240,7 +242,7 @@ class MapFetcher:
             except Exception:
                 if not self._spec.skip_errors:
                     raise
-        return self._one_by_one(request, index, failures)
+        return self._one_by_one(request, index)
 
     def begin(self, request: BatchRequest) -> None:
         """Prepare for a batch; begin to fetch its samples and the next ones, if several at once."""
@@ -282,12 +284,10 @@ class MapFetcher:
         """Undo what a batch did to the generators that the dataset owns."""
         self._owned.restore(states)
 
-    def _one_by_one(
-        self, request: BatchRequest, indices: Sequence[Any], failures: list[Failure]
-    ) -> list[Any]:
+    def _one_by_one(self, request: BatchRequest, indices: Sequence[Any]) -> list[Any]:
         def fetched(set_seed: SetSeed) -> list[Any]:
-            failures.clear()
-            return self._fetched(request, indices, failures, set_seed)
+            self.failures = []
+            return self._fetched(request, indices, set_seed)
 
         if not self._is_seeded:
             return fetched(seed_nothing)
@@ -296,11 +296,7 @@ class MapFetcher:
         return samples
 
     def _fetched(
-        self,
-        request: BatchRequest,
-        indices: Sequence[Any],
-        failures: list[Failure],
-        set_seed: SetSeed,
+        self, request: BatchRequest, indices: Sequence[Any], set_seed: SetSeed
     ) -> list[Any]:
         spec, dataset, samples, seed = self._spec, self._spec.dataset, [], 0
         is_seeded = set_seed is not seed_nothing
@@ -320,12 +316,8 @@ class MapFetcher:
                     if ended - began > slowest_s:
                         slowest_s, slowest = ended - began, index
                     began = ended
-            except Exception as error:
-                if not spec.skip_errors:
-                    raise SampleError(index) from error
-                failures.append(
-                    Failure.of(error, source=index, epoch=request.epoch, batch=request.batch)
-                )
+            except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+                self._leave_out(request, index, error)
         self.slowest = None
         if not is_timed:
             self._untimed -= 1
@@ -334,6 +326,12 @@ class MapFetcher:
         if slowest_s > TIMED_S:
             self.slowest = SlowSample(slowest_s, slowest, request.epoch, request.batch)
         return samples
+
+    def _leave_out(self, request: BatchRequest, index: Any, error: Exception) -> None:
+        if not self._spec.skip_errors:
+            raise SampleError(index) from error
+        failure = Failure.of(error, source=index, epoch=request.epoch, batch=request.batch)
+        self.failures.append(failure)
 
     def _call_seeded(self, request: BatchRequest, purpose: int, call: Callable[[], Any]) -> Any:
         """Make a call for the whole batch, with generators seeded for it if there is a seed."""
@@ -395,7 +393,7 @@ class MapFetcher:
 
         return self._run_seeded(seeded)
 
-    def _fetched_at_once(self, request: BatchRequest, failures: list[Failure]) -> Any:
+    def _fetched_at_once(self, request: BatchRequest) -> Any:
         """Return the samples of a batch when all are there."""
         with self._beginning:
             self._begin(request)
@@ -404,7 +402,7 @@ class MapFetcher:
                 begun = self._submitted(request)
             self.begin_more()
         try:
-            samples = self._gathered(request, begun.calls, failures)
+            samples = self._gathered(request, begun.calls)
         except BaseException as error:
             self._begun[id(request)] = begun
             if not isinstance(error, KeyboardInterrupt):  # after that it may be asked for again
@@ -412,30 +410,20 @@ class MapFetcher:
             raise
         return samples if self._spec.auto_collation or not samples else samples[0]
 
-    def _gathered(
-        self, request: BatchRequest, calls: Sequence[Future[_Fetched]], failures: list[Failure]
-    ) -> list[Any]:
+    def _gathered(self, request: BatchRequest, calls: Sequence[Future[_Fetched]]) -> list[Any]:
         samples, slowest, slowest_s = [], None, 0.0
         for index, call in zip(self._indices(request), calls, strict=True):
             try:
-                fetched = self._taken(call)
-            except Exception as error:
-                if not self._spec.skip_errors:
-                    raise SampleError(index) from error
-                failures.append(
-                    Failure.of(error, source=index, epoch=request.epoch, batch=request.batch)
-                )
+                fetched = call.result()
+            except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+                self._leave_out(request, index, error)
                 continue
             samples.append(fetched.sample)
+            self.cpu_s += fetched.cpu_s
             if fetched.seconds > slowest_s:
                 slowest_s, slowest = fetched.seconds, index
         self.slowest = SlowSample(slowest_s, slowest, request.epoch, request.batch)
         return samples
-
-    def _taken(self, call: Future[_Fetched]) -> _Fetched:
-        fetched = call.result()
-        self.cpu_s += fetched.cpu_s
-        return fetched
 
     def collate(self, request: BatchRequest, samples: Any) -> Any:
         """Make a batch from the samples that `fetch` returned."""
@@ -458,6 +446,8 @@ class IterableFetcher:
         seed: 64 bits for the generators that the dataset owns; None to leave them as they are.
         state: The state to continue from; None to start at the beginning.
     """
+
+    failures = ()  # no sample is ever skipped
 
     def __init__(
         self, spec: BatchSpec, seed: int | None = None, state: WorkerState | None = None
@@ -485,8 +475,8 @@ class IterableFetcher:
         state = None if is_own or not has_state(dataset) else dataset.state_dict()
         return WorkerState(state, iterator, "ended" if self.ended else "within")
 
-    def fetch(self, request: BatchRequest, _: list[Failure]) -> Any:
-        """Return the next samples as a list, or the next sample; no sample is ever skipped."""
+    def fetch(self, request: BatchRequest) -> Any:
+        """Return the next samples as a list, or the next sample."""
         if self.ended:
             raise EndOfDataset
         if not self._spec.auto_collation:

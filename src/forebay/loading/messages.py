@@ -11,7 +11,6 @@ They pass through processes that do not import torch, so this module does not im
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -152,16 +151,6 @@ class WorkerExhausted(NamedTuple):
     state: WorkerState | None = None
 
 
-class SealedResult(NamedTuple):
-    """A result that only the trainer unpickles: other processes may lack the user's classes."""
-
-    body: bytes
-
-    def opened(self) -> Any:
-        """Return the result."""
-        return pickle.loads(self.body)  # noqa: S301 - from our own worker
-
-
 Result = BatchResult | BatchError | WorkerExhausted | Failure
 
 
@@ -171,6 +160,8 @@ Result = BatchResult | BatchError | WorkerExhausted | Failure
 LOOKAHEAD = 256
 # The fewest to request at a time: each reading of a sampler saves and restores the generators.
 CHUNK = 32
+# Batches to release in one call, where releasing them earlier has no effect.
+RELEASED_TOGETHER = 16
 # Outstanding requests per worker for tiny batches, and how long a tiny batch takes at most.
 TINY_DEPTH = 64
 TINY_S = 0.001

@@ -70,14 +70,7 @@ class PlannedEpoch:
 class Planner:
     """Requests the batches of a source, epoch after epoch, and passes on the results."""
 
-    def __init__(
-        self,
-        source: Source,
-        recorders: SetEpochRecorders,
-        settings: Settings,
-        *,
-        runs_ahead: bool = False,
-    ) -> None:
+    def __init__(self, source: Source, recorders: SetEpochRecorders, settings: Settings) -> None:
         loader = settings.loader
         self.source = source
         self.epoch, self.batch, self.samples = -1, 0, 0
@@ -91,7 +84,7 @@ class Planner:
         takes_turns = settings.is_iterable or not settings.is_local
         takes_turns = takes_turns and settings.by_torchs_rules
         self._turns = max(loader.num_workers, 1) if takes_turns else 0
-        self._in_order, self._runs_ahead = settings.in_order, runs_ahead
+        self._in_order, self._runs_ahead = settings.in_order, settings.runs_ahead
         self._shares_dataset = loader.backend == "thread" or settings.is_local
         self._worker_seed = loader.seed if settings.is_iterable else None
         self._peeks_from = math.inf
@@ -109,12 +102,23 @@ class Planner:
 
     # ---- epochs --------------------------------------------------------------------------------
 
-    def begin(self, feed: Feed | LocalFeed, start: Start, next_worker: int = 0) -> None:
-        """Begin an epoch; keep its batches that were requested in advance, if they are valid."""
+    def begin(
+        self,
+        feed: Feed | LocalFeed,
+        start: Start,
+        next_worker: int = 0,
+        values: Values | None = None,
+    ) -> None:
+        """Begin an epoch; keep its batches that were requested in advance, if they are valid.
+
+        Args:
+            values: The arguments of `set_epoch` for it; None for the last ones.
+        """
         is_new, self._feed = feed is not self._feed, feed
         if is_new:
             self._requesting = threading.RLock()
         with self._requesting:
+            self._values[start.epoch] = self._recorders.values() if values is None else values
             first_task = self._first_kept(start, is_new=is_new)
         self._drop(first_task)
         with self._requesting:
@@ -136,10 +140,9 @@ class Planner:
         epochs = self._epochs
         while epochs and epochs[0].start.epoch < start.epoch:
             self._leave(epochs.popleft())
-        values = self._values[start.epoch] = self._recorders.values()
         if epochs:
             planned = epochs[0]
-            is_kept = planned.values == values and planned.start == start
+            is_kept = planned.values == self._values[start.epoch] and planned.start == start
             if is_kept and not is_new and not self._is_stale:
                 return planned.first_task
             self.source.set_sampler_states(planned.sampler_states)
@@ -215,17 +218,9 @@ class Planner:
     def replan(self) -> None:
         """Drop all requests and make them again, from the current position."""
         self._is_stale = True
-        if self.is_over or self._feed is None:
-            return
-        with self._requesting:
-            self.start = self.start._replace(batch=self.batch, sample=self.sample)
-            self.samples = 0
-            self._epochs.clear()
-        self._drop(self._next_task)
-        with self._requesting:
-            self._open(self.start, self._values[self.epoch], self.next_worker)
-            self._is_stale, self._answered = False, 0
-            self._put_missing()
+        if not self.is_over and self._feed is not None:
+            start = self.start._replace(batch=self.batch, sample=self.sample)
+            self.begin(self._feed, start, self.next_worker, self._values[self.epoch])
 
     @property
     def _open_feed(self) -> Feed | LocalFeed:

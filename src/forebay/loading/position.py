@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import counted
 from forebay.errors import OptionError, shortened
@@ -22,6 +22,9 @@ from forebay.loading.samplers import SamplerStates
 from forebay.loading.sources import Start
 from forebay.mixing import checked_weights
 from forebay.plan import Mixture
+
+if TYPE_CHECKING:
+    from forebay.loading.settings import Settings
 
 VERSION = 2
 # More than any count in practice, and less than the largest 64-bit integer.
@@ -216,24 +219,16 @@ class Position:
         numbers = -1, *self.outstanding, self.batch + len(self.outstanding)
         return all(one < two for one, two in pairwise(numbers))
 
-    def fitted(
-        self,
-        made_with: MadeWith,
-        world_size: int,
-        seed: int | None,
-        *,
-        strict: bool,
-        may_resize: bool,
-        has_batches: bool = True,
-    ) -> Position:
+    def fitted(self, settings: Settings, seed: int | None, *, strict: bool) -> Position:
         """Return the position for a loader, after checking that the loader fits it.
 
         Args:
-            has_batches: False with batch_size=None: each rank takes one sample at a time.
+            seed: The argument of the loader.
         """
-        self._check_same(made_with, seed)
+        was, now = self.made_with, settings.made_with
+        self._check_same(now, seed)
         # The length that counts is that of the epoch, which may be from before the dataset grew.
-        was, now, length = self.made_with, made_with, self.length or self.made_with.length
+        length = self.length or was.length
         differing = []
         if self.batch:  # a batch of the epoch was returned
             pairs = {
@@ -260,8 +255,11 @@ class Position:
                 "changed: the rest of the epoch would lose and repeat samples. Open the cache with "
                 "the same window=, and use the same global batch size."
             )
-        refused = [name for name in differing if has_batches or name != "global_batch_size"]
+        # With batch_size=None each rank takes one sample at a time.
+        ignored = "global_batch_size" if settings.batch_size is None else None
+        refused = [name for name in differing if name != ignored]
         if strict and refused:
+            world_size = 1 if settings.ranks is None else settings.ranks.world_size
             raise OptionError(self._mismatch(*pairs[refused[0]], refused[0], world_size))
         if self.batch and (not was.in_order or self.outstanding):
             self._check_known(is_same=not differing)
@@ -275,7 +273,7 @@ class Position:
                 f"  Use batch_size={old}, or load a state of an epoch's end."
             )
         if "length" in differing:
-            self._check_length(length or 0, now.length or 0, may_resize)
+            self._check_length(length or 0, now.length or 0, settings.may_resize)
         has_same_workers = was.num_workers == now.num_workers
         return replace(
             self,
@@ -381,14 +379,6 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < MOST
 
 
-def _is_flag(value: Any) -> bool:
-    return type(value) is bool
-
-
-def _is_integer(value: Any) -> bool:
-    return type(value) is int
-
-
 def _is_positive(value: Any) -> bool:
     return _is_count(value) and value > 0
 
@@ -397,23 +387,15 @@ def _is_list(value: Any, of: Callable[[Any], bool]) -> bool:
     return isinstance(value, list | tuple) and all(map(of, value))
 
 
-def _is_string(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_anything(_: Any) -> bool:
-    return True
-
-
 def _is_epoch(value: Any) -> bool:
-    return value is None or (_is_integer(value) and abs(value) < MOST)
+    return value is None or (type(value) is int and abs(value) < MOST)
 
 
 def _is_sampler_state(value: Any) -> bool:
     if not isinstance(value, dict):
         return value is None
     return list(value) == ["state"] or (
-        list(value) == ["generator"] and _is_string(*value.values())
+        list(value) == ["generator"] and isinstance(value["generator"], str)
     )
 
 
@@ -426,36 +408,37 @@ def _is_sources(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(map(_is_positive, value.values()))
 
 
-Checks = dict[str, tuple[bool, Callable[[Any], bool]]]  # whether it may be None; any other value
+# Whether a value may be None; the type of any other value, or what is true of it.
+Checks = dict[str, tuple[bool, type | Callable[[Any], bool]]]
 MADE_WITH: Checks = {
-    "kind": (False, lambda value: _is_string(value) and value in KINDS),
+    "kind": (False, lambda value: isinstance(value, str) and value in KINDS),
     "global_batch_size": (True, _is_positive),
-    "drop_last": (False, _is_flag),
+    "drop_last": (False, bool),
     "length": (True, _is_count),
     "num_workers": (False, _is_count),
-    "shuffle": (True, _is_flag),
+    "shuffle": (True, bool),
     "sources": (True, _is_sources),
-    "in_order": (False, _is_flag),
+    "in_order": (False, bool),
     "windows": (True, lambda value: _is_list(value, _is_positive) and len(value) == 4),
 }
 POSITION: Checks = {
-    "made_with": (False, _is_anything),
+    "made_with": (False, object),
     "epoch": (False, _is_count),
     "batch": (False, _is_count),
     "outstanding": (False, lambda value: _is_list(value, _is_count)),
     "sample": (False, _is_count),
     "length": (True, _is_positive),
     "origin": (False, _is_count),
-    "counts_samples": (False, _is_flag),
-    "seed": (True, _is_integer),
+    "counts_samples": (False, bool),
+    "seed": (True, lambda value: type(value) is int),
     "set_epoch": (False, lambda value: _is_list(value, _is_epoch) and len(value) <= 3),
     "sampler": (True, lambda value: _is_list(value, _is_sampler_state)),
-    "dataset": (True, _is_anything),
-    "generator": (True, _is_string),
-    "draws_base_seed": (False, _is_flag),
+    "dataset": (True, object),
+    "generator": (True, str),
+    "draws_base_seed": (False, bool),
     "worker_states": (False, lambda value: _is_list(value, _is_worker_state)),
     "next_worker": (False, _is_count),
-    "mixture": (True, lambda value: isinstance(value, dict)),
+    "mixture": (True, dict),
 }
 
 
@@ -463,11 +446,12 @@ def _checked(state: Any, checks: Checks) -> dict[str, Any]:
     """Return the values of a state that have a check, if there are all and each is valid."""
     if not isinstance(state, Mapping):
         raise TypeError(f"{shortened(state)} is not a dict")
-    for name, (may_be_none, is_valid) in checks.items():
+    for name, (may_be_none, check) in checks.items():
         if name not in state:
             raise ValueError(f"there is no {name}")
         value = state[name]
-        if not (may_be_none if value is None else is_valid(value)):
+        fits = isinstance(value, check) if isinstance(check, type) else check(value)
+        if not (may_be_none if value is None else fits):
             raise ValueError(f"{name} {shortened(value)}")
     return {name: state[name] for name in checks}
 

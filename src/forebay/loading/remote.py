@@ -21,23 +21,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forebay.errors import OptionError
-from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec, SealedResult
+from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec
 from forebay.memory.layout import Slot
-from forebay.memory.packing import copy_into_slab
 from forebay.memory.slab import Slab
 from forebay.memory.transport import Address, Borrower, Lender, PackedBatch, Receiver, Sender, Sent
 from forebay.observe.progress import note
 from forebay.options import Ray
 from forebay.pools.base import Pool
-from forebay.pools.events import Answer, Assignment, Event, TaskFinished, TasksReturned, as_received
+from forebay.pools.events import Assignment, Event, TaskFinished, TasksReturned, as_received
 from forebay.pools.processes import ProcessPool
 from forebay.pools.ray_cluster import joined
 from forebay.pools.ray_nodes import Hosting, NodeCheck, shipped
 from forebay.pools.ray_pool import AnswerReceiver, RayPool
 
 if TYPE_CHECKING:
-    from forebay.loading.batch_job import ProcessJob
-    from forebay.loading.slots import BatchSlots
+    from forebay.loading.batch_job import HostedJob
+    from forebay.loading.workers import BatchSlots
 
 # ---- hosting -------------------------------------------------------------------------------------
 # Handle batches in the host of a worker on a cluster, without importing torch: that takes a second
@@ -128,33 +127,24 @@ class BatchHosting(Hosting):
 
 
 class RemoteJob:
-    """Makes batches in a new interpreter, whose only input is this object."""
+    """Becomes a `HostedJob` in a new interpreter, whose only input is this object."""
 
-    def __init__(self, *given: Any) -> None:
-        self._given = given
+    def __init__(self, spec: bytes, descriptor: int, extent: int) -> None:
+        self._arguments = spec, descriptor, extent
 
     def __reduce__(self) -> Any:
-        return _loaded, self._given
+        """Pickle what the job is made of."""
+        return _hosted_job, self._arguments
 
 
-def _loaded(spec: bytes, descriptor: int, extent: int) -> ProcessJob:
+def _hosted_job(spec: bytes, descriptor: int, extent: int) -> HostedJob:
     """Load the spec in the process that forks the workers, so that they share it."""
-    from forebay.loading.batch_job import ProcessJob
-
-    class SealingJob(ProcessJob):
-        """Seals results that are no batches: a host need not have the classes in them."""
-
-        def run(self, assignment: Assignment) -> Answer:
-            import cloudpickle
-
-            answer = super().run(assignment)
-            if isinstance(answer.result, BatchResult):
-                return answer
-            return Answer(SealedResult(cloudpickle.dumps(answer.result)), answer.nbytes)
+    from forebay.loading.batch_job import HostedJob
 
     slab = Slab.attach(descriptor, extent)
-    made: BatchSpec = pickle.loads(spec)  # noqa: S301 - from our own trainer
-    return SealingJob(made, slab, keeps_tasks=made.concurrency > 1, on_class=make_known)
+    loaded: BatchSpec = pickle.loads(spec)  # noqa: S301 - from our own trainer
+    keeps_tasks = loaded.concurrency > 1  # it has begun all that it holds
+    return HostedJob(loaded, slab, keeps_tasks=keeps_tasks, on_class=make_known)
 
 
 def make_known(kind: type) -> None:
@@ -240,8 +230,8 @@ class BatchReceiver(AnswerReceiver):
     def receive(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
         """Copy a batch into the slab, or map it, at once: it may have to wait for earlier ones."""
         result = event.result
-        if isinstance(result, SealedResult):
-            return event._replace(result=result.opened())
+        if isinstance(result, bytes):
+            return event._replace(result=pickle.loads(result))  # noqa: S301 - from our own worker
         if not isinstance(result, BatchResult) or result.is_empty:
             return event
         batch: PackedBatch = result.batch
@@ -258,6 +248,8 @@ class BatchReceiver(AnswerReceiver):
         return event._replace(result=result._replace(batch=batch))
 
     def _copied(self, task: int, batch: PackedBatch) -> PackedBatch:
+        from forebay.memory.packing import copy_into_slab  # it imports torch, which hosts do not
+
         batch, slot = copy_into_slab(batch, self._slab)
         if slot is not None:
             earlier = self._slots.pop(task, None)

@@ -34,6 +34,7 @@ from torch.utils.data import (
 )
 
 from forebay.base.datasets import sequence_rows
+from forebay.base.randomness import seeded_generator
 from forebay.base.torch_internals import version_of
 from forebay.mixing import MixedDataset
 from forebay.plan import BLOCK, Plan
@@ -272,8 +273,7 @@ def _rows(sampler: Any, length: int, size: int, drop_last: bool) -> Iterator[tor
     else:
         generator = sampler.generator
         if generator is None:
-            generator = torch.Generator()
-            generator.manual_seed(draw_seed(None))
+            generator = seeded_generator(draw_seed(None), "cpu")
         order = torch.randperm(length, generator=generator)
     end = length - length % size if drop_last else length
     for start in range(0, end, size):

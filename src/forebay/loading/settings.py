@@ -31,9 +31,15 @@ from forebay.collating.padding import Slicer, slicing
 from forebay.devices.device import check_loader_device
 from forebay.engine.commands import Limits
 from forebay.errors import OptionError
-from forebay.loading.feed import RELEASED_TOGETHER
 from forebay.loading.fetch import AHEAD
-from forebay.loading.messages import LOOKAHEAD, TINY_DEPTH, BatchSpec, Depth, WorkerState
+from forebay.loading.messages import (
+    LOOKAHEAD,
+    RELEASED_TOGETHER,
+    TINY_DEPTH,
+    BatchSpec,
+    Depth,
+    WorkerState,
+)
 from forebay.loading.position import MadeWith
 from forebay.loading.samplers import (
     has_state,
@@ -42,16 +48,17 @@ from forebay.loading.samplers import (
     planned_sampler,
     resized,
 )
-from forebay.loading.workers import Workers, WorkerTuning
+from forebay.loading.workers import WorkerTuning
 from forebay.mixing import MixedDataset
 from forebay.observe.progress import log
 from forebay.observe.record import Trace
 from forebay.options import (
     MAX_BATCHES,
     AutoWorkers,
-    backend_name,
+    Ray,
     capacity_shown,
     check_backend,
+    check_killable,
     check_positive,
     check_timeout,
     cluster_of,
@@ -205,7 +212,7 @@ class Settings:
         if not self.auto_collation or loader.worker_init_fn is not None:
             return None
         slicer = slicing(loader.dataset, loader.collate_fn)
-        if slicer is None or not len(loader.dataset) or cluster_of(loader.backend) is not None:
+        if slicer is None or not len(loader.dataset) or self.cluster is not None:
             return None
         is_copied = loader.num_workers and loader.device is not None and str(loader.device) != "cpu"
         is_large = slicer.nbytes * (self.batch_size or 1) > MOST_COPIED
@@ -301,29 +308,25 @@ class Settings:
     @property
     def made_with(self) -> MadeWith:
         """The properties that positions depend on."""
-        kind = "torch" if self.by_torchs_rules else "sampler"
-        if self.is_iterable or self.plan is not None:
+        plan, kind = self.plan, "torch" if self.by_torchs_rules else "sampler"
+        if self.is_iterable or plan is not None:
             kind = "iterable" if self.is_iterable else "plan"
         size = self.batch_size if self.auto_collation else 1
         ranks = 1 if self.shared is None else self.shared.world_size
+        replicas = getattr(self.loader.sampler, "num_replicas", 1)  # of a DistributedSampler
+        replicas = replicas if isinstance(replicas, int) else 1
+        windows: Any = plan and plan.order and self._windows(plan.global_batch_size)
         return MadeWith(
             kind=kind,
-            global_batch_size=None if size is None else size * ranks * self.replicas,
+            global_batch_size=None if size is None else size * ranks * replicas,
             drop_last=self.drop_last,
             shuffle=self.shuffle,
-            sources=self.loader.dataset.lengths if self.plan and self.plan.mixture else None,
-            length=None if self.is_iterable else self.plan.length if self.plan else self.length,
+            sources=self.loader.dataset.lengths if plan and plan.mixture else None,
+            length=None if self.is_iterable else plan.length if plan else self.length,
             num_workers=self.loader.num_workers if self.by_torchs_rules else 0,
             in_order=self.in_order,
-            windows=self._order_state(),
+            windows=windows and windows.state,
         )
-
-    def _order_state(self) -> tuple[int, ...] | None:
-        plan = self.plan
-        if plan is None or plan.order is None:
-            return None
-        state: tuple[int, ...] = self._windows(plan.global_batch_size).state
-        return state
 
     @property
     def length(self) -> int | None:
@@ -342,12 +345,6 @@ class Settings:
     def may_resize(self) -> bool:
         """Return whether an epoch may have another number of samples than the dataset."""
         return self.plan is not None or resized(self.index_sampler, 1) is not None
-
-    @property
-    def replicas(self) -> int:
-        """The number of ranks of a DistributedSampler; 1 for other samplers."""
-        count = getattr(self.loader.sampler, "num_replicas", 1)
-        return count if isinstance(count, int) else 1
 
     def spec(
         self,
@@ -379,21 +376,23 @@ class Settings:
             concurrency=self.concurrency,
         )
 
-    def workers(self) -> Workers:
-        """Return where workers run, and how many."""
-        loader = self.loader
-        context = loader.multiprocessing_context or multiprocessing.get_context()
-        start: Any = "fork" if context.get_start_method() == "fork" else context
-        backend = backend_name(loader.backend)
-        directory = None if loader.buffer is None else loader.buffer.directory
-        return Workers(backend, loader.num_workers, start, directory, cluster_of(loader.backend))
+    @property
+    def start_method(self) -> Any:
+        """How worker processes start: "fork", or another context of multiprocessing."""
+        context = self.loader.multiprocessing_context or multiprocessing.get_context()
+        return "fork" if context.get_start_method() == "fork" else context
+
+    @property
+    def cluster(self) -> Ray | None:
+        """The cluster that workers run on; None for this machine."""
+        return cluster_of(self.loader.backend)
 
     def tuning(self, trace: Trace) -> WorkerTuning | None:
         """Return what changes the number of workers; None unless `num_workers="auto"`."""
         workers = self.loader.num_workers
         if not isinstance(workers, AutoWorkers) or self.is_local:
             return None
-        return WorkerTuning(int(workers), cluster_of(self.loader.backend) is not None, trace)
+        return WorkerTuning(int(workers), self.cluster is not None, trace)
 
     @property
     def _prefetched(self) -> int:
@@ -423,35 +422,27 @@ class Settings:
 
     def limits(self, depth: Depth) -> Limits:
         """Return the limits for the engine."""
-        loader, buffer = self.loader, self.loader.buffer
-        limits = Limits(
+        loader, buffer, turns = self.loader, self.loader.buffer, self.by_torchs_rules
+        slots, low = depth.most + loader.num_workers, None
+        if turns:  # the planner limits the requests, so that no worker waits for another's slot
+            slots = depth.most * 2 + RELEASED_TOGETHER
+        if buffer is not None and depth.fills_by_itself:
+            slots, low = buffer.max_batches or MAX_BATCHES, low_mark_of(buffer)
+        return Limits(
             num_workers=loader.num_workers,
-            slots=depth.most + loader.num_workers,
+            slots=slots,
             at_once=self.at_once,
-            in_order=True,
+            max_bytes=None if buffer is None else buffer.nbytes,
+            refill_below=low,
+            in_order=self.in_order,
             retries=RETRIES,
             timeout_s=loader.timeout or None,
-            group_s=GROUP_S if self.at_once == 1 else 0.0,
-            max_group=MAX_IN_GROUP,
+            group_s=0.0 if turns or self.at_once > 1 else GROUP_S,
+            max_group=max(depth.most, 1) if turns else MAX_IN_GROUP,
             lookahead=0,
             all_workers=True,
+            failure_ends_worker=turns and self.is_iterable,
         )
-        if self.by_torchs_rules:
-            limits = replace(
-                limits,
-                # The planner limits the requests, so that no worker waits for another's slot.
-                slots=depth.most * 2 + RELEASED_TOGETHER,
-                in_order=self.in_order,
-                group_s=0.0,
-                max_group=max(depth.most, 1),
-                failure_ends_worker=self.is_iterable,
-            )
-        if buffer is None:
-            return limits
-        if depth.fills_by_itself:
-            slots = buffer.max_batches or MAX_BATCHES
-            limits = replace(limits, slots=slots, refill_below=low_mark_of(buffer))
-        return replace(limits, max_bytes=buffer.nbytes)
 
     def described(self) -> str:
         """Return the loader in one line: its dataset, sizes and main arguments."""
@@ -500,9 +491,11 @@ def check(settings: Settings) -> None:
         check_positive("concurrency", loader.concurrency, " or None")
     if loader.timeout and loader.num_workers:  # torch itself refuses negative values
         check_timeout(loader.timeout)
+    if not settings.by_torchs_rules:
+        check_killable(loader.timeout, loader.num_workers)
     check_loader_device(loader.device)
     buffer, workers, backend = loader.buffer, loader.num_workers, loader.backend
-    on_cluster = cluster_of(backend) is not None
+    on_cluster = settings.cluster is not None
     alone = settings.one_at_a_time if settings.concurrency > 1 else ""
     refused = [
         (
@@ -528,11 +521,6 @@ def check(settings: Settings) -> None:
             on_cluster and not workers,
             "backend='ray' with num_workers=0: no worker on the cluster would make batches\n"
             "  Nothing was started. Set the number of workers for the cluster to run.",
-        ),
-        (
-            loader.timeout and not workers and not settings.by_torchs_rules,
-            f"timeout={loader.timeout:g} needs a worker that can be killed, and num_workers=0 has "
-            "none\n  Nothing was started. Set num_workers to 1 or more, or leave the timeout out.",
         ),
         (
             settings.is_iterable and on_cluster,

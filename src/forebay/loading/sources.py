@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler
@@ -33,6 +33,9 @@ from forebay.loading.samplers import (
     states_of,
 )
 from forebay.plan import SAMPLER, Plan, seed_of, share_of
+
+if TYPE_CHECKING:
+    from forebay.loading.settings import Settings
 
 # Each rank of a DistributedSampler counts positions from `rank << RANK_BITS`: none occurs twice.
 RANK_BITS = 40
@@ -197,28 +200,21 @@ class SamplerSource(Source):
     Args:
         seed: The seed of separate generators for the sampler; None: it draws from the generators
             of the process, as in torch.
-        plan: How ranks share each batch; None if the sampler yields only this rank's batches.
 
     Attributes:
         iterator: The iterator over the sampler that torch created, for the next `open`; else None.
     """
 
     def __init__(
-        self,
-        sampler: Any,
-        seed: int | None,
-        recorders: SetEpochRecorders,
-        plan: Plan | None,
-        *,
-        auto_collation: bool,
-        as_tensors: bool = False,
+        self, sampler: Any, seed: int | None, recorders: SetEpochRecorders, settings: Settings
     ) -> None:
         self.kind, self.is_arithmetic = "torch" if seed is None else "sampler", False
-        self.count = _length if auto_collation else _one
+        self.count = _length if settings.auto_collation else _one
         self.sampler = sampler
         self.iterator: Iterator[Any] | None = None
         self._seed, self._recorders = seed, recorders
-        self._plan, self.as_tensors = plan, as_tensors
+        # How ranks share each batch; None if the sampler yields only this rank's batches.
+        self._plan, self.as_tensors = settings.shared, settings.is_sliced
 
     def open(self, start: Start, values: Values) -> Reader:
         """See `Source`."""

@@ -1,4 +1,4 @@
-"""Where workers run, how many, and which thread runs the engine that gives them work."""
+"""Where workers run, how many, which thread runs their engine, and where their batches lie."""
 
 from __future__ import annotations
 
@@ -10,84 +10,74 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.context import BaseContext
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from forebay.base.process import LONGEST_WAIT_S
+from forebay.devices.device import Copy, Device
+from forebay.devices.flow import Allocate, Command, Discard, StartCopy, TransferFlow
+from forebay.devices.slab import MOST, SHARE, DeviceSlab, PinnedWindow, Rebuilding
 from forebay.engine.commands import Outcome
 from forebay.engine.engine import COLLECT_S, Engine
 from forebay.loading.batch_job import BatchJob, ProcessJob, turns_of
-from forebay.loading.messages import BatchSpec
-from forebay.loading.slots import BatchSlots
+from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec
+from forebay.loading.samplers import set_generator, state_of_generator
+from forebay.memory.layout import Slot
+from forebay.memory.packing import memory_of, unpack
+from forebay.memory.slab import Slab
+from forebay.memory.transport import PackedBatch
 from forebay.observe.progress import log
-from forebay.observe.record import Trace
-from forebay.options import Ray, whole_cores
+from forebay.observe.record import Trace, Transfers
+from forebay.options import usable_memory, warn_of_full_disk, whole_cores
 from forebay.pools.base import Pool, ThreadPool
 from forebay.pools.processes import ProcessPool
 from forebay.ranks import ranks_sharing_cores
 
+if TYPE_CHECKING:
+    from forebay.loading.settings import Settings
 
-def _generator(device: str, state: bytes) -> torch.Generator:
+
+def _generator(device: str, state: str) -> torch.Generator:
     generator = torch.Generator(device)
-    generator.set_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()))
+    set_generator(generator, state)
     return generator
 
 
 # Its own state is a tensor in shared memory, which is gone before a spawned worker can map it.
 ForkingPickler.register(
     torch.Generator,
-    lambda each: (_generator, (str(each.device), each.get_state().numpy().tobytes())),
+    lambda each: (_generator, (str(each.device), state_of_generator(each))),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Workers:
-    """Where workers run, and how many.
-
-    Attributes:
-        directory: The folder for the batches of worker processes; None for memory.
-    """
-
-    backend: Literal["process", "thread", "ray"]
-    count: int
-    start: Literal["fork"] | BaseContext = "fork"
-    directory: str | os.PathLike[str] | None = None
-    cluster: Ray | None = None
-
-    @property
-    def start_s(self) -> float:
-        """Seconds that a worker may take to start; on a cluster it may wait for free resources."""
-        return 10.0 if self.cluster is None else 120.0
+# Seconds that a worker may take to start; on a cluster it may wait for free resources.
+START_S, CLUSTER_START_S = 10.0, 120.0
 
 
 def pool_for(
-    spec: BatchSpec, workers: Workers, turns: bool, slots: BatchSlots | None, *, to_device: bool
+    settings: Settings, spec: BatchSpec, slots: BatchSlots | None, *, to_device: bool
 ) -> Pool:
-    """Return a pool whose workers make batches, in the slab if there is one.
+    """Return a pool whose workers make batches.
 
     Args:
         slots: The slab that is shared with the workers, and the slot of each batch; None for
             threads.
     """
     # A worker that fetches samples of several batches at once has begun all that it holds.
-    keeps_tasks = turns or spec.concurrency > 1
-    if workers.backend == "thread":
-        thread_turns = turns_of(spec)
-        job = BatchJob(spec, keeps_tasks=keeps_tasks, turns=thread_turns)
-        return ThreadPool(job, thread_turns.abandon)
-    assert slots is not None
-    if workers.cluster is not None:
+    keeps_tasks = settings.by_torchs_rules or spec.concurrency > 1
+    if slots is None:
+        turns = turns_of(spec)
+        return ThreadPool(BatchJob(spec, keeps_tasks=keeps_tasks, turns=turns), turns.abandon)
+    if settings.cluster is not None:
         from forebay.loading.remote import pool_on_cluster
 
         borrows = not (to_device or slots.is_on_disk)
-        return pool_on_cluster(spec, workers.cluster, workers.count, slots, borrows=borrows)
-    return ProcessPool(
-        ProcessJob(spec, slots.slab, keeps_tasks=keeps_tasks), workers.count, workers.start
-    )
+        return pool_on_cluster(spec, settings.cluster, spec.num_workers, slots, borrows=borrows)
+    job = ProcessJob(spec, slots.slab, keeps_tasks=keeps_tasks)
+    return ProcessPool(job, spec.num_workers, settings.start_method)
 
 
 # ---- drivers -------------------------------------------------------------------------------------
@@ -145,7 +135,7 @@ class CallerDriver:
         return was
 
     def stop(self) -> None:
-        """Make whoever waits return; another thread may call it."""
+        """Make whoever waits return, and a thread close the engine; any thread may call it."""
         self._is_over = True
         self._engine.wake()
 
@@ -154,18 +144,18 @@ class CallerDriver:
         self._engine.close()
 
 
-class BackgroundDriver:
+class BackgroundDriver(CallerDriver):
     """Runs the engine in a thread, the only one that uses it; otherwise like `CallerDriver`."""
 
     releases_lazily = False
 
-    def __init__(self, engine: Engine, outcomes: Outcomes, ready: Callable[[], int]) -> None:
-        self.error: BaseException | None = None
-        self._engine, self._outcomes, self._ready = engine, outcomes, ready
+    def __init__(
+        self, engine: Engine, pool: Pool, outcomes: Outcomes, ready: Callable[[], int]
+    ) -> None:
+        super().__init__(engine, pool, outcomes)
+        self._ready, self._waits = ready, False
         self._arrived = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
-        self._is_over = False
-        self._waits = False
         self._thread = threading.Thread(target=self._run, name="forebay-driver", daemon=True)
         try:
             self._thread.start()
@@ -194,28 +184,19 @@ class BackgroundDriver:
     def wait(self, is_ready: Callable[[], bool], until: float | None) -> None:
         """Wait until something is ready, the thread has ended, or the time `until` has come."""
         with self._arrived:
-            while not is_ready() and not self._is_over:
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    return
-                self._waits = True
-                self._arrived.wait(LONGEST_WAIT_S if left is None else min(left, LONGEST_WAIT_S))
-                self._waits = False
+            super().wait(is_ready, until)
 
-    def poll(self, seconds: float) -> None:
-        """Wait briefly: the thread processes all events."""
+    def poll(self, seconds: float | None) -> None:
+        """Wait for at most `seconds`: the thread processes all events."""
         with self._arrived:
-            self._arrived.wait(seconds)
+            self._waits = True
+            self._arrived.wait(LONGEST_WAIT_S if seconds is None else min(seconds, LONGEST_WAIT_S))
+            self._waits = False
 
     def was_at_rest(self) -> bool:
         """See `CallerDriver`."""
         was, self._waits = self._waits, False
         return was
-
-    def stop(self) -> None:
-        """Make the thread close the engine, and whoever waits return."""
-        self._is_over = True
-        self._engine.wake()
 
     def close(self) -> None:
         """Wait until the thread has closed the engine, after `stop`."""
@@ -301,3 +282,273 @@ class WorkerTuning:
         trace.num_workers = decision.num_workers
         trace.decisions.append((now, decision.reason))
         log.info("num_workers=%d: %s", decision.num_workers, decision.reason)
+
+
+# ---- slots ---------------------------------------------------------------------------------------
+# Records which slot of the slab holds each batch, from its request until it is returned.
+
+
+class BatchSlots:
+    """The slots of the batches that were requested and not taken.
+
+    Args:
+        directory: The folder for the slab's file; None for memory.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None) -> None:
+        self.slab = Slab(directory)
+        self.by_task: dict[int, Slot] = {}
+        self.is_on_disk = directory is not None
+        self._directory = directory  # None once the user was warned that its disk is full
+
+    @property
+    def prepare(self) -> Any:
+        """A function that adds a slot to a request when it is sent; see `Engine`.
+
+        It does not reference this object's owner: such a cycle would keep the slab in memory until
+        the garbage collector runs.
+        """
+        return partial(_with_slot, self.slab, self.by_task)
+
+    def settle(self, task: int, result: BatchResult) -> None:
+        """Free the part of a slot that its batch, which has arrived, does not need."""
+        slot = self.by_task.pop(task, None)
+        if slot is None and result.batch.nbytes <= self.slab.largest:
+            return
+        slot = result.batch.settle(self.slab, slot)
+        if slot is not None:
+            self.by_task[task] = slot
+
+    def open(self, task: int, result: BatchResult) -> BatchResult:
+        """Unpack a batch; its slot, if it has one, is then freed with the batch."""
+        packed = result.batch
+        batch = unpack(packed, self.memory_of(task, packed))
+        return result._replace(batch=batch, is_inline=isinstance(packed.body, bytearray))
+
+    def memory_of(self, task: int, packed: PackedBatch) -> memoryview:
+        """Return the memory of a batch; its slot, if it has one, is freed with the last view."""
+        if packed.refused is not None and self._directory is not None:
+            directory, self._directory = self._directory, None  # one warning is enough
+            warn_of_full_disk(directory, packed.refused, packed.nbytes)
+        return memory_of(packed, self.slab, self.by_task.pop(task, None))
+
+    def free(self, task: int) -> None:
+        """Free the slot of a task whose batch will not be taken."""
+        slot = self.by_task.pop(task, None)
+        if slot is not None:
+            self.slab.give_back(slot)
+
+    def close(self) -> None:
+        """Free all slots, and the slab once it holds no batch."""
+        for task in list(self.by_task):
+            self.free(task)
+        self.slab.retire()
+
+
+def _with_slot(slab: Slab, slots: dict[int, Slot], task: int, request: BatchRequest) -> Any:
+    """Add a slot to a request; a request that is sent again keeps its slot."""
+    slot = slots.get(task)
+    if slot is None:
+        slot = slab.take()
+        if slot is None:
+            return request
+        slots[task] = slot
+    return request._replace(slot=slot)
+
+
+# ---- device batches ------------------------------------------------------------------------------
+# Copy batches from the slab to a device before they are taken.
+#
+#     feed ── arrived ──> TransferFlow ── commands ──> device ── open ──> the batch on the device
+#                              ^                          │
+#                              └─────── released ─────────┘
+#
+# A slot of the slab is copied as a whole, in one copy, and the batch is rebuilt over the copy.
+# That happens in the thread that runs the engine, so with a background thread it happens while
+# the trainer is busy with the batch before. Opening a batch only makes the trainer's stream wait
+# for its copy.
+
+
+@dataclass(slots=True)
+class _Copied:
+    """A batch whose copy was started.
+
+    Attributes:
+        batch: The batch over the slot of the device; None if rebuilding it raised.
+        view: The bytes of the slot, which keep the lease.
+    """
+
+    batch: Any
+    slot: int
+    lease: int
+    view: torch.Tensor
+    copy: Copy
+    is_complete: bool = True
+    error: Exception | None = None
+
+
+class DeviceBatches:
+    """The batches of one feed that are on a device or on their way.
+
+    It has the methods of `BatchSlots`, which holds the batches until they are copied.
+
+    **Threads.** `settle`, `advance` and `free` are called by the thread that runs the engine, and
+    `open` by the consumer, whose current stream it uses; a lock lets one of them work at a time.
+    A garbage collection within them may close the feed, so the lock may be taken twice.
+    """
+
+    def __init__(self, device: Device, slots: BatchSlots, transfers: Transfers) -> None:
+        self._device, self._slots, self._transfers = device, slots, transfers
+        self._flow = TransferFlow(reuses=device.reuses)
+        self._slab = DeviceSlab(device)
+        self._lock = threading.RLock()
+        self._is_closed = False
+        self._error: Exception | None = None  # of the device: nothing can be copied any more
+        self._results: dict[int, BatchResult] = {}  # that have arrived, and were not started
+        self._copied: dict[int, _Copied] = {}  # that were started, and not taken
+        self._host: dict[int, tuple[memoryview, Copy]] = {}  # that are being copied
+        reason = None
+        if slots.is_on_disk:
+            reason = "a buffer with directory= is on a disk, which cannot be page-locked"
+        memory = usable_memory()
+        limit = MOST if memory is None else min(MOST, memory // SHARE)
+        self._window = PinnedWindow(device, limit, reason)
+        if device.reuses:
+            slots.slab.before_free = self._window.forget
+
+    # ---- the engine's thread -------------------------------------------------------------------
+
+    def settle(self, task: int, result: BatchResult) -> None:
+        """Note a batch that has arrived, and free the part of its slot that it does not need."""
+        self._slots.settle(task, result)
+        nbytes = result.batch.end
+        if not nbytes:  # no tensors, or none that fit into the slot
+            return
+        with self._lock:
+            self._results[task] = result
+            self._flow.arrived(task, nbytes)
+
+    def advance(self) -> None:
+        """Start the copies of the next batches, and free the memory of those that have ended."""
+        with self._lock:
+            if self._is_closed or self._error is not None:
+                return
+            with suppress(torch.OutOfMemoryError):  # it is tried again when the batch is taken
+                self._note_ended()
+                while commands := self._flow.advance():
+                    self._perform(commands)
+
+    def free(self, task: int) -> None:
+        """Forget a batch that will not be taken; its slot is freed, if need be after its copy."""
+        with self._lock:
+            known = self._results.pop(task, None) or self._copied.pop(task, None)
+            if known is not None:
+                self._perform(self._flow.drop(task))
+        self._slots.free(task)
+
+    # ---- the consumer --------------------------------------------------------------------------
+
+    def open(self, task: int, result: BatchResult) -> BatchResult:
+        """Return a result with the batch on the device; the current stream waits for the copy.
+
+        If the device has no memory for it, the batch is in host memory, and `refused` says why.
+        """
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._note_ended()
+            for slot in self._slab.returned():
+                self._perform(self._flow.release(slot))
+            if task not in self._results and task not in self._copied:
+                result = self._slots.open(task, result)
+                return result._replace(batch=self._device.moved(result.batch), is_moved=True)
+            try:
+                self._perform(self._flow.want(task))
+            except torch.OutOfMemoryError as error:
+                self._flow.drop(task)
+                self._results.pop(task)
+                return self._slots.open(task, result)._replace(
+                    refused=error.with_traceback(None), is_moved=False
+                )
+            copied = self._copied.pop(task)
+            self._slab.lend(copied.slot, copied.lease, copied.copy)
+            self._flow.take(task)
+        if copied.error is not None:
+            raise copied.error
+        batch = copied.batch if copied.is_complete else self._device.moved(copied.batch)
+        return result._replace(batch=batch, is_inline=result.batch.body is not None, is_moved=True)
+
+    def close(self) -> None:
+        """Wait for the copies that were started, and give all memory back but that in use."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for copy in [each for _, each in self._host.values()]:
+                copy.ended.synchronize()
+            self._slots.slab.before_free = None
+            self._window.close()
+            for known in (self._results, self._copied, self._host):
+                known.clear()
+            self._slab.close()
+        self._slots.close()
+
+    # ---- commands ------------------------------------------------------------------------------
+
+    def _note_ended(self) -> None:
+        for task, (_, copy) in list(self._host.items()):
+            if copy.ended.query():
+                self._transfers.copy_s += copy.seconds()
+                del self._host[task]
+
+    def _perform(self, commands: list[Command]) -> None:
+        """Perform commands."""
+        try:
+            for command in commands:
+                self._perform_one(command)
+        except torch.OutOfMemoryError:
+            start = commands[-1]
+            assert isinstance(start, StartCopy), "it comes after Allocate"
+            self._flow.refuse(start.batch)
+            raise
+        except Exception as error:
+            self._error = error
+            raise
+
+    def _perform_one(self, command: Command) -> None:
+        match command:
+            case Allocate(slot, nbytes):
+                self._slab.allocate(slot, nbytes)
+            case StartCopy(task, slot):
+                self._start(task, slot)
+            case Discard(slot):
+                self._slab.discard(slot)
+
+    def _start(self, task: int, slot: int) -> None:
+        """Start to copy a batch, and rebuild it over the copy meanwhile."""
+        packed = self._results.pop(task).batch
+        host_slot = self._slots.by_task.get(task)
+        memory = self._slots.memory_of(task, packed)
+        host = torch.frombuffer(memory, dtype=torch.uint8)[: packed.end]
+        is_pinned = False
+        if host_slot is not None and self._device.reuses:
+            room = min(host_slot.capacity, self._flow.largest)
+            is_pinned = self._window.covers(host.data_ptr(), len(host), room)
+        copy = self._slab.copy(slot, host, is_pinned=is_pinned)
+        self._host[task] = memory, copy
+        transfers = self._transfers
+        transfers.copied_batches += 1
+        transfers.copied_bytes += packed.end
+        transfers.staged_bytes += 0 if is_pinned else packed.end
+        transfers.pinned_bytes = self._window.nbytes
+        transfers.pinned_reason = self._window.reason or ""
+        view, lease = self._slab.lease(slot, packed.end)
+        copied = self._copied[task] = _Copied(None, slot, lease, view, copy)
+        # A device whose memory is not used again is page-locked host memory.
+        method = "to" if self._device.reuses else "pin_memory"
+        rebuilt = Rebuilding(host.data_ptr(), view, method)
+        try:
+            copied.batch = rebuilt(unpack(packed, memory))
+        except Exception as error:  # noqa: BLE001 - a class of the user's; it is raised by `open`
+            copied.error = error
+        copied.is_complete = rebuilt.is_complete
