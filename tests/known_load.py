@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from forebay.observe import tuning
+from forebay.observe import simulation
 from forebay.observe.simulation import Decision, Totals, Tuner
 
 CORES = 2
@@ -52,7 +52,7 @@ def know_load(
             )
             return super().decide(self._known)
 
-    patch.setattr(tuning, "Tuner", KnowingTuner)  # a loader imports it when it is wanted
+    patch.setattr(simulation, "Tuner", KnowingTuner)  # a loader imports it when it is wanted
     if hasattr(module, "Tuner"):
         patch.setattr(module, "Tuner", KnowingTuner)
     patch.setattr(module, "whole_cores", lambda: CORES)
