@@ -184,6 +184,18 @@ def test_groups_are_bounded_and_text() -> None:
 # ---- the record --------------------------------------------------------------------------------
 
 
+def test_workers_that_process_inputs_at_once_are_busy_as_many_times(monkeypatch) -> None:
+    """Two of four threads at work are half of the worker."""
+    now = [0.0]
+    monkeypatch.setattr(observe_record.time, "monotonic", lambda: now[0])
+    trace = RunTrace()
+    trace.num_workers, trace.at_once = 1, 4
+    now[0] = 3.0
+    trace.took([(0, 3.0), (1, 3.0)])
+    trace.ended(2, 0)
+    assert trace.snapshot()["busy_share"] == 0.5
+
+
 def test_a_long_run_takes_no_more_memory_than_a_short_one(monkeypatch) -> None:
     """Spans are joined, and no input is lost in that."""
     now = [0.0]

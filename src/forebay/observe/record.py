@@ -528,6 +528,7 @@ class RunTrace(Record):
         self.done = self.failed = 0
         self.bins = [0] * DURATION_BINS
         self.tasks, self.busy_s = 0, 0.0
+        self.at_once = 1  # tasks of each worker
         self.retries = 0
         self.slowest = Slowest[tuple[float, int]]()  # seconds and number of a task
         # Returns the task that has run for longest, and when it began on the clock of `began_at`.
@@ -538,7 +539,7 @@ class RunTrace(Record):
     def snapshot(self) -> dict[str, Any]:
         """Return the totals up to the last input or sample that ended."""
         seconds = max(self.ended_at - self.began_at, 0.0)
-        capacity = seconds * self.num_workers
+        capacity = seconds * self.num_workers * self.at_once
         return {
             "seconds": seconds,
             "ended": self.done + self.failed,

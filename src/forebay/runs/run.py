@@ -400,7 +400,7 @@ class Session:
         )
         payloads = _payloads(todo, progress, budget, self._kind)
         engine = Engine(pool, limits, payloads, name_of=_name_of)
-        trace.longest_task = engine.longest_task
+        trace.longest_task, trace.at_once = engine.longest_task, options.at_once
         commits = Commits(self.ledger, self.folder)
         committed, record_s = 0, 0.0
         began, before = time.monotonic(), _used_by_workers(pool)
