@@ -61,7 +61,7 @@ demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; 
 LOADING := tests/loading
 FILES := tests/preprocess tests/predict tests/cache tests/hostile
 define parts
-	$(BIN)/python -m compileall -q src; failed=0; \
+	$(BIN)/python -m compileall -q src tests; failed=0; \
 	$(BIN)/python -m pytest -q $(1) $(LOADING) & loading=$$!; \
 	$(BIN)/python -m pytest -q $(1) $(FILES) & files=$$!; \
 	$(BIN)/python -m pytest -q $(1) $(addprefix --ignore ,tests/ray $(LOADING) $(FILES)) || failed=1; \

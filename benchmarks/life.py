@@ -41,7 +41,7 @@ DRIVER: dict[str, tuple[str, ...]] = {
     "start workers": ("forebay.runs.run:Session.start_workers",),
     "list, enrol": ("forebay.runs.run:Session.enrol",),
     "begin": ("forebay.runs.run:Session.remember_work",),
-    "read what is to do": ("forebay.ledger.database:Database.rows",),
+    "read what is to do": ("forebay.ledger.ledger:Ledger.rows",),
     "send": ("forebay.pools.processes:ProcessPool.send",),
     "receive": ("forebay.pools.processes:ProcessPool.wait",),
     "flow": ("forebay.engine.flow:Flow.handle",),

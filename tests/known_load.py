@@ -7,10 +7,10 @@ they fit a real load is measured by `python -m benchmarks auto`.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from forebay.observe import simulation
 from forebay.observe.simulation import Decision, Totals, Tuner
 
 CORES = 2
@@ -28,32 +28,27 @@ def know_load(
         batch_s: Seconds that a worker waits for each batch, without using a core.
     """
 
-    class KnowingTuner(Tuner):
-        """Is given the totals of that load, whatever was measured."""
+    decide, nothing = Tuner.decide, Totals(0.0, 0.0, 0, 0.0, 0, 0.0, 0.0, 0.0, 0.0)
 
-        _known = Totals(0.0, 0.0, 0, 0.0, 0, 0.0, 0.0, 0.0, 0.0)
+    def decide_on_known(self: Any, now: Totals) -> Decision | None:
+        """Go on by a second, whatever was measured."""
+        made = self.num_workers / batch_s
+        busy_s = 0.0
+        if step_s is not None:
+            made = min(made, 1 / step_s)
+            busy_s = made * step_s
+        known = getattr(self, "known", nothing)
+        self.known = known._replace(
+            at=known.at + 1,
+            waited_s=known.waited_s + 1 - busy_s,
+            steps=known.steps + (0 if step_s is None else round(made)),
+            steps_s=known.steps_s + busy_s,
+            made=known.made + round(made),
+            made_s=known.made_s + made * batch_s,
+            cpu_s=known.cpu_s + made * 1e-4,
+        )
+        return decide(self, self.known)
 
-        def decide(self, now: Totals) -> Decision | None:
-            """Go on by a second."""
-            made = self.num_workers / batch_s
-            busy_s = 0.0
-            if step_s is not None:
-                made = min(made, 1 / step_s)
-                busy_s = made * step_s
-            known = self._known
-            self._known = known._replace(
-                at=known.at + 1,
-                waited_s=known.waited_s + 1 - busy_s,
-                steps=known.steps + (0 if step_s is None else round(made)),
-                steps_s=known.steps_s + busy_s,
-                made=known.made + round(made),
-                made_s=known.made_s + made * batch_s,
-                cpu_s=known.cpu_s + made * 1e-4,
-            )
-            return super().decide(self._known)
-
-    patch.setattr(simulation, "Tuner", KnowingTuner)  # a loader imports it when it is wanted
-    if hasattr(module, "Tuner"):
-        patch.setattr(module, "Tuner", KnowingTuner)
+    patch.setattr(Tuner, "decide", decide_on_known)
     patch.setattr(module, "whole_cores", lambda: CORES)
     patch.setattr(module, "EVERY_S", 0.0)
