@@ -55,7 +55,7 @@ demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; 
 	rm -rf build/demo-ray
 	$(BIN)/python examples/demo_ray.py build/demo-ray/
 
-# Three parts run at the same time, and take as long as each other. Ray's tests have a process of their
+# Four parts run at the same time; three take as long as each other. Ray's tests have a process of their
 # own: it leaves threads, handlers and a connection there. The package is compiled once, for all the
 # programs that tests start: Python may be told (PYTHONDONTWRITEBYTECODE) not to do that by itself.
 LOADING := tests/loading
@@ -64,8 +64,9 @@ define parts
 	$(BIN)/python -m compileall -q src tests; failed=0; \
 	$(BIN)/python -m pytest -q $(1) $(LOADING) & loading=$$!; \
 	$(BIN)/python -m pytest -q $(1) $(FILES) & files=$$!; \
+	$(2) & ray=$$!; \
 	$(BIN)/python -m pytest -q $(1) $(addprefix --ignore ,tests/ray $(LOADING) $(FILES)) || failed=1; \
-	$(2) || failed=1; wait $$loading || failed=1; wait $$files || failed=1; exit $$failed
+	for part in $$loading $$files $$ray; do wait $$part || failed=1; done; exit $$failed
 endef
 
 quick: $(DEV) ## Run the first case of each test that is not slow: less than a minute.
