@@ -342,7 +342,7 @@ def _is_equal(one: Any, two: Any) -> bool:
     if isinstance(one, torch.Tensor):
         if one.layout is not torch.strided or two.layout is not torch.strided:
             one, two = one.to_dense(), two.to_dense()
-        is_alike = one.shape == two.shape and one.dtype == two.dtype
+        is_alike = (one.shape, one.dtype, one.device) == (two.shape, two.dtype, two.device)
         return is_alike and bool(torch.all((one == two) | ((one != one) & (two != two))))
     if isinstance(one, np.ndarray | np.generic):
         is_alike = one.shape == two.shape and one.dtype == two.dtype

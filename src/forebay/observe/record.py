@@ -243,11 +243,6 @@ _TOTALS = (
 )
 # Attributes of `Fetched` that it has with "fetch_" before them.
 _FETCHED = ("requests", "hits", "rate", "p50_s", "p95_s", "lost_s")
-# What a trace sums up of the timings of batches.
-_SUMMED = (
-    *("fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s"),
-    *("read_bytes", "threads_s", "system_s", "faults"),
-)
 
 
 class SlowSample(NamedTuple):
@@ -367,8 +362,15 @@ class Trace(Record):
         """Record a batch that a worker made, and those before it that have no timing."""
         self.made_count += timing.batches
         self.made_s += timing.busy_s
-        for name in _SUMMED:
-            setattr(self, name, getattr(self, name) + getattr(timing, name))
+        self.fetch_s += timing.fetch_s  # not in a loop over names, which takes four times as long
+        self.collate_s += timing.collate_s
+        self.cpu_s += timing.cpu_s
+        self.queued_s += timing.queued_s
+        self.idle_s += timing.idle_s
+        self.read_bytes += timing.read_bytes
+        self.threads_s += timing.threads_s
+        self.system_s += timing.system_s
+        self.faults += timing.faults
         slowest, slowest_s = timing.slowest, 0.0
         if slowest is not None:
             slowest_s = slowest.seconds

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, chain, pairwise, repeat
 from typing import Any
 
 from forebay.base.datasets import is_map_style
@@ -50,6 +50,9 @@ from forebay.runs.run import Session
 # Where the samples of a Dataset come from. A wrapper of torch or of forebay that only selects or
 # joins is looked through. What cannot be, such as a Subset of keys that are no indices, or a
 # wrapper with a `__getitem__` of its own, is a base itself.
+
+# Numbers that are made Python's at once.
+_PAGE = 8192
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,11 +106,11 @@ class Samples:
         names = [_Names(*each) for each in zip(self.bases, self.lengths, self.numbers, strict=True)]
         some_known = any(each.are_known for each in names)
         if again is None and not some_known:
-            yield from map(Input, map(str, map(int, keys)))
+            yield from map(Input, map(str, _integers(keys)))
             return
         firsts = [*accumulate(self.lengths[:-1], initial=0)]
-        counts = repeat(1) if again is None else map(int, again)
-        for place, key, count in zip(map(int, self.places), map(int, keys), counts, strict=False):
+        counts = repeat(1) if again is None else _integers(again)
+        for place, key, count in zip(_integers(self.places), _integers(keys), counts, strict=False):
             more = f"#{count}" if count > 1 else ""
             at = bisect_right(firsts, place) - 1
             if names[at].are_known:
@@ -267,6 +270,14 @@ def _array(places: Any) -> Any:
     if type(places) is range:
         return np.arange(places.start, places.stop, places.step, dtype=np.int64)
     return places
+
+
+def _integers(numbers: Any) -> Iterator[int]:
+    """Return numbers as Python's integers."""
+    if type(numbers) is range:
+        return iter(numbers)
+    firsts = range(0, len(numbers), _PAGE)
+    return chain.from_iterable(numbers[first : first + _PAGE].tolist() for first in firsts)
 
 
 # ---- ranges --------------------------------------------------------------------------------------
