@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from forebay.base import batches
 
@@ -296,3 +297,11 @@ def test_a_field_without_a_value_has_none_afterwards():
     new = batches.mapped(tens, [Late(1)])[0]
     assert new.x == 10
     assert not hasattr(new, "y")
+
+
+def test_tensors_on_other_devices_differ():
+    """They are told, and not compared, which torch refuses."""
+    one = {"x": [torch.zeros(2)], "y": 1}
+    two = {"x": [torch.zeros(2, device="meta")], "y": 1}
+    assert [*batches.differing(one, two)] == ["['x'][0]"]
+    assert [*batches.differing(one, {"x": [torch.zeros(2)], "y": 1})] == []
