@@ -122,6 +122,20 @@ def test_every_thread_of_the_process_may_limit_them():
     assert [each["num_threads"] for each in threadpool_info()] == before
 
 
+def test_a_fork_starts_no_thread():
+    """It ends those of OpenBLAS, which would wait for work from the moment of their start."""
+    import numpy
+
+    numpy.ones((300, 300)) @ numpy.ones((300, 300))
+    with one_thread():
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        counted = len(os.listdir("/proc/self/task"))
+    assert len(os.listdir("/proc/self/task")) == counted
+
+
 def test_files_of_other_libraries_are_left_alone(tmp_path, monkeypatch):
     """A name that begins in the same way, a folder, and a file that was removed are no library."""
     lines = [

@@ -232,11 +232,25 @@ def _threads_of(path: str, chosen: frozenset[str]) -> _Threads | None:
             parallel = getattr(library, f"{before}openblas_get_parallel{after}", None)
             if parallel is not None and parallel() == _BY_OPENMP:
                 return None  # it has as many threads as OpenMP
-            return _Threads(
-                getattr(library, f"{before}{shared.get}{after}"),
-                getattr(library, f"{before}{shared.set}{after}"),
-            )
+            set_count = getattr(library, f"{before}{shared.set}{after}")
+            if shared.name == "openblas":
+                set_count = _without_starting(library, set_count)
+            return _Threads(getattr(library, f"{before}{shared.get}{after}"), set_count)
     return None
+
+
+def _without_starting(library: ctypes.CDLL, set_count: Callable[[int], object]) -> Any:
+    """Return a function that sets OpenBLAS's number of threads, and starts none where it can.
+
+    A fork ends OpenBLAS's threads. The next product of matrices starts them again, and so does
+    setting their number; then each waits for work for 0.1 s of processor time, which every start of
+    workers would take from their first batches. The number is in a variable of the library.
+    """
+    try:
+        count = ctypes.c_int.in_dll(library, "blas_cpu_number")
+    except ValueError:  # this build does not export it
+        return set_count
+    return functools.partial(setattr, count, "value")
 
 
 # The libraries of this process, and how many modules there were when they were looked for.
