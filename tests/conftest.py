@@ -14,6 +14,7 @@ from pyarrow import csv
 from buckets import bucket_server, empty_memory, new_bucket
 from forebay.outputs import shards
 from forebay.testing.leaks import no_leaks
+from large_pages import use_large_pages
 from trainers import Trainers
 
 # Longest wait for what a test ended to be gone, on a loaded machine.
@@ -43,9 +44,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collector from visiting what lives to the end: torch is a million objects."""
+    """Keep the collector from visiting what lives to the end: torch is a million objects.
+
+    And have it in large pages, where the system has them: a test with workers takes more than half
+    of its processor time for copies of this process's page tables.
+    """
     gc.collect()
     gc.freeze()
+    use_large_pages()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from large_pages import use_large_pages
+
 # Longest wait for something that is sure to happen, on a loaded machine.
 PATIENCE_S = 180.0
 # In the environment of the server and whatever comes of it: finds orphans too.
@@ -196,6 +198,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.collect()
     gc.freeze()  # or the end of each script would visit, and so copy, all objects of torch
+    use_large_pages()
     os.write(1, b"ready\n")
     requests = b""
     while True:

@@ -23,7 +23,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,6 @@ class _Process:
     """One process in /proc: its ID, parent, group and state."""
 
     pid: int
-    started: str
     parent: int
     group: int
     state: str
@@ -108,9 +107,8 @@ def _marked_environment() -> Iterator[None]:
 
 
 def everything() -> set[Hashable]:
-    """Return everything that exists now, including all processes."""
-    processes = ((process.pid, process.started) for process in _processes())
-    return {*threading.enumerate(), *processes, *_descriptors(), *_shm_names(), *_memfds()}
+    """Return everything that exists now, including all processes, by their IDs."""
+    return {*threading.enumerate(), *_pids(), *_descriptors(), *_shm_names(), *_memfds()}
 
 
 def left_since(before: set[Hashable]) -> list[str]:
@@ -139,26 +137,27 @@ def left_since(before: set[Hashable]) -> list[str]:
 # ---- processes ----------------------------------------------------------------------------------
 
 
-def _processes() -> Iterator[_Process]:
-    for name in _names(_PROC):
-        if name.isdigit() and (process := _process(int(name))) is not None:
-            yield process
+def _pids() -> set[int]:
+    return {int(name) for name in _names(_PROC) if name.isdigit()}
+
+
+def _processes(pids: Iterable[int]) -> dict[int, _Process]:
+    """Read processes, those that have gone left out."""
+    return {pid: process for pid in pids if (process := _process(pid)) is not None}
 
 
 def _process(pid: int) -> _Process | None:
     """Read one process, or return None if it has gone."""
     try:
-        # Not by `Path`, which is slow: all processes are read twice per test.
         with open(f"{_PROC}/{pid}/stat", "rb") as file:
             stat = file.read()
     except OSError:
         return None
     # The name in brackets may itself hold brackets and spaces; fields are counted after the last.
     head, _, tail = stat.rpartition(b")")
-    state, parent, group, *rest = tail.split()
+    state, parent, group, *_ = tail.split()
     return _Process(
         pid=pid,
-        started=rest[16].decode(),
         parent=int(parent),
         group=int(group),
         state=state.decode(),
@@ -167,16 +166,18 @@ def _process(pid: int) -> _Process | None:
 
 
 def _left_processes(before: set[Hashable]) -> list[str]:
-    me = _process(os.getpid())
+    kept = _library("_pid", "_forkserver_pid")
+    # Most blocks leave no process at all: then none is read. That an ID is used again within a
+    # block is very rare.
+    new = [pid for pid in _pids() if pid not in before and pid not in kept]
+    me = _process(os.getpid()) if new else None
     if me is None:
         return []
-    kept = _library("_pid", "_forkserver_pid")
-    everyone = {process.pid: process for process in _processes()}
+    everyone = _processes(_pids())
     return [
         str(process)
         for process in everyone.values()
-        if (process.pid, process.started) not in before
-        and process.pid not in kept
+        if process.pid in new
         and (
             _descends(process, me.pid, everyone)
             or _is_marked(process.pid, me.pid)
@@ -253,9 +254,8 @@ def _shm_names() -> set[tuple[str, str]]:
 def _is_foreign(name: str) -> bool:
     """Return whether an unrelated process has this file of /dev/shm open or mapped."""
     path = f"{_SHM}/{name}"
-    everyone = {process.pid: process for process in _processes()}
+    me, everyone = os.getpid(), _processes(_pids())
     for process in everyone.values():
-        me = os.getpid()
         if process.pid == me or _descends(process, me, everyone) or _is_marked(process.pid, me):
             continue
         folder = _PROC / str(process.pid)
@@ -270,15 +270,19 @@ def _is_foreign(name: str) -> bool:
 
 def _memfds() -> dict[tuple[str, str], str]:
     """Return this process's mappings of memfds: (inode, address) and a line for the message."""
-    with contextlib.suppress(OSError):
-        lines = (_PROC / "self" / "maps").read_text(errors="replace").splitlines()
-        fields = [line.split(maxsplit=5) for line in lines if "/memfd:" in line]
-        return {
-            (inode, addresses): f"{name} at {addresses}"
-            for addresses, _, _, _, inode, name in fields
-            if not name.startswith(_LIBRARY_MEMFDS)
-        }
-    return {}
+    try:
+        maps = (_PROC / "self" / "maps").read_bytes()
+    except OSError:
+        return {}
+    if b"/memfd:" not in maps:
+        return {}
+    lines = os.fsdecode(maps).splitlines()
+    fields = [line.split(maxsplit=5) for line in lines if "/memfd:" in line]
+    return {
+        (inode, addresses): f"{name} at {addresses}"
+        for addresses, _, _, _, inode, name in fields
+        if not name.startswith(_LIBRARY_MEMFDS)
+    }
 
 
 def _names(folder: Path) -> list[str]:
