@@ -368,6 +368,15 @@ class Quiet:
         """Do nothing."""
 
 
+def lookahead(monkeypatch, connect):
+    """Return the lookahead of a loader that reads ten blocks of 100 bytes in order, two at once."""
+    monkeypatch.setattr(remote, "Link", lambda place: connect())
+    monkeypatch.setattr(remote, "AHEAD_BYTES", 200)
+    blocks = SimpleNamespace(length=np.full(10, 100, np.uint32))
+    reader, order = SimpleNamespace(blocks=blocks, place=None), InOrder(np.arange(0, 101, 10), 10)
+    return remote.Lookahead(reader, order, range(1), None, Fetched())
+
+
 @pytest.mark.parametrize(
     ("on_disk", "held"),
     [((), [[0, 1], [2, 3], [8, 9]]), ((0, 1, 2, 3), [[0, 1, 2, 3], [2, 3, 4, 5], [8, 9, 0, 1]])],
@@ -375,14 +384,33 @@ class Quiet:
 def test_windows_are_held_as_far_as_there_is_room(monkeypatch, on_disk, held):
     """What is on disk takes none of it, twice as much at most; what was jumped over is left out."""
     quiet = Quiet([remote.ON_DISK * (block in on_disk) for block in range(10)])
-    monkeypatch.setattr(remote, "Link", lambda place: quiet)
-    monkeypatch.setattr(remote, "AHEAD_BYTES", 200)
-    blocks = SimpleNamespace(length=np.full(10, 100, np.uint32))
-    reader, order = SimpleNamespace(blocks=blocks, place=None), InOrder(np.arange(0, 101, 10), 10)
-    ahead = remote.Lookahead(reader, order, range(1), None, Fetched())
+    ahead = lookahead(monkeypatch, lambda: quiet)
     for sample, wanted in zip((0, 20, 80), held, strict=True):
         ahead.reached(0, 0, sample)
         assert sorted(+quiet.held) == sorted(wanted)
+
+
+class Interrupted(Quiet):
+    """One in whose message somebody types Ctrl-C."""
+
+    closed = False
+
+    def heard(self):
+        raise KeyboardInterrupt
+
+    def close(self):
+        self.closed = True
+
+
+def test_ctrl_c_within_a_message_costs_the_connection(monkeypatch):
+    """Its rest would be read as the next one; another connection holds the same blocks."""
+    links = [Interrupted([0] * 10), Quiet([0] * 10)]
+    ahead = lookahead(monkeypatch, iter(links).__next__)
+    with pytest.raises(KeyboardInterrupt):
+        ahead.reached(0, 0, 0)
+    assert links[0].closed
+    ahead.reached(0, 0, 0)
+    assert sorted(+links[1].held) == sorted(+links[0].held) == [0, 1]
 
 
 # ---- what may go wrong ---------------------------------------------------------------------------

@@ -400,6 +400,9 @@ class Lookahead:
                     setattr(self._fetched, name, value)
         except (LinkBrokenError, ForebayError):  # a reader says what is wrong
             self._leave()
+        except BaseException:  # such as Ctrl-C, which may leave the rest of a message there
+            self._leave()
+            raise
 
     def _connect(self) -> None:
         self._link = Link(self._place)
