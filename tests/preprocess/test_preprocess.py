@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow
 import pytest
 from driving import calls, make_inputs, published, staged
-from torch.utils.data import IterableDataset
 from works import copy, draw, fail_odd, fail_once, nothing, split
 
 import forebay
@@ -190,19 +189,20 @@ def test_a_dataset_does_its_own_work(output):
     ]
 
 
-class Stream(IterableDataset):
-    """An iterable Dataset with a length: torch's base class has a `__getitem__` that raises."""
-
-    def __iter__(self):
-        return iter(range(3))
-
-    def __len__(self):
-        return 3
-
-
 def test_an_iterable_dataset_has_no_inputs(output):
     """Even with a length, as IterableDatasets may have one: no sample has an index."""
-    with pytest.raises(OptionError, match="a map-style Dataset; got Stream"):
+    from torch.utils.data import IterableDataset  # not in each worker that imports this file
+
+    class Stream(IterableDataset):
+        """torch's base class has a `__getitem__` that raises."""
+
+        def __iter__(self):
+            return iter(range(3))
+
+        def __len__(self):
+            return 3
+
+    with pytest.raises(OptionError, match="a map-style Dataset; got .*Stream"):
         forebay.preprocess(Stream(), output=output)
     assert not output.exists()
 
