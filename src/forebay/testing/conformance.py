@@ -25,6 +25,7 @@ from forebay.pools.events import (
     TaskFinished,
     TasksReturned,
     WorkerDied,
+    WorkersResized,
     WorkerStarted,
 )
 from forebay.testing.faults import FaultyJob, Gate
@@ -59,13 +60,16 @@ class PoolTests:
             pool.close()
 
     def collect(self, pool: Pool, until: Callable[[list[Event]], bool] = bool) -> list[Event]:
-        """Return events, collected until `until` returns true."""
+        """Return events, collected until `until` returns true.
+
+        That a cluster has more room, or less, may be heard at any time, and is left out.
+        """
         events: list[Event] = []
         deadline = time.monotonic() + PATIENCE_S
         while not until(events):
             left = deadline - time.monotonic()
             assert left > 0, f"nothing more came within {PATIENCE_S} s; so far: {events}"
-            events += pool.wait(left)
+            events += [each for each in pool.wait(left) if not isinstance(each, WorkersResized)]
         return events
 
     def until(self, pool: Pool, is_so: Callable[[], bool]) -> list[Event]:
@@ -118,7 +122,7 @@ class PoolTests:
         assert failed.failure.error == ("ValueError" if fault == "raise" else "SystemExit")
         assert failed.failure.kind == "exception"
         assert "faults.py" in failed.failure.traceback
-        assert isinstance(finished, TaskFinished)
+        assert isinstance(finished, TaskFinished), finished
 
     def test_a_job_that_cannot_be_set_up_is_a_death_with_its_exception(self) -> None:
         """The failure is the exception, so that the run can end with it."""
