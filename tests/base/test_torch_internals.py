@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +86,17 @@ def test_workers_are_seeded_as_torch_seeds_its_own():
     ours = [random.random(), np.random.random(), torch.rand(()).item()]
     for library, one, other in zip(["random", "numpy", "torch"], ours, drawn, strict=True):
         assert one == other, f"torch changed how it seeds {library} in its workers"
+
+
+@pytest.mark.parametrize("limit", [None, 7])
+def test_a_worker_is_seeded_without_reading_the_source_of_its_frames(monkeypatch, limit):
+    """torch would for each kind of device: most of the time that a worker takes to start."""
+    if limit is not None:
+        monkeypatch.setattr(sys, "tracebacklimit", limit, raising=False)
+    linecache.clearcache()
+    torch_internals.seed_as_worker(3, 0)
+    assert linecache.cache == {}
+    assert vars(sys).get("tracebacklimit") == limit
 
 
 def test_the_seed_of_numpy_in_a_worker_is_what_it_was():

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Callable
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-import numpy as np
+import numpy.random  # numpy itself imports it when it is first used, which would be in each worker
 import torch
 import torch.utils.data._utils.worker as _worker
 from torch._C._autograd import _profiler_enabled
@@ -130,6 +131,28 @@ def seed_as_worker(base_seed: int, worker_id: int, *, with_devices: bool = True)
 
     seed = base_seed + worker_id
     random.seed(seed)
-    (torch if with_devices else torch.default_generator).manual_seed(seed)
-    np.random.seed(numpy_seed(base_seed, worker_id))
+    if with_devices:
+        with _short_stacks():
+            torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+    numpy.random.seed(numpy_seed(base_seed, worker_id))
     return seed
+
+
+@contextmanager
+def _short_stacks() -> Iterator[None]:
+    """Have nobody read the source of the frames of a stack.
+
+    torch does where it seeds a device that was not used yet: for its message if the device cannot
+    be used later. Each worker would read it again, of the trainer's frames below its own, too.
+    """
+    limit = vars(sys).get("tracebacklimit")
+    sys.tracebacklimit = 0
+    try:
+        yield
+    finally:
+        if limit is None:
+            del sys.tracebacklimit
+        else:
+            sys.tracebacklimit = limit
