@@ -239,8 +239,10 @@ def _threads_of(path: str, chosen: frozenset[str]) -> _Threads | None:
     return None
 
 
-def _without_starting(library: ctypes.CDLL, set_count: Callable[[int], object]) -> Any:
-    """Return a function that sets OpenBLAS's number of threads, and starts none where it can.
+def _without_starting(
+    library: ctypes.CDLL, set_count: Callable[[int], object]
+) -> Callable[[int], object]:
+    """Return a function that sets OpenBLAS's number of threads, if possible without starting any.
 
     A fork ends OpenBLAS's threads. The next product of matrices starts them again, and so does
     setting their number; then each waits for work for 0.1 s of processor time, which every start of

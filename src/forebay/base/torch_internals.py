@@ -145,7 +145,8 @@ def _short_stacks() -> Iterator[None]:
     """Have nobody read the source of the frames of a stack.
 
     torch does where it seeds a device that was not used yet: for its message if the device cannot
-    be used later. Each worker would read it again, of the trainer's frames below its own, too.
+    be used later, which then has no stack. Each worker would read it again, of the trainer's frames
+    below its own, too.
     """
     limit = vars(sys).get("tracebacklimit")
     sys.tracebacklimit = 0

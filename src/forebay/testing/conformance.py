@@ -25,7 +25,6 @@ from forebay.pools.events import (
     TaskFinished,
     TasksReturned,
     WorkerDied,
-    WorkersResized,
     WorkerStarted,
 )
 from forebay.testing.faults import FaultyJob, Gate
@@ -60,16 +59,13 @@ class PoolTests:
             pool.close()
 
     def collect(self, pool: Pool, until: Callable[[list[Event]], bool] = bool) -> list[Event]:
-        """Return events, collected until `until` returns true.
-
-        That a cluster has more room, or less, may be heard at any time, and is left out.
-        """
+        """Return events, collected until `until` returns true."""
         events: list[Event] = []
         deadline = time.monotonic() + PATIENCE_S
         while not until(events):
             left = deadline - time.monotonic()
             assert left > 0, f"nothing more came within {PATIENCE_S} s; so far: {events}"
-            events += [each for each in pool.wait(left) if not isinstance(each, WorkersResized)]
+            events += pool.wait(left)
         return events
 
     def until(self, pool: Pool, is_so: Callable[[], bool]) -> list[Event]:

@@ -23,13 +23,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
 _SHM = Path("/dev/shm")  # noqa: S108 - looked at, never written
 _MARK = "FOREBAY_NO_LEAKS"
+# More than /proc/PID/stat has: 52 numbers and a short name.
+_STAT_BYTES = 4096
 # Names of long-lived threads of libraries.
 _LIBRARY_THREADS = frozenset({"fsspecIO"})
 # libffi keeps its trampolines in a memfd for as long as the process lives.
@@ -107,8 +109,9 @@ def _marked_environment() -> Iterator[None]:
 
 
 def everything() -> set[Hashable]:
-    """Return everything that exists now, including all processes, by their IDs."""
-    return {*threading.enumerate(), *_pids(), *_descriptors(), *_shm_names(), *_memfds()}
+    """Return everything that exists now, including all processes."""
+    processes = ((pid, _started(stat)) for pid, stat in _stats().items())
+    return {*threading.enumerate(), *processes, *_descriptors(), *_shm_names(), *_memfds()}
 
 
 def left_since(before: set[Hashable]) -> list[str]:
@@ -137,23 +140,27 @@ def left_since(before: set[Hashable]) -> list[str]:
 # ---- processes ----------------------------------------------------------------------------------
 
 
-def _pids() -> set[int]:
-    return {int(name) for name in _names(_PROC) if name.isdigit()}
+def _stats() -> dict[int, bytes]:
+    """Return /proc/PID/stat of all processes; those that go meanwhile are left out."""
+    found = {}
+    for name in filter(str.isdigit, _names(_PROC)):
+        # Not by `Path` or a file object, which are slow: all are read twice per test.
+        with contextlib.suppress(OSError):
+            descriptor = os.open(f"/proc/{name}/stat", os.O_RDONLY)
+            try:
+                found[int(name)] = os.read(descriptor, _STAT_BYTES)
+            finally:
+                os.close(descriptor)
+    return found
 
 
-def _processes(pids: Iterable[int]) -> dict[int, _Process]:
-    """Read processes, those that have gone left out."""
-    return {pid: process for pid in pids if (process := _process(pid)) is not None}
-
-
-def _process(pid: int) -> _Process | None:
-    """Read one process, or return None if it has gone."""
-    try:
-        with open(f"{_PROC}/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return None
+def _started(stat: bytes) -> bytes:
+    """Return when a process was started: its ID may be used again."""
     # The name in brackets may itself hold brackets and spaces; fields are counted after the last.
+    return stat.rpartition(b")")[2].split(None, 20)[19]
+
+
+def _process(pid: int, stat: bytes) -> _Process:
     head, _, tail = stat.rpartition(b")")
     state, parent, group, *_ = tail.split()
     return _Process(
@@ -165,24 +172,27 @@ def _process(pid: int) -> _Process | None:
     )
 
 
+def _processes(stats: dict[int, bytes]) -> dict[int, _Process]:
+    return {pid: _process(pid, stat) for pid, stat in stats.items()}
+
+
 def _left_processes(before: set[Hashable]) -> list[str]:
-    kept = _library("_pid", "_forkserver_pid")
-    # Most blocks leave no process at all: then none is read. That an ID is used again within a
-    # block is very rare.
-    new = [pid for pid in _pids() if pid not in before and pid not in kept]
-    me = _process(os.getpid()) if new else None
-    if me is None:
+    stats, kept = _stats(), _library("_pid", "_forkserver_pid")
+    new = [
+        pid
+        for pid, stat in stats.items()
+        if (pid, _started(stat)) not in before and pid not in kept
+    ]
+    if not new or os.getpid() not in stats:
         return []
-    everyone = _processes(_pids())
+    everyone = _processes(stats)
+    me = everyone[os.getpid()]
     return [
-        str(process)
-        for process in everyone.values()
-        if process.pid in new
-        and (
-            _descends(process, me.pid, everyone)
-            or _is_marked(process.pid, me.pid)
-            or _is_orphan(process, me, everyone)
-        )
+        str(everyone[pid])
+        for pid in new
+        if _descends(everyone[pid], me.pid, everyone)
+        or _is_marked(pid, me.pid)
+        or _is_orphan(everyone[pid], me, everyone)
     ]
 
 
@@ -254,7 +264,7 @@ def _shm_names() -> set[tuple[str, str]]:
 def _is_foreign(name: str) -> bool:
     """Return whether an unrelated process has this file of /dev/shm open or mapped."""
     path = f"{_SHM}/{name}"
-    me, everyone = os.getpid(), _processes(_pids())
+    me, everyone = os.getpid(), _processes(_stats())
     for process in everyone.values():
         if process.pid == me or _descends(process, me, everyone) or _is_marked(process.pid, me):
             continue
