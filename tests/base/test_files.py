@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from forebay.base.files import absolute, atomic_file, folder_of, is_url, joined
+from forebay.base.files import absolute, atomic_file, folder_of, is_url, joined, refuse_foreign
 from forebay.base.output_names import TABLE_FORMATS
 from forebay.base.table_formats import FORMATS
+from forebay.errors import OutputError
 
 
 @pytest.mark.parametrize(
@@ -85,3 +86,15 @@ def test_settings_of_fsspec_are_read_without_it_only_if_there_are_none(tmp_path,
     assert (found.get("anon"), is_imported) == (
         (None, False) if given == "nothing" else (True, True)
     )
+
+
+def test_a_file_that_another_run_removes_meanwhile_is_not_odd(tmp_path, monkeypatch):
+    """Runs that start at once are told which of them has the folder, not that it is unusable."""
+    (tmp_path / "lock").touch()
+    names = [tmp_path / "removed", tmp_path / "lock"]
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter(names))
+    refuse_foreign(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    names.append(tmp_path / "pipe")
+    with pytest.raises(OutputError, match="pipe' is a pipe or a device, which forebay does not"):
+        refuse_foreign(tmp_path)

@@ -6,6 +6,7 @@ No other module asks whether a string is a URL, or uses fsspec.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import stat
@@ -160,11 +161,7 @@ def refuse_foreign(private: Path) -> None:
     """Raise OutputError if forebay's own files are links, pipes or devices."""
     odd = private if private.is_symlink() else None
     if odd is None and private.is_dir():
-        usual = stat.S_IFREG, stat.S_IFDIR
-        others = (
-            each for each in private.iterdir() if stat.S_IFMT(each.lstat().st_mode) not in usual
-        )
-        odd = next(others, None)
+        odd = next(itertools.filterfalse(_is_usual, private.iterdir()), None)
     if odd is not None:
         what = f"a link to {os.readlink(odd)!r}" if odd.is_symlink() else "a pipe or a device"
         raise OutputError(
@@ -172,6 +169,15 @@ def refuse_foreign(private: Path) -> None:
             "  Nothing was started, because the run would write to it. Remove it, or choose "
             "another output folder."
         )
+
+
+def _is_usual(path: Path) -> bool:
+    """Return whether it is a file or a folder, or is gone: another run may have removed it."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
 # ---- remote files --------------------------------------------------------------------------------
