@@ -17,7 +17,6 @@ from benchmarks.ray.cluster import ONE_NODE, STORE_BYTES, WORKERS, cluster
 
 NAMES = {
     "on_cluster": "forebay.DataLoader(backend='ray', buffer='2GB')",
-    "direct": "forebay.DataLoader(backend=forebay.Ray(direct=True), buffer='2GB')",
     "data": "ray.data … map(one sample) … iter_torch_batches(batch_size=64)",
     "stacked": "ray.data … map_batches(64 samples) … iter_torch_batches(batch_size=64)",
     "local": "forebay.DataLoader(buffer='2GB'), local processes",

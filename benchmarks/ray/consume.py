@@ -28,12 +28,6 @@ def on_cluster() -> Batches:
     return _forebay("ray")
 
 
-def direct() -> Batches:
-    import forebay
-
-    return _forebay(forebay.Ray(direct=True))
-
-
 def local() -> Batches:
     return _forebay("process")
 
@@ -75,11 +69,11 @@ def stacked() -> Batches:
 
 
 LOADERS: dict[str, Callable[[], Batches]] = {
-    each.__name__: each for each in (on_cluster, direct, local, data, stacked)
+    each.__name__: each for each in (on_cluster, local, data, stacked)
 }
 
 
-def _forebay(backend: Any) -> Batches:
+def _forebay(backend: str) -> Batches:
     from benchmarks.loading.datasets import image
     from forebay import DataLoader
 

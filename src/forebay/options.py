@@ -71,10 +71,6 @@ class Ray:
         max_workers: The most workers to run; None for as many as there is room for, also on nodes
             that join later.
         runtime_env: Ray's runtime environment: what each node installs or sets first.
-        direct: Whether a DataLoader's batches are sent from other nodes to the trainer over TCP,
-            instead of through Ray's object store, which takes several times the processor time. The
-            trainer then listens on a port of its node's address, which the system chooses. A
-            connection must begin with a random key; what it carries is not encrypted.
 
     Raises:
         OptionError: A setting is impossible.
@@ -86,7 +82,6 @@ class Ray:
     resources: Mapping[str, float] | None = None
     max_workers: int | None = None
     runtime_env: Mapping[str, Any] | None = None
-    direct: bool = False
 
     def __post_init__(self) -> None:
         """Check each setting."""
@@ -122,7 +117,6 @@ class Ray:
         )
         if self.max_workers is not None:
             check_positive("Ray(max_workers=)", self.max_workers, " or None")
-        _check(isinstance(self.direct, bool), "Ray(direct=)", self.direct, "True or False")
 
 
 # What the settings of `PreprocessOptions` may be, each by itself.

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from forebay.memory.layout import LEAST_CAPACITY, Slot
+from forebay.memory.lending import Borrower, Lender, Loan, Offer
 from forebay.memory.slab import Slab
-from forebay.memory.transport import Borrower, Lender, Loan, Offer
 
 # Newer Pythons warn of a fork beside threads, of which torch has some; the children here only exit.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning
 # Borrows what it is told to, adds one to each byte, and waits before it returns the slot.
 BORROWER = """
 from ast import literal_eval
-from forebay.memory.transport import Borrower, Loan, Offer
+from forebay.memory.lending import Borrower, Loan, Offer
 from forebay.memory.layout import Slot
 
 borrower = Borrower(Offer(*literal_eval(input())))
@@ -40,7 +40,7 @@ input()
 # Lends one slot, and lives until it is killed.
 LENDER = """
 import time
-from forebay.memory.transport import Lender
+from forebay.memory.lending import Lender
 from forebay.memory.slab import Slab
 
 slab = Slab()

@@ -113,7 +113,6 @@ WRONG = {
     "resources": ({"resources": {"disk": -2}}, r"^Ray\(resources='disk'\)=-2"),
     "nothing": ({"num_cpus": 0}, "it must be above 0, unless GPUs or resources are given"),
     "no workers": ({"max_workers": 0}, r"^Ray\(max_workers=\)=0 .* 1, 2, 3, … or None"),
-    "a port": ({"direct": 8000}, r"^Ray\(direct=\)=8000 .* True or False"),
     "half a worker": ({"max_workers": 1.5}, r"^Ray\(max_workers=\)=1\.5"),
 }
 

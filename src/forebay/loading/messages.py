@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from forebay.failures import Failure
 from forebay.memory.layout import Slot
-from forebay.memory.transport import PackedBatch
+from forebay.memory.packed_batch import PackedBatch
 from forebay.observe.record import Timing
 
 # The kind of a failure that ends a worker's part of an iterable dataset: nothing can be retried.

@@ -1,7 +1,6 @@
 """Receive batches from hosts: those of other machines are sent and copied into the local slab.
 
     worker ── slot of its host's slab ──> host ── Ray's object store ──> feed ── slot of the slab
-                        │                  └───── or TCP (`memory/transport.py`) ───┘
                         └── on this machine: lent to the feed, which returns it (the same file)
 
 The host's slab holds a batch until it is sent, and the object store until it is received. So the
@@ -20,17 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forebay.errors import OptionError
 from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec
 from forebay.memory.layout import Slot
+from forebay.memory.lending import Borrower, Lender
+from forebay.memory.packed_batch import PackedBatch
 from forebay.memory.slab import Slab
-from forebay.memory.transport import Address, Borrower, Lender, PackedBatch, Receiver, Sender, Sent
 from forebay.observe.progress import note
 from forebay.options import Ray
 from forebay.pools.base import Pool
-from forebay.pools.events import Assignment, Event, TaskFinished, TasksReturned, as_received
+from forebay.pools.events import Assignment, Event, TaskFinished, TasksReturned
 from forebay.pools.processes import ProcessPool
-from forebay.pools.ray_cluster import joined
 from forebay.pools.ray_nodes import Hosting, NodeCheck, shipped
 from forebay.pools.ray_pool import AnswerReceiver, RayPool
 
@@ -44,17 +42,12 @@ if TYPE_CHECKING:
 
 
 class BatchHosting(Hosting):
-    """Hosts a worker that makes batches.
-
-    Args:
-        trainer: Where bytes are sent over TCP; None to send them in messages.
-    """
+    """Hosts a worker that makes batches."""
 
     is_shared = False  # each worker has a stream of batches of its own
 
-    def __init__(self, spec: bytes, trainer: Address | None) -> None:
+    def __init__(self, spec: bytes) -> None:
         super().__init__(spec)
-        self._trainer = trainer
         self._slots: dict[int, Slot] = {}
         self._leaving: list[Slot] = []
 
@@ -69,7 +62,6 @@ class BatchHosting(Hosting):
         self._slab = Slab()
         self._lender = Lender(self._slab)
         self._has_offered = False
-        self._sender = None if self._trainer is None else Sender(self._trainer, self._slab)
         job = RemoteJob(self._job, self._slab.fileno(), self._slab.extent)
         return ProcessPool(cloudpickle.dumps(job), max_workers, keep=(self._slab.fileno(),))
 
@@ -84,7 +76,7 @@ class BatchHosting(Hosting):
         return assignment._replace(payload=request._replace(slot=slot))
 
     def outgoing(self, event: Event) -> Event:
-        """Lend the slot of a batch, or send its bytes: in the message, without a copy, or apart."""
+        """Lend the slot of a batch, or send its bytes in the message, without a copy."""
         if isinstance(event, TasksReturned):
             for task in event.tasks:
                 self._free(task)
@@ -105,17 +97,13 @@ class BatchHosting(Hosting):
         else:
             offer = None if self._has_offered else self._lender.offer
             self._has_offered = True
-            batch = self._with_bytes(batch._replace(offer=offer), slot)
+            body = np.frombuffer(self._slab.view(slot), np.uint8, batch.used)
+            batch = batch._replace(offer=offer, body=body)
+            self._leaving.append(slot)
         return event._replace(result=result._replace(batch=batch))
 
-    def _with_bytes(self, batch: PackedBatch, slot: Slot) -> PackedBatch:
-        if self._sender is not None:
-            return batch._replace(sent=self._sender.send(slot, batch.used))
-        self._leaving.append(slot)
-        return batch._replace(body=np.frombuffer(self._slab.view(slot), np.uint8, batch.used))
-
     def sent(self) -> None:
-        """Free the slots whose bytes were in messages, which were sent."""
+        """Free the slots whose bytes were in messages that have been sent."""
         for slot in self._leaving:
             self._slab.give_back(slot)
         self._leaving.clear()
@@ -167,65 +155,25 @@ def pool_on_cluster(
 ) -> RayPool:
     """Return a pool on a cluster whose workers make batches."""
     payload = shipped(spec)
-    with joined(cluster.address, note) as here:
-        direct = _receiver_at(here) if cluster.direct else None
-        receiver = BatchReceiver(slots, direct, borrows=borrows)
-        address = None if direct is None else direct.address
-        try:
-            return RayPool(
-                BatchHosting(payload, address),
-                cluster,
-                NodeCheck(payload, trainer=None if address is None else address[:2]),
-                max_workers,
-                grows=False,
-                ahead=MESSAGES_AHEAD,
-                receiver=receiver,
-                say=note,
-            )
-        except BaseException:
-            receiver.close()
-            raise
-
-
-def _receiver_at(here: str) -> Receiver:
-    try:
-        return Receiver(here)
-    except OSError as error:
-        raise OptionError(
-            f"the trainer cannot listen on {here}, the address of its node: {error}\n"
-            "  Nothing was started. forebay.Ray(direct=True) needs that: leave `direct` out to "
-            "have batches sent through Ray's object store."
-        ) from error
+    return RayPool(
+        BatchHosting(payload),
+        cluster,
+        NodeCheck(payload),
+        max_workers,
+        grows=False,
+        ahead=MESSAGES_AHEAD,
+        receiver=BatchReceiver(slots, borrows=borrows),
+        say=note,
+    )
 
 
 class BatchReceiver(AnswerReceiver):
-    """Brings batches from hosts into the trainer's memory.
+    """Brings batches from hosts into the trainer's memory."""
 
-    Args:
-        direct: Receives what hosts send over TCP; None if they send messages alone.
-    """
-
-    def __init__(self, slots: BatchSlots, direct: Receiver | None, *, borrows: bool) -> None:
+    def __init__(self, slots: BatchSlots, *, borrows: bool) -> None:
         self._slab, self._slots = slots.slab, slots.by_task
-        self._direct = direct
-        self._senders: dict[int, bytes] = {}  # by host
         self._borrows = borrows
         self._borrowers: dict[int, Borrower] = {}  # by host
-
-    def complete(self, host: int, events: list[Any]) -> list[Any]:
-        """Receive the bytes of batches that were sent over TCP; called in the host's thread."""
-        if self._direct is None:
-            return events
-        received = [as_received(each) for each in events]
-        sent = [(at, each) for at, event in enumerate(received) if (each := _sent(event))]
-        if sent:
-            self._senders[host] = sent[0][1].sender
-            bodies = self._direct.receive([each for _, each in sent])
-            for (at, _), body in zip(sent, bodies, strict=True):
-                result: BatchResult = received[at].result
-                batch = result.batch._replace(body=body, sent=None)
-                received[at] = received[at]._replace(result=result._replace(batch=batch))
-        return received
 
     def receive(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
         """Copy a batch into the slab, or map it, at once: it may have to wait for earlier ones."""
@@ -259,20 +207,5 @@ class BatchReceiver(AnswerReceiver):
         return batch._replace(offer=None)
 
     def host_ended(self, host: int) -> None:
-        """Close its connection, and unmap its slab once nothing views its batches."""
+        """Unmap its slab once nothing views its batches."""
         self._borrowers.pop(host, None)
-        sender = self._senders.pop(host, None)
-        if self._direct is not None and sender is not None:
-            self._direct.forget(sender)
-
-    def close(self) -> None:
-        """Stop listening; whoever waits for bytes gets an error."""
-        if self._direct is not None:
-            self._direct.close()
-
-
-def _sent(event: Event) -> Sent | None:
-    """Return what a host sends apart from the message with this event, if anything."""
-    result = event.result if isinstance(event, TaskFinished) else None
-    batch = result.batch if isinstance(result, BatchResult) else None
-    return batch.sent if isinstance(batch, PackedBatch) else None

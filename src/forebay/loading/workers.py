@@ -26,9 +26,9 @@ from forebay.loading.batch_job import BatchJob, ProcessJob, turns_of
 from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec
 from forebay.loading.samplers import set_generator, state_of_generator
 from forebay.memory.layout import Slot
+from forebay.memory.packed_batch import PackedBatch
 from forebay.memory.packing import memory_of, unpack
 from forebay.memory.slab import Slab
-from forebay.memory.transport import PackedBatch
 from forebay.observe.progress import log
 from forebay.observe.record import Trace, Transfers
 from forebay.options import usable_memory, warn_of_full_disk, whole_cores

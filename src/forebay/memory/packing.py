@@ -33,8 +33,8 @@ import torch
 from forebay.base import torch_internals
 from forebay.base.torch_internals import TypedStorage, UntypedStorage
 from forebay.memory.layout import Cursor, Slot
+from forebay.memory.packed_batch import PackedBatch
 from forebay.memory.slab import Slab
-from forebay.memory.transport import PackedBatch
 
 # ---- batch pickler -------------------------------------------------------------------------------
 # Pickles a batch without the bytes of its tensors and arrays: the in-band pickle of protocol 5.

@@ -318,16 +318,6 @@ def within(limit_s: float, what: str, call: Callable[[], _Result]) -> _Result:
     return result.result()
 
 
-@contextmanager
-def joined(address: str | None, say: Callable[[str], None]) -> Iterator[str]:
-    """Join a cluster as `join` does for the block; yield this node's IP address."""
-    join(address, say)
-    try:
-        yield _ray().util.get_node_ip_address()
-    finally:
-        leave()
-
-
 def _check_connection(address: str | None) -> None:
     """Raise OptionError if this process is connected to another cluster than the one at `address`.
 

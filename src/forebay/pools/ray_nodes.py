@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import secrets
-import socket
 import sys
 import sysconfig
 import threading
@@ -290,7 +289,6 @@ class NodeCheck:
     work: bytes
     folder: str | None = None  # that outputs are staged in, or its URL; None if there are none
     inputs: tuple[str, ...] = ()
-    trainer: tuple[str, int] | None = None  # host and port that nodes connect to; None for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +299,6 @@ class NodeFacts:
     unloadable: str
     folder: str
     missing: tuple[str, ...]
-    unreachable: str
 
 
 def check_nodes(
@@ -389,13 +386,7 @@ def inspect_node(
             cause = error.__cause__ or error
             folder = f"{type(cause).__name__}: {cause}"
     missing = tuple(path for path in check.inputs if not os.path.exists(path))
-    unreachable = ""
-    if check.trainer is not None:
-        try:
-            socket.create_connection(check.trainer, ray_cluster.CONNECT_S).close()
-        except OSError as error:
-            unreachable = str(error)
-    return NodeFacts(versions(), unloadable, folder, missing, unreachable)
+    return NodeFacts(versions(), unloadable, folder, missing)
 
 
 def versions() -> dict[str, str]:
@@ -441,7 +432,7 @@ def _verdict(
             f"node {node.name} cannot run forebay: {words.splitlines()[-1]}\n"
             "  Install the same forebay, with ray and torch, on every node."
         )
-    return _folder_error(node, seen.folder, check.folder, nonce) or _facts_error(node, seen, check)
+    return _folder_error(node, seen.folder, check.folder, nonce) or _facts_error(node, seen)
 
 
 def _folder_error(node: Node, reason: str, folder: str | None, nonce: str) -> ForebayError | None:
@@ -471,7 +462,7 @@ def _folder_error(node: Node, reason: str, folder: str | None, nonce: str) -> Fo
     return None
 
 
-def _facts_error(node: Node, seen: NodeFacts, check: NodeCheck) -> ForebayError | None:
+def _facts_error(node: Node, seen: NodeFacts) -> ForebayError | None:
     """Return why inputs would fail on a node, by what it says itself."""
     ours = versions()
     differing = [
@@ -494,13 +485,6 @@ def _facts_error(node: Node, seen: NodeFacts, check: NodeCheck) -> ForebayError 
         return OptionError(
             f"node {node.name} does not see the inputs: {seen.missing[0]!r} is not there\n"
             "  Put them in a folder that every node mounts at the same path, or in a bucket."
-        )
-    if seen.unreachable and check.trainer is not None:
-        host, port = check.trainer
-        return OptionError(
-            f"node {node.name} cannot connect to the trainer at {host}, port {port}: "
-            f"{seen.unreachable}\n  forebay.Ray(direct=True) needs that. Open the trainer's ports "
-            "to the nodes, or leave `direct` out."
         )
     return None
 
@@ -582,7 +566,6 @@ def listen(
     room: int,
     workers: Sequence[tuple[int, int]],
     ahead: int,
-    complete: Callable[[list[Any]], list[Any]],
     report: Callable[[Message | HostEnded], None],
     closed: threading.Event,
 ) -> None:
@@ -602,7 +585,6 @@ def listen(
                 if reference is None:
                     break
                 message = Message(number, ray.get(reference, timeout=PATIENCE_S))
-            message.events = complete(message.events)
             report(message)
             if ahead >= 0:
                 # One message of each worker at a time: others would fill the local object store,

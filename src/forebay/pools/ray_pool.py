@@ -98,19 +98,12 @@ class _Host:
 class AnswerReceiver:
     """Takes answers out of the object store, in the thread of `wait`; here there are none."""
 
-    def complete(self, host: int, events: list[Any]) -> list[Any]:
-        """Wait for what a host has sent apart from a message; in the host's own thread."""
-        return events
-
     def receive(self, host: int, event: TaskFinished, *, is_here: bool) -> TaskFinished:
         """Return the answer for the engine, which must not refer to the object store."""
         return event
 
     def host_ended(self, host: int) -> None:
         """Record that a host has ended; no more answers come from it."""
-
-    def close(self) -> None:
-        """End every wait in `complete`."""
 
 
 @final
@@ -308,7 +301,6 @@ class RayPool(Pool):
         finally:  # also if Ctrl-C ends that wait
             for host in self._hosts.values():
                 self._kill(host)
-            self._receiver.close()
             self._join_listeners(CLOSE_S)
             with suppress(ConnectionError), shutdown_guard().held():
                 self._hosts.clear()
@@ -379,7 +371,6 @@ class RayPool(Pool):
 
         where, room = self._where, len(workers)
         number, self._hosts_started = self._hosts_started, self._hosts_started + 1
-        complete = partial(self._receiver.complete, number)
         put, closed = self._messages.put, self._closed
         try:
             with ray_cluster.up():
@@ -393,7 +384,7 @@ class RayPool(Pool):
                 order = actor.order.options(concurrency_group="orders")
             listener = threading.Thread(
                 target=listen,
-                args=(number, actor, room, workers, self._ahead, complete, put, closed),
+                args=(number, actor, room, workers, self._ahead, put, closed),
                 name=f"forebay-listener-{number}",
                 daemon=True,
             )
