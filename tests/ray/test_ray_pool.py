@@ -122,7 +122,7 @@ LOSSES = {
 def test_only_want_of_memory_is_laid_to_what_a_lost_host_ran(error, words, external):
     """What its worker did is the likely reason then; a node is lost for reasons of its own."""
     told = []
-    listen(0, host_lost_by(error), 1, [(0, 0)], -1, list, told.append, threading.Event())
+    listen(0, host_lost_by(error), 1, [(0, 0)], -1, told.append, threading.Event())
     (end,) = told
     assert isinstance(end, HostEnded)
     assert end.failure.message.startswith(words)
