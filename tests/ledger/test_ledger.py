@@ -278,6 +278,18 @@ def test_done_and_failed_inputs_are_kept_with_all_that_is_known(ledger):
     assert [todo.ordinal for todo in ledger.todo()] == [2]
 
 
+def test_inputs_that_failed_are_tried_after_the_untried_ones(ledger):
+    """A job that is killed again and again advances; what fails meanwhile is not tried again."""
+    ledger.enrol(paths("a", "b", "c", "d", "e"), (), True)
+    ledger.record([done(4)], [failed(1), failed(3)])
+    todo = ledger.todo()
+    assert [next(todo).source, next(todo).source] == ["b", "e"]
+    ledger.record([], [failed(2)])
+    assert [each.source for each in todo] == ["a", "c"]
+    assert [each.source for each in ledger.todo(2)] == ["a", "b"]
+    assert [each.source for each in ledger.todo(failed_only=True)] == ["a", "b", "c"]
+
+
 def test_the_next_record_forgets_the_file_changes_before_it(ledger):
     """By then they are done and durable."""
     ledger.enrol(paths("a", "b"), (), True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from forebay.errors import InputError
+from forebay.failures import Failure
 from forebay.ledger import ledger as module
 from forebay.ledger.database import read_snapshot
 from forebay.ledger.ledger import Ledger
-from forebay.ledger.records import Counts, Done, Input
+from forebay.ledger.records import Counts, Done, FailedInput, Input
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +57,14 @@ def test_the_first_inputs_are_todo_before_the_others_are_read(ledger):
     assert (listing.count, ledger.counts()) == (6, Counts(5, 0, 0))
     assert [each.source for each in todo] == [str(each) for each in range(4, 11)]
     assert (ledger.counts(), ledger.is_listed) == (Counts(10, 0, 0), True)
+
+
+def test_the_whole_listing_comes_before_the_inputs_that_failed(ledger):
+    """They are the last to be tried, however long the rest of the listing is."""
+    ledger.enrol(Listing(1, 2), (), True)
+    ledger.record([], [FailedInput(1, Failure("exception", "ValueError", "no"))])
+    ledger.enrol(Listing(*range(1, 8)), (), True, ahead=1)
+    assert sources(ledger) == ["2", "3", "4", "5", "6", "7", "1"]
 
 
 def test_a_listing_that_ends_early_is_read_at_once(ledger):

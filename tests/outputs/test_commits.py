@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay.base.output_names import STAGING
-from forebay.engine.commands import DeliverResult, ReportFailure
+from forebay.engine.commands import DeliverResult, ReportFailure, ReportRetry
 from forebay.errors import OutputError
 from forebay.failures import Failure
 from forebay.ledger.ledger import Ledger
@@ -83,6 +83,23 @@ def test_files_are_published_in_parts_and_results_are_collected_meanwhile(
         assert not commits.waiting
         assert published(place) == ["1.txt", "2.txt", "3.txt", "4.txt"]
         assert ledger.counts() == Counts(6, 4, 1)
+
+
+def test_an_attempt_that_failed_is_recorded_before_the_next_one_ends(place: OutputFolder) -> None:
+    """A kill during the second attempt does not have the next run begin with this input again."""
+    with place.ledger() as ledger:
+        ledger.enrol([Input("1"), Input("2")], (), True)
+        commits = Commits(ledger, place)
+        commits.add([ReportRetry(1, 1, Failure("exception", "ValueError", "no"))], nothing)
+        assert commits.waiting
+        commit = commits.advance(at_once=True)
+        assert commit is not None
+        assert (commit.delivered, commit.failed) == ([], 0)
+        assert not commits.waiting
+        assert [each.source for each in ledger.todo()] == ["2", "1"]
+        commits.add([staged(place, 1)], nothing)
+        assert commits.close() == 1
+        assert ledger.counts() == Counts(2, 1, 0)
 
 
 def test_close_ends_the_commit_whose_files_are_being_published(place: OutputFolder) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from driving import call, calls, here, make_inputs, published, staged
-from works import copy, fail_odd, meet_fault
+from works import copy, fail_odd, meet_fault, note_call
 
 import forebay
 from forebay.errors import FailuresError, SampleTimeoutError, WorkerDiedError
@@ -362,6 +362,42 @@ def test_twenty_inputs_that_fail_alike_stop_the_run(tmp_path, workers):
     assert "in fail_all" in str(caught.value)
 
 
+def test_who_says_how_many_may_fail_is_not_stopped_by_the_first_twenty(tmp_path):
+    """The limit counts, as a number or as a share; without one the message names it."""
+    inputs = make_inputs(tmp_path / "in", 50)
+    options = {"retries": 0, "num_workers": 0}
+    for name, allowed in (("count", 30), ("share", 0.6)):
+        report = run(fail_first_25, inputs, tmp_path / name, max_failures=allowed, **options)
+        assert (report.done, report.failed) == (25, 25)
+    with pytest.raises(FailuresError, match=r"first 20 inputs all failed alike.*\n.*max_failures="):
+        run(fail_first_25, inputs, tmp_path / "out", **options)
+
+
+def fail_first_25(source, out):
+    if source.name < "0025.txt":
+        raise ValueError("an annotation")
+
+
+def test_a_job_that_is_killed_again_and_again_advances(tmp_path):
+    """Each run begins with inputs that no run has tried."""
+    inputs, done = make_inputs(tmp_path / "in", 9), []
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            run(stop_at_fourth, inputs, tmp_path / "out", num_workers=0, retries=0)
+        done.append(len([*(tmp_path / "out").glob("*.txt")]))
+        (tmp_path / "calls").unlink()
+    assert done == [1, 4, 7]
+
+
+def stop_at_fourth(source, out):
+    note_call(source)
+    if len(source.parent.with_name("calls").read_text().splitlines()) > 3:
+        raise KeyboardInterrupt
+    if source.name < "0002.txt":
+        raise ValueError("bad")
+    out.file(source.name).write_text("x")
+
+
 def test_one_success_among_the_first_lets_the_run_go_on(tmp_path):
     """Then it is the inputs, and they are listed."""
     inputs = make_inputs(tmp_path / "in", 60)
@@ -447,7 +483,7 @@ def test_failures_between_successes_stop_nothing():
     assert not any(budget.failed(f"Error{one}") for one in range(300))
     assert FailureBudget(20, 1000).refused(range(20), range(20)) is None
     assert FailureBudget(None, 1000).refused(range(20), range(20)) is not None
-    assert FailureBudget(None, 1000, known=1).refused(range(20), range(20)) is None
+    assert FailureBudget(None, 1000, known=[7]).refused(range(20), range(20)) is None
 
 
 def fail_unless_third(source, out):

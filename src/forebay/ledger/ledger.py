@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -96,8 +98,13 @@ READ_ON = 8192
 # What opens the inputs that have credentials: only this process has it. SQLite keeps it in memory,
 # and what does not fit in a file without a name.
 _OPENERS = "CREATE TEMP TABLE openers(key TEXT PRIMARY KEY, opens TEXT) WITHOUT ROWID"
+_SELECT_TODO = (
+    "SELECT ordinal, source, row, opens FROM inputs LEFT JOIN temp.openers "
+    "ON key = coalesce(row, source) WHERE"
+)
 _TODO_PAGE = 1024  # rows that `todo` reads at once: few, since the workers wait for the first
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
+_LAST = (1 << 63) - 1
 
 
 class Ledger:
@@ -352,26 +359,35 @@ class Ledger:
         return counts_in(dict(self.rows("SELECT key, value FROM meta")))
 
     def todo(self, last: int | None = None, *, failed_only: bool = False) -> Iterator[Todo]:
-        """Yield the inputs to be tried in order, up to ordinal `last`; None for all.
+        """Yield the inputs to be tried, up to ordinal `last`; None for all.
 
-        Those that failed are among them; they stay failed until another result is recorded.
+        Untried ones come first, then those that failed before this call; each group in order. So a
+        job that is killed again and again by the time it has tried the failed ones still advances.
+        Failed inputs stay failed until another result is recorded.
         """
-        after = 0
-        sql = (
-            "SELECT ordinal, source, row, opens FROM inputs LEFT JOIN temp.openers "
-            "ON key = coalesce(row, source) "
-            "WHERE ordinal > ? AND state IN (?, ?) ORDER BY ordinal LIMIT ?"
-        )
-        states = (FAILED, FAILED) if failed_only else (TODO, FAILED)
-        while True:
-            page = [Todo(*row) for row in self.rows(sql, (after, *states, _TODO_PAGE))]
-            if not page and (failed_only or not self._read_on()):
-                return
+        end, after = _LAST if last is None else last, 0
+        failed = self.failed_ordinals()  # now: those that fail from now on are not tried again
+        while not failed_only:
+            page = self._todo_page(
+                f"ordinal > ? AND ordinal <= ? AND state = {TODO} ORDER BY ordinal LIMIT ?",
+                (after, end, _TODO_PAGE),
+            )
+            if not page and (last_ordinal(self._connection) >= end or not self._read_on()):
+                break
             for each in page:
                 after = each.ordinal
-                if last is not None and after > last:
-                    return
                 yield each
+        for some, marks in chunks(failed[: bisect_right(failed, end)]):
+            yield from self._todo_page(f"ordinal IN ({marks}) ORDER BY ordinal", some)
+
+    def failed_ordinals(self) -> array[int]:
+        """Return the ordinals of the failed inputs, in order."""
+        sql = f"SELECT ordinal FROM inputs WHERE ordinal > 0 AND state = {FAILED} ORDER BY ordinal"  # noqa: S608
+        with in_words(self._path):
+            return array("q", (ordinal for (ordinal,) in self._connection.execute(sql)))
+
+    def _todo_page(self, where: str, parameters: Sequence[int]) -> list[Todo]:
+        return [Todo(*row) for row in self.rows(f"{_SELECT_TODO} {where}", parameters)]
 
     def name_of(self, ordinal: int) -> str:
         """Return an input's name for messages: its path, or its row."""

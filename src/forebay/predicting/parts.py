@@ -362,7 +362,7 @@ class PartWork:
         self._model: Model | None = None
         self._bisect: Bisection | None = None
         self._reading: Iterator[Loaded] | None = None
-        self._budget = FailureBudget(None, 0, watch=known is None, unit="sample")
+        self._budget = FailureBudget(None, 0, watch=known is None, unit="sample", counts_rows=False)
 
     def __call__(self, row: dict[str, int], out: Any) -> Any:
         """Write the part; in the user's process an exception ends the run as it is."""

@@ -149,7 +149,7 @@ def predict(
             of_parts, cut = _enrolled(session, reader, listed)
             before = CompletedParts.of(ledger.results())
             again = before.failing if retry_failed else []
-            todo = sorted([*ledger.todo(), *again])
+            todo = [*ledger.todo(), *again]
             resumed = before.samples - sum(range_of(each.row)[1] for each in again)
             diagnosis: Callable[[], Any] = partial(of_parts.diagnosis, trace)
             if todo:

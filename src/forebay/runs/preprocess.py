@@ -70,9 +70,9 @@ def preprocess(
     of that name.
 
     The same call again continues: inputs that are done are skipped, those that failed are tried
-    again, and a changed input is processed again, its old outputs removed. An input is its path as
-    written, so `a.wav` and `./a.wav` are two; one that is not listed again keeps its outputs and
-    leaves the table, with a note on stderr.
+    again after all others, and a changed input is processed again, its old outputs removed. An
+    input is its path as written, so `a.wav` and `./a.wav` are two; one that is not listed again
+    keeps its outputs and leaves the table, with a note on stderr.
 
     Args:
         work: The function, or the Dataset.

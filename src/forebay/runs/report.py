@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -343,7 +344,8 @@ class FailureBudget:
     Args:
         max_failures: How many inputs may fail: a count, or a fraction of all (0 < x < 1);
             None for any number that are not in a row.
-        known: Inputs that failed in earlier runs: the first as many failures are not in a row.
+        known: The inputs that failed in earlier runs, in order: they are in no row.
+        counts_rows: Whether many failures in a row are enough to stop.
     """
 
     def __init__(
@@ -352,14 +354,18 @@ class FailureBudget:
         total: int,
         watch: bool = True,
         unit: str = "input",
-        known: float = 0,
+        known: Sequence[int] = (),
+        counts_rows: bool = True,
     ) -> None:
         self._max_failures, self._unit, self._known = max_failures, unit, known
+        # Whoever says how many may fail means the first ones and those in a row, too.
+        self._has_limit = max_failures is not None
+        self._counts_rows = counts_rows and not self._has_limit
         self.set_total(total)
         self._failed = 0
         self._tried: set[int] = set()  # the first inputs, until one of them differs
         self._alike: str | None = None
-        self._watching = watch
+        self._watching = watch and not self._has_limit
         self._row, self._row_error, self._refused = 0, "", 0
 
     def set_total(self, total: int) -> None:
@@ -383,14 +389,21 @@ class FailureBudget:
         self._tried.add(ordinal)
         if len(self._tried) < ALIKE:
             return None
-        return f"the first {ALIKE} {self._unit}s all failed alike, with {error}"
+        return self._allowing(f"the first {ALIKE} {self._unit}s all failed alike, with {error}")
 
-    def failed(self, error: str) -> str | None:
+    def failed(self, error: str, ordinal: int = 0) -> str | None:
         """Count an input that failed for good; return why to stop, if it is one too many."""
+        if reason := self._counted():
+            return reason
+        if self._is_known(ordinal):
+            return None
         self._row = self._row + 1 if error == self._row_error else 1
         self._row_error = error
-        what = f"{ALIKE_LATER} {self._unit}s in a row all failed alike, with {error}"
-        return self._counted() or self._in_a_row(self._row, ALIKE_LATER, what)
+        if not self._counts_rows or self._row < ALIKE_LATER:
+            return None
+        return self._allowing(
+            f"{ALIKE_LATER} {self._unit}s in a row all failed alike, with {error}"
+        )
 
     def refused(self, published: Iterable[int], refused: Collection[int]) -> str | None:
         """Count inputs whose outputs were refused; return why to stop, if they are too many.
@@ -403,9 +416,13 @@ class FailureBudget:
             return None
         reasons = [self._counted() for _ in refused]
         for ordinal in published:
-            self._refused = self._refused + 1 if ordinal in refused else 0
-            what = f"the outputs of {REFUSED} {self._unit}s in a row were refused"
-            reasons.append(self._in_a_row(self._refused, REFUSED, what))
+            if ordinal not in refused:
+                self._refused = 0
+            elif not self._is_known(ordinal):
+                self._refused += 1
+            if self._counts_rows and self._refused >= REFUSED:
+                what = f"the outputs of {REFUSED} {self._unit}s in a row were refused"
+                reasons.append(self._allowing(what))
         return next(filter(None, reasons), None)
 
     def _counted(self) -> str | None:
@@ -417,9 +434,14 @@ class FailureBudget:
             f"max_failures allows ({self._limit} of {self._total})"
         )
 
-    def _in_a_row(self, row: int, most: int, what: str) -> str | None:
-        if row < most or self._limit is not None or self._failed < self._known + most:
-            return None
+    def _is_known(self, ordinal: int) -> bool:
+        at = bisect_left(self._known, ordinal)
+        return at < len(self._known) and self._known[at] == ordinal
+
+    def _allowing(self, what: str) -> str:
+        """Return a reason to stop, with the argument that allows more failures, if there is one."""
+        if not self._counts_rows:
+            return what
         return (
             f"{what}\n  If more of them may fail, say how many: max_failures=, or --max-failures."
         )

@@ -20,8 +20,7 @@ from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, Repor
 from forebay.errors import FailuresError, OutputError
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
-from forebay.ledger.names import Recorded
-from forebay.ledger.records import Done, FailedInput, OutputFile
+from forebay.ledger.records import Done, FailedInput, FileChange, OutputFile
 from forebay.outputs.folder import OutputFolder
 
 # ---- commits -------------------------------------------------------------------------------------
@@ -69,6 +68,8 @@ class Commits:
         self._thread = ThreadPoolExecutor(1, "forebay-commits")
         self._done: list[Done] = []
         self._failed: dict[int, FailedInput] = {}
+        # Attempts that failed, and are not recorded: a kill during the next attempt must not have
+        # the following run begin with this input again.
         self._retrying: dict[int, FailedInput] = {}
         self._flushing: Future[None] | None = None  # for the commit under way
         self._batch = 0  # how many of `_done` are in the commit under way
@@ -90,9 +91,13 @@ class Commits:
         for outcome in outcomes:
             if type(outcome) is not DeliverResult:
                 others.append(outcome)
+                if not isinstance(outcome, ReportRetry | ReportFailure):
+                    continue
+                if outcome.failure.kind in NO_FAILURES:
+                    continue
                 if isinstance(outcome, ReportRetry):
                     self._retrying[outcome.task] = _failed(outcome, 0.0)
-                elif isinstance(outcome, ReportFailure) and outcome.failure.kind not in NO_FAILURES:
+                else:
                     self._retrying.pop(outcome.task, None)
                     self._failed[outcome.task] = _failed(outcome, outcome.seconds)
                 continue
@@ -107,7 +112,7 @@ class Commits:
     @property
     def waiting(self) -> bool:
         """Return whether anything is not committed yet."""
-        return bool(self._done or self._failed or self._publishing)
+        return bool(self._done or self._failed or self._retrying or self._publishing)
 
     def due_in(self) -> float | None:
         """Return the seconds until `advance` has something to do; None if nothing waits."""
@@ -138,7 +143,7 @@ class Commits:
 
     def _is_flushed(self, at_once: bool) -> bool:
         """Begin to flush a batch if a commit is due; tell whether its files are on the disk."""
-        count = len(self._done) + len(self._failed)
+        count = len(self._done) + len(self._failed) + len(self._retrying)
         if not count:
             return False
         if self._flushing is None:
@@ -158,13 +163,12 @@ class Commits:
         return True
 
     def close(self) -> int:
-        """Commit the rest, including failures that would have been retried; return the number.
+        """Commit the rest; return the number.
 
         Nothing is committed after a commit that could not be published: the next run does that.
         """
         committed = 0
         try:
-            self._failed |= self._retrying
             while (commit := self.advance(at_once=True)) is not None:
                 committed += len(commit.delivered) + commit.failed
         finally:
@@ -196,15 +200,20 @@ class Commits:
     def _record(self) -> None:
         """Record what was collected when the flush began."""
         delivered, failed = self._done[: self._batch], [*self._failed.values()]
-        recorded = self._ledger.record(delivered, failed)
-        self._publishing = self._publish(delivered, failed, recorded)
-        self._done, self._failed = self._done[self._batch :], {}
+        retrying = [*self._retrying.values()]
+        recorded = self._ledger.record(delivered, [*failed, *retrying])
+        late = recorded.failed[len(failed) + len(retrying) :]
+        self._publishing = self._publish(delivered, len(failed), late, recorded.file_changes)
+        self._done, self._failed, self._retrying = self._done[self._batch :], {}, {}
 
     def _publish(
-        self, delivered: Sequence[Done], failed: Sequence[FailedInput], recorded: Recorded
+        self,
+        delivered: Sequence[Done],
+        failed: int,
+        late: Sequence[FailedInput],
+        file_changes: Sequence[FileChange],
     ) -> Iterator[Commit | None]:
         """Publish what was recorded; yield None after each part, and the commit at the end."""
-        late, file_changes = recorded.failed[len(failed) :], recorded.file_changes
         self._has_changed = bool(file_changes)
         while file_changes:
             unpublished = []
@@ -220,7 +229,7 @@ class Commits:
         ordinals = [done.ordinal for done in delivered]
         metadata = [done.metadata for done in delivered]
         lost = len(late)
-        yield Commit(ordinals, len(delivered) - lost, len(failed) + lost, metadata, late)
+        yield Commit(ordinals, len(delivered) - lost, failed + lost, metadata, [*late])
 
 
 def perform_pending(ledger: Ledger, folder: OutputFolder) -> list[str]:

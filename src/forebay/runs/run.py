@@ -344,9 +344,14 @@ class Session:
         total = total if options.limit is None else min(options.limit, total)
         listed = ledger.todo(options.limit, failed_only=failed_only) if todo is None else todo
         progress = progress or Progress(total, before.done, options.progress, label=label)
-        # Only preprocess can be told how many may fail, so only there a row of failures ends a run.
-        known = before.failed if self.verb == "preprocess" else math.inf
-        budget = FailureBudget(options.max_failures, total, watch=not before.done, known=known)
+        budget = FailureBudget(
+            options.max_failures,
+            total,
+            watch=not before.done,
+            known=ledger.failed_ordinals(),
+            # Only preprocess can be told how many may fail.
+            counts_rows=self.verb == "preprocess",
+        )
         self._progress = progress
         self._closing.callback(LiveRun(self.verb, self.output, progress).remove)
         kept = generators_kept if options.workers == 0 else fewer_collections
@@ -482,7 +487,7 @@ class Session:
         if isinstance(outcome, ReportFailure):
             if self.options.stops_at_first_failure:
                 raise report.first_failure(outcome, self.ledger.name_of(outcome.task))
-            reason = budget.failed(failure.error) or reason
+            reason = budget.failed(failure.error, outcome.task) or reason
         if reason is not None:
             raise report.too_many(reason, self.ledger.name_of(outcome.task), failure)
 
