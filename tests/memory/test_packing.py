@@ -651,3 +651,19 @@ def test_every_batch_can_be_kept(slab, collating):
     del batches, packed
     assert slab.out == 0
     assert slab.take() in slots
+
+
+def test_a_small_tensor_that_is_kept_does_not_keep_its_batch(slab, packer):
+    """`labels.append(y)` in an evaluation loop: the images of each batch are freed."""
+    slot = slab.take()
+    batch = {"image": torch.rand(1 << 16), "label": torch.arange(8), "box": np.ones((8, 4))}
+    packer.begin(slot)
+    packed = packer.seal(packer.pack(batch))
+    memory = memory_of(packed, slab, packed.settle(slab, slot))
+    found = unpack(packed, memory, copies_small=True)
+    assert same(found, batch)
+    del memory
+    found.pop("image")
+    assert slab.out == 0
+    assert found["label"].add_(1).tolist() == list(range(1, 9))
+    assert found["box"].flags.writeable

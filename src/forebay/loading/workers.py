@@ -322,7 +322,7 @@ class BatchSlots:
     def open(self, task: int, result: BatchResult) -> BatchResult:
         """Unpack a batch; its slot, if it has one, is then freed with the batch."""
         packed = result.batch
-        batch = unpack(packed, self.memory_of(task, packed))
+        batch = unpack(packed, self.memory_of(task, packed), copies_small=True)
         return result._replace(batch=batch, is_inline=isinstance(packed.body, bytearray))
 
     def memory_of(self, task: int, packed: PackedBatch) -> memoryview:

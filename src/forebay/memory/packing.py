@@ -293,6 +293,11 @@ INLINE_BYTES = 1 << 14
 # For a smaller tensor, allocating on the heap and copying is faster than allocating in the slot.
 WORTH_PLACING = 1 << 14
 
+# Tensors of less than this, and less than this part of their batch, are copied out of the slot: a
+# loop that keeps the labels of each batch then does not keep its images.
+SMALL_BYTES = 1 << 16
+SMALL_PART = 16
+
 _NOTHING = memoryview(bytearray())
 
 
@@ -307,9 +312,18 @@ def memory_of(packed: PackedBatch, slab: Slab, slot: Slot | None) -> memoryview:
     return slab.lease(slot, min(packed.nbytes, slot.capacity))
 
 
-def unpack(packed: PackedBatch, view: memoryview) -> Any:
-    """Return the batch, with its tensors and arrays over memory with its buffers."""
-    buffers = [view[at : at + nbytes] for at, nbytes in packed.buffers]
+def unpack(packed: PackedBatch, view: memoryview, *, copies_small: bool = False) -> Any:
+    """Return the batch, with its tensors and arrays over memory with its buffers.
+
+    Args:
+        copies_small: Whether what is small beside its batch gets memory of its own, so that keeping
+            it does not keep the whole slot.
+    """
+    most = min(SMALL_BYTES, packed.nbytes // SMALL_PART) if copies_small else 0
+    buffers = [
+        bytearray(view[at : at + nbytes]) if nbytes < most else view[at : at + nbytes]
+        for at, nbytes in packed.buffers
+    ]
     in_band: bytes | tuple[int, int] | memoryview = packed.in_band
     if isinstance(in_band, tuple):
         at, nbytes = in_band
