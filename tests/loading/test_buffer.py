@@ -9,11 +9,18 @@ import pytest
 import torch
 from datasets import Gate, Gated, Squares
 from streams import Asked, until
-from torch.utils.data import IterableDataset, RandomSampler, Sampler
+from torch.utils.data import (
+    ConcatDataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from forebay import Buffer, DataLoader, OptionError
 from forebay.engine.commands import State
 from forebay.loading import planner
+from forebay.loading.messages import CHUNK
 from forebay.options import buffer_of, parse_bytes
 
 # A machine of few cores is warned of several workers.
@@ -264,6 +271,24 @@ def test_it_fills_however_many_batches_are_ready_at_first(monkeypatch):
     with LOADERS["by a sampler of the user"](MARKS) as loader:
         next(iter(loader))
         until(lambda: loader.statistics().ready_batches >= 999)
+
+
+@pytest.mark.usefixtures("patient")
+def test_it_fills_however_many_batches_wait_for_their_turn():
+    """Made before those in front of them, they are counted with the room that they leave."""
+    gates = Gate(), Gate()
+    dataset = ConcatDataset([Gated(8, 0, gates[0]), Gated(2392, 0, gates[1])])
+    usual = {"batch_size": 8, "sampler": SequentialSampler(dataset), "buffer": MARKS}
+    with DataLoader(dataset, num_workers=3, **usual) as loader:
+        iterator = iter(loader)
+        flow = iterator.pipeline.feed._engine.flow
+        until(lambda: flow.counts[State.READY] > CHUNK)
+        gates[0].open()
+        next(iterator)
+        gates[1].open()
+        until(lambda: loader.statistics().ready_batches >= 999)
+    for gate in gates:
+        gate.close()
 
 
 class SlowlyReadSampler(Sampler):

@@ -580,16 +580,14 @@ class Flow:
 
     @property
     def room(self) -> int:
-        """About how many results there is room for, besides those ready or leased.
-
-        Each is assumed to be as large as these are on average; before the first there is no room.
-        """
-        made, held = self.counts[State.READY] + self.counts[State.LEASED], self.held_bytes
-        room, most = self.limits.slots - made, self.limits.max_bytes
-        if most is not None:
+        """About how many results of average size there is room for, besides those leased."""
+        counts, held, most = self.counts, self.held_bytes, self.limits.max_bytes
+        made = counts[State.READY] + counts[State.LEASED]
+        room = self.limits.slots - made
+        if most is not None:  # before the first result there is no room
             each = held // made if made else self._largest
             room = min(room, (most - held) // each if each else 0)
-        return max(room, 0)
+        return max(room, 0) + counts[State.READY]
 
     @property
     def above_low_mark(self) -> int:
