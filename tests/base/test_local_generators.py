@@ -20,7 +20,7 @@ import pytest
 import torch
 from numpy.random import rand as imported_rand
 
-from forebay.base.datasets import OwnedGenerators
+from forebay.base.datasets import OwnedGenerators, set_state, state_of
 from forebay.base.local_generators import LocalGenerators
 from forebay.base.randomness import (
     ThreadTurns,
@@ -170,13 +170,13 @@ def test_samples_draw_from_generators_that_the_dataset_owns(
     own = make()
     holder = SimpleNamespace(transform=[own])
     owned = OwnedGenerators(dataset=holder)
-    before = owned.states()
+    before = state_of(own)
     samples = Samples(partial(draw, own), owned)
     expected = [alone(seed, partial(draw, own), OwnedGenerators(dataset=holder)) for seed in SEEDS]
-    owned.restore(before)
+    set_state(own, before)
     assert samples.make(SEEDS) == expected
     assert samples.calls == len(SEEDS)
-    assert str(owned.states()) == str(before)
+    assert str(state_of(own)) == str(before)
 
 
 @pytest.mark.parametrize("draw", UNKNOWN.values(), ids=UNKNOWN)

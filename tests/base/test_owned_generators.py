@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.base.datasets import LOOKED_AT, OwnedGenerators
+from forebay.base.datasets import FEW_ITEMS, MANY_ITEMS, MOST_OBJECTS, OwnedGenerators
 
 
 class Holder:
@@ -127,7 +127,8 @@ PLACES = {
     "attribute": lambda rng: Holder(transform=Holder(rng=rng)),
     "slot": Slotted,
     "list": lambda rng: [1, [rng]],
-    "behind numbers": lambda rng: [*range(LOOKED_AT - 1), rng],
+    "behind numbers": lambda rng: [*range(MANY_ITEMS - 1), rng],
+    "behind lists": lambda rng: [*([] for _ in range(FEW_ITEMS)), Holder(rng=rng)],
     "tuple": lambda rng: (rng,),
     "dict": lambda rng: {"a": {0: rng}},
     "odd dict": lambda rng: HostileDict(a=rng),
@@ -232,19 +233,58 @@ def test_states_are_restored(kind):
     generator = KINDS[kind]()
     owned = OwnedGenerators(dataset=generator)
     draw(generator)
-    states = owned.states()
-    found = draw(generator)
-    owned.seed(3)
-    owned.restore(states)
+    with owned.kept():
+        found = draw(generator)
+        owned.seed(3)
     assert draw(generator) == found
 
 
-def test_a_million_paths_are_not_looked_at():
-    """Nor are more objects than the limit, however they are nested."""
-    paths = ["a"] * 1_000_000
-    nested = [[[0] for _ in range(100)] for _ in range(1000)]
-    generator = np.random.default_rng()
-    assert OwnedGenerators(dataset=[paths, nested, generator]).paths == ("dataset[2]",)
+def rows(count):
+    """Return samples of datasets of many kinds: as ImageFolder lists them, and as JSON has them."""
+    pairs = [(f"{at}.jpg", at % 10) for at in range(count)]
+    return {
+        "strings": [path for path, _ in pairs],
+        "tuples": pairs,
+        "dicts": [{"file": path, "boxes": [[0, 1]]} for path, _ in pairs],
+        "nested": [[[pair] for pair in pairs[at : at + 99]] for at in range(0, count, 99)],
+        "by name": {path: [label] for path, label in pairs},
+        "objects": [Holder(path=path, boxes=[label]) for path, label in pairs],
+    }
+
+
+def test_transforms_are_found_beside_a_long_list():
+    """Also if it comes before them, and has more objects than are looked at."""
+    for name, samples in rows(2 * MOST_OBJECTS).items():
+        rng = np.random.default_rng()
+        owned = OwnedGenerators(dataset=Holder(samples=samples, transform=[Holder(rng=rng)]))
+        assert owned.paths == ("dataset.transform[0].rng",), name
+        assert not owned.is_cut, name
+
+
+def test_of_a_long_list_whose_samples_have_generators_all_are_found():
+    """A sample of them says that it is so."""
+    samples = [Holder(rng=random.Random(at)) for at in range(FEW_ITEMS * 9)]
+    owned = OwnedGenerators(dataset=[{}, samples])
+    assert len(owned.paths) == len(samples)
+    assert {f"dataset[1][{at}].rng" for at in range(len(samples))} == set(owned.paths)
+
+
+def test_a_search_that_ends_early_says_so():
+    """With the number of objects, and what to do."""
+    samples = [[random.Random(at)] for at in range(MOST_OBJECTS)]
+    owned = OwnedGenerators(dataset=samples)
+    with pytest.warns(UserWarning, match=r"generators of Data: .* ended after 20,000 objects"):
+        owned.warn_if_cut("Data")
+
+
+def test_generators_that_were_made_since_are_found():
+    """And nothing is, if nothing was made."""
+    holder = Holder(rng=random.Random(0))
+    owned = OwnedGenerators(dataset=holder)
+    assert owned.grown() is None
+    holder.late = random.Random(1)
+    grown = owned.grown()
+    assert grown is not None and grown.paths == ("dataset.rng", "dataset.late")
 
 
 class OwnRandom(random.Random):
@@ -264,7 +304,8 @@ def test_the_users_own_method_is_not_called():
     owned = OwnedGenerators(dataset=own)
     owned.seed(1)
     first = own.random()
-    owned.restore(owned.states())
+    with owned.kept():
+        owned.seed(1)
     owned.seed(1)
     assert own.random() == first
     assert own.calls == before

@@ -169,6 +169,48 @@ def test_a_transform_that_is_replaced_between_epochs_is_seeded_too():
     assert torch.equal(torch.cat([first, *loader]), torch.cat(epochs_of(loader_of())))
 
 
+class Late(Augmented):
+    """Makes its generator when it first needs one, as many datasets do for their workers."""
+
+    def __init__(self):
+        self.rng = None
+
+    def __getitem__(self, index):
+        if self.rng is None:
+            self.rng = np.random.default_rng()
+        return index + self.rng.random()
+
+
+class LateBatches(Late):
+    """The same, for whole batches."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [Late, LateBatches])
+def test_a_generator_that_is_made_when_it_is_needed_is_seeded_at_once(kind):
+    """In the first epoch already, in each worker; and in threads that fetch samples."""
+    want = [batch.tolist() for batch in DataLoader(kind(), batch_size=4, seed=3)]
+    ways = [{"num_workers": 2}] + [{"num_workers": 1, "concurrency": 2}] * (kind is Late)
+    for options in ways:
+        with DataLoader(kind(), batch_size=4, seed=3, **options) as loader:
+            assert [batch.tolist() for batch in loader] == want
+
+
+def late_collate(samples, own=[]):  # noqa: B006 - a generator that all calls share
+    """Add a number of a generator that the first call makes."""
+    own or own.append(np.random.default_rng())
+    return [sample + own[0].random() for sample in samples]
+
+
+def test_a_generator_that_collate_fn_makes_is_seeded_at_once():
+    """As that of a dataset is."""
+    ways = [{"num_workers": 1}, {}]
+    made = [list(DataLoader(range(4), seed=3, collate_fn=late_collate, **way)) for way in ways]
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 0}])
 def test_a_stream_draws_the_same_each_time(options):
     """For the same number of workers."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import random
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from forebay.base.randomness import TORCH_BITS, numpy_and_torch, seed_of_text
 
@@ -65,10 +68,15 @@ def is_mixture(dataset: object) -> bool:
 # Each generator has a stream that depends on the seed and on its path from the root, so that two
 # transforms do not draw the same numbers, and one that is added does not change the others.
 
-# How many objects are looked at; those nearest to the roots come first.
+# How many objects are looked at. What lies in long containers comes last, so that a transform is
+# found beside a list of a million samples.
 MOST_OBJECTS = 20_000
-# A container whose first items are numbers or strings is taken to have nothing else.
-LOOKED_AT = 100
+# A container of more items is long: so many of each type in it are looked at, and in a container
+# within such a sample a quarter as many. If a generator is found in a sample, all items are.
+FEW_ITEMS = 100
+SAMPLED = 64
+# Of a container with more items than this, not even each type is looked at.
+MANY_ITEMS = 10_000
 
 _PLAIN = (str, bytes, bytearray, memoryview, int, float, complex, type(None), ModuleType, range)
 _128_BITS = (1 << 128) - 1
@@ -80,12 +88,20 @@ _HEAP_TYPE = 1 << 9
 
 
 class OwnedGenerators:
-    """The generators that some objects own."""
+    """The generators that some objects own.
+
+    Attributes:
+        paths: The path to each from a root.
+        is_cut: Whether there were more objects than `MOST_OBJECTS`, so that some were not looked
+            at.
+    """
 
     def __init__(self, **roots: Any) -> None:
         """Find them; no code of the user is called."""
-        found = dict(_found(roots))
-        self.paths = tuple(found)
+        self._roots = roots
+        search = _Search(roots)
+        found = dict(search.found())
+        self.paths, self.is_cut = tuple(found), search.is_cut
         # Each with what its seeds are combined with, and what seeds it.
         self.parts = tuple(
             (each, seed_of_text(path), _setter(each, path)) for path, each in found.items()
@@ -94,6 +110,27 @@ class OwnedGenerators:
     def __bool__(self) -> bool:
         """Return whether there are any."""
         return bool(self.parts)
+
+    def grown(self) -> OwnedGenerators | None:
+        """Return those that there are now, if some are new; else None.
+
+        Many datasets make a generator when they first need it, in a worker.
+        """
+        now = OwnedGenerators(**self._roots)
+        known = {id(each) for each, _, _ in self.parts}
+        return None if known.issuperset(id(each) for each, _, _ in now.parts) else now
+
+    def warn_if_cut(self, whose: str) -> None:
+        """Warn if there are more objects than are searched."""
+        if self.is_cut:
+            warnings.warn(
+                f"seed= may not reach all random generators of {whose}: the search for them ended "
+                f"after {MOST_OBJECTS:,} objects, and found {len(self.parts):,}\n"
+                "  Those in other objects are not seeded. print(loader.check()) shows whether "
+                "samples differ; if they do, keep the generators nearer to the dataset, as in "
+                "dataset.transform.rng.",
+                stacklevel=2,
+            )
 
     def seed(self, seed: int) -> None:
         """Seed each from 64 bits, which must look random, and from its path."""
@@ -111,41 +148,100 @@ class OwnedGenerators:
 
         return seed_all
 
-    def states(self) -> list[Any]:
-        """Return copies of the states."""
-        return [state_of(each) for each, _, _ in self.parts]
-
-    def restore(self, states: Sequence[Any]) -> None:
-        """Set the generators to states that `states` returned."""
-        for (generator, _, _), state in zip(self.parts, states, strict=True):
-            set_state(generator, state)
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Restore the states of the generators at the end of the block."""
+        states = [(each, state_of(each)) for each, _, _ in self.parts]
+        try:
+            yield
+        finally:
+            for generator, state in states:
+                set_state(generator, state)
 
 
 # ---- finding -----------------------------------------------------------------------------------
 
 
-def _found(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the path and each generator, those nearest to the roots first."""
-    kinds, known = _kinds()
-    waiting = deque((name, value) for name, value in roots.items())
-    kept = []  # so that no ID is used again
-    for _ in range(MOST_OBJECTS):
-        if not waiting:
-            return
-        path, value = waiting.popleft()
-        if id(value) in known:
-            continue
-        known.add(id(value))
-        kept.append(value)
-        if issubclass(type(value), kinds):
-            # A Generator and its bit generator have one state.
-            inner = getattr(value, "bit_generator", None) or getattr(value, "_bit_generator", None)
-            if inner is None or id(inner) not in known:
-                known.add(id(inner))
-                kept.append(inner)
-                yield path, value
-        else:
-            waiting.extend(_inside(path, value, kinds))
+class _Long(NamedTuple):
+    """A long container, of which a sample is looked at.
+
+    Attributes:
+        items: All that may refer to a generator, with paths.
+        outer: The long container that it was found in; None if it was found in none.
+    """
+
+    items: Iterator[tuple[str, Any]]
+    outer: _Long | None
+
+    def depth(self) -> int:
+        """Return how many long containers it is in."""
+        return 0 if self.outer is None else 1 + self.outer.depth()
+
+
+class _Search:
+    """A search for generators: first in what is near to the roots, then in long containers."""
+
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        self.is_cut = False
+        self._kinds, self._known = _kinds()
+        self._near = deque((path, value, None) for path, value in roots.items())
+        self._far: deque[tuple[str, Any, _Long | None]] = deque()  # in long containers
+        self._all: deque[_Long] = deque()  # those of which everything is looked at
+
+    def found(self) -> Iterator[tuple[str, Any]]:
+        """Yield the path and each generator, those nearest to the roots first."""
+        known, kinds, kept = self._known, self._kinds, []  # kept so that no ID is used again
+        for path, value, container in self._waiting():
+            if id(value) in known:
+                continue
+            if len(kept) >= MOST_OBJECTS:
+                self.is_cut = True
+                return
+            known.add(id(value))
+            kept.append(value)
+            if issubclass(type(value), kinds):
+                # A Generator and its bit generator have one state.
+                bits = getattr(value, "bit_generator", None)
+                bits = bits or getattr(value, "_bit_generator", None)
+                if bits is None or id(bits) not in known:
+                    known.add(id(bits))
+                    kept.append(bits)
+                    self._look_at_all(container)
+                    yield path, value
+            else:
+                self._look_into(path, value, container)
+
+    def _waiting(self) -> Iterator[tuple[str, Any, _Long | None]]:
+        """Yield the objects to look at."""
+        while self._near or self._far or self._all:
+            if self._near:
+                yield self._near.popleft()
+            elif self._far:
+                yield self._far.popleft()
+            elif (item := next(self._all[0].items, None)) is not None:
+                yield *item, self._all[0].outer
+            else:
+                self._all.popleft()
+
+    def _look_at_all(self, container: _Long | None) -> None:
+        """Look at all items of a container in whose sample a generator was found."""
+        while container is not None:
+            if container not in self._all:
+                self._all.append(container)
+            container = container.outer
+
+    def _look_into(self, path: str, value: Any, container: _Long | None) -> None:
+        """Add what an object refers to."""
+        near = self._near if container is None else self._far
+        for kind in (dict, list, tuple, deque, set, frozenset):
+            if issubclass(type(value), kind):
+                if kind.__len__(value) > FEW_ITEMS:
+                    long = _Long(_items(path, value, kind), container)
+                    self._far.extend((*each, long) for each in _sample(path, value, kind, long))
+                else:
+                    near.extend((*each, container) for each in _items(path, value, kind))
+                break
+        near.extend((*each, container) for each in _inside(path, value, self._kinds))
 
 
 def _kinds() -> tuple[tuple[type, ...], set[int]]:
@@ -162,12 +258,42 @@ def _kinds() -> tuple[tuple[type, ...], set[int]]:
     return tuple(kinds), known
 
 
+def _items(
+    path: str, value: Any, kind: Any, of: Iterable[tuple[Any, Any]] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a container that are not numbers or strings, by the methods of `kind`.
+
+    Args:
+        of: Keys or positions, and items; None for all.
+    """
+    for at, (name, each) in enumerate(_pairs(value, kind) if of is None else of):
+        if not issubclass(type(each), _PLAIN):
+            # Sets have no order, so their generators share a path.
+            name = "" if kind in (set, frozenset) else name if type(name) in (str, int) else at
+            yield f"{path}[{name}]", each
+
+
+def _pairs(value: Any, kind: Any) -> Iterator[tuple[Any, Any]]:
+    return iter(dict.items(value)) if kind is dict else enumerate(kind.__iter__(value))
+
+
+def _sample(path: str, value: Any, kind: Any, long: _Long) -> Iterator[tuple[str, Any]]:
+    """Yield some items of a long container, of each type."""
+    length, most, of = kind.__len__(value), max(SAMPLED >> 2 * long.depth(), 2), None
+    if length > MANY_ITEMS and kind in (list, tuple):
+        chosen = (*(length * at // most for at in range(most)), length - 1)
+        of = ((at, kind.__getitem__(value, at)) for at in chosen)
+    elif length > MANY_ITEMS:  # there is no way into the midst of it but a walk
+        of = itertools.islice(_pairs(value, kind), most)
+    of_type: Counter[type] = Counter()
+    for item in _items(path, value, kind, of):
+        of_type[type(item[1])] += 1
+        if of_type[type(item[1])] <= most:
+            yield item
+
+
 def _inside(path: str, value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield what an object refers to, and the paths of that."""
-    for kind in (dict, list, tuple, deque, set, frozenset):
-        if issubclass(type(value), kind):
-            yield from _items(path, value, kind)
-            break
+    """Yield what an object refers to besides the items of a container, and the paths of that."""
     if isinstance(value, functools.partial):
         parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
         yield from ((f"{path}.{name}", each) for name, each in parts.items())
@@ -178,20 +304,6 @@ def _inside(path: str, value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[st
     elif isinstance(value, FunctionType):
         yield from _inside_function(path, value, kinds)
     yield from _attributes(path, value, kinds)
-
-
-def _items(path: str, value: Any, kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a container that are not numbers or strings, by the methods of `kind`."""
-    pairs = dict.items(value) if kind is dict else enumerate(kind.__iter__(value))
-    has_others = False
-    for at, (name, each) in enumerate(pairs):
-        if at == LOOKED_AT and not has_others:
-            return
-        if not issubclass(type(each), _PLAIN):
-            has_others = True
-            # Sets have no order, so their generators share a path.
-            name = "" if kind in (set, frozenset) else name if type(name) in (str, int) else at
-            yield f"{path}[{name}]", each
 
 
 def _inside_function(

@@ -538,6 +538,7 @@ class ShardWork:
     def __init__(self, dataset: Any, plan: CachePlan, marks: Path) -> None:
         self._dataset, self._plan, self._marks = dataset, plan, marks
         self._owned: OwnedGenerators | None = None  # found in the worker
+        self._has_read = False
 
     def __call__(self, row: dict[str, int], out: Any) -> dict[str, Any]:
         """Write the shard; return the record of it that the index needs."""
@@ -574,6 +575,11 @@ class ShardWork:
             self._owned.seed(seed)
         try:
             sample = self._dataset[index]
+            if not self._has_read and self._owned is not None:
+                self._has_read = True
+                if (more := self._owned.grown()) is not None:  # made when they were needed
+                    self._owned = more
+                    return self._add(index, writer)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - SystemExit too

@@ -257,27 +257,33 @@ class BatchJob:
         """Prepare for collation; overridden where batches are packed."""
 
     def _made(self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher) -> BatchResult:
-        batch, timer, states = None, self.timer, None
+        timer, kept = self.timer, nullcontext()
         timer.began_at = time.perf_counter()
         try:
             if isinstance(fetcher, MapFetcher):
                 fetcher.begin(request)
-                states = fetcher.owned_states()
-            samples = fetcher.fetch(request)
-            timer.fetched_at = time.perf_counter()
-            is_empty = bool(fetcher.failures) and not samples
-            if not is_empty:
-                self._before_collation(request)
-                batch = fetcher.collate(request, samples)
+                kept = fetcher.kept_owned()
+            with kept:
+                batch, is_empty = self._collated(request, fetcher)
+                if isinstance(fetcher, MapFetcher) and fetcher.finds_more():
+                    batch, is_empty = self._collated(request, fetcher)
         except BaseException:
             timer.failed()
             raise
-        finally:
-            if states is not None and isinstance(fetcher, MapFetcher):
-                fetcher.restore_owned(states)
         state = fetcher.state() if self._spec.tracks_state else None
         failures = tuple(fetcher.failures)
         return BatchResult(batch, failures=failures, is_empty=is_empty, state=state)
+
+    def _collated(
+        self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher
+    ) -> tuple[Any, bool]:
+        """Return a batch, and whether it has no sample since all were left out."""
+        samples = fetcher.fetch(request)
+        self.timer.fetched_at = time.perf_counter()
+        if fetcher.failures and not samples:
+            return None, True
+        self._before_collation(request)
+        return fetcher.collate(request, samples), False
 
     def timing(self) -> Timing | None:
         """Return the time spent on the batch that has just become ready; see `BatchTimer`."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
-from forebay.base.datasets import sequence_rows
+from forebay.base.datasets import OwnedGenerators, sequence_rows
 from forebay.base.randomness import (
     generators_kept,
     generators_locked,
@@ -153,7 +153,7 @@ class Pipeline:
         self.drew_base_seed = True
         self._dataset_seen: Any = None
         self._replaces_workers = False
-        self._has_agreed = False
+        self._has_agreed = self._has_searched = False
         self.hand_out = HandOut(settings)
 
     # ---- an epoch ------------------------------------------------------------------------------
@@ -246,6 +246,11 @@ class Pipeline:
             states = tuple(planner.worker_states)
             spec = settings.spec(base_seed, seed, position.epoch, states)
             device = self.hand_out.device
+            if spec.seeds_owned and not self._has_searched and not settings.is_sliced:
+                self._has_searched = True
+                OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn).warn_if_cut(
+                    type(spec.dataset).__name__
+                )
             feed = self.feed = feed_of(settings, spec, self._trace, self._tuning, device)
         feed.in_use = iterator.one_at_a_time
         return planner, feed

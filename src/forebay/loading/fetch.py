@@ -212,6 +212,7 @@ class MapFetcher:
         self._spec = spec
         self._turns, self._seeds = turns, seeds
         self._owned, self._epoch = OwnedGenerators(), -1
+        self._found: OwnedGenerators | None = None  # before the first batch of an epoch
         self._run_seeded: RunSeeded = (
             (lambda call: call(seed_generators)) if turns is None else turns.run
         )
@@ -259,11 +260,32 @@ class MapFetcher:
 
     def _find_owned(self, epoch: int) -> None:
         """Find the generators that the dataset owns, before the first batch of an epoch."""
-        spec = self._spec
-        if not self._is_seeded or not spec.seeds_owned or epoch == self._epoch:
+        if not self._is_seeded or not self._spec.seeds_owned or epoch == self._epoch:
             return
         self._epoch = epoch  # the user may have changed the dataset between epochs
-        owned = OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn)
+        spec = self._spec
+        self._own(OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn))
+
+    def finds_more(self) -> bool:
+        """Return whether the batch made generators, and is to be made again now they are seeded.
+
+        It looks for them after the first batch of each epoch.
+        """
+        found, self._found = self._found, None
+        if found is None or (more := found.grown()) is None:
+            return False
+        with self._beginning:  # samples of later batches drew without a seed
+            for begun in self._begun.values():
+                for call in begun.calls:
+                    call.cancel()
+            self._begun.clear()
+        self._own(more)
+        self._found = None
+        return True
+
+    def _own(self, owned: OwnedGenerators) -> None:
+        """Seed these generators for each sample from now on."""
+        self._found = owned
         if self._turns is not None and self._turns.local is not None:
             if not self._turns.local.own(owned):
                 self._turns.run_alone()
@@ -275,14 +297,10 @@ class MapFetcher:
             if self._turns is not None:
                 self._turns.run_alone()
 
-    def owned_states(self) -> list[Any] | None:
-        """Return the states to restore after a batch; None in a worker, also in a thread."""
+    def kept_owned(self) -> AbstractContextManager[None]:
+        """Restore the dataset's generators after a batch; in a worker, also a thread, do not."""
         is_worker = self._seeds is not None or self._turns is not None
-        return None if is_worker or not self._owned else self._owned.states()
-
-    def restore_owned(self, states: list[Any]) -> None:
-        """Undo what a batch did to the generators that the dataset owns."""
-        self._owned.restore(states)
+        return nullcontext() if is_worker or not self._owned else self._owned.kept()
 
     def _one_by_one(self, request: BatchRequest, indices: Sequence[Any]) -> list[Any]:
         def fetched(set_seed: SetSeed) -> list[Any]:
