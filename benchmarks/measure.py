@@ -10,7 +10,6 @@ import json
 import os
 import statistics
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -110,9 +109,6 @@ def _seconds_to_write(path: str, flags: int) -> float:
 def outputs(folder: Path) -> int:
     """Return the number of complete outputs in a folder; other files of a peer do not count."""
     whole = 0
-    for shard in (folder / "packed").glob("*.tar"):
-        with tarfile.open(shard) as tar:
-            whole += sum(member.name.isdecimal() and member.size == 10 for member in tar)
     for entry in os.scandir(folder):
         if entry.name.isdecimal():
             whole += outputs(Path(entry)) if entry.is_dir() else entry.stat().st_size == 10

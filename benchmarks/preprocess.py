@@ -41,7 +41,6 @@ def tiny(ground: Ground, quick: bool) -> None:
     entries = [
         Entry("pool", (n, 4 * n), fast),
         Entry("forebay", (n, 4 * n, 5 * n), fast),
-        Entry("packed", (n, 4 * n), fast),
         Entry("loop", (n, 4 * n), fast),
         Entry("joblib", (n, 4 * n), fast),
         Entry("executor", (n, 4 * n), fast),
@@ -50,8 +49,7 @@ def tiny(ground: Ground, quick: bool) -> None:
         Entry("litdata", (n, 4 * n), slow),
     ]
     print(
-        f"{n:,} inputs: read a file of 10 bytes, write a file of 10 bytes (with out.pack a member\n"
-        "of a tar file), return a dict; 2 workers"
+        f"{n:,} inputs: read a file of 10 bytes, write a file of 10 bytes, return a dict; 2 workers"
     )
     times = dict(_interleaved(ground, "copy", entries))
     columns = ("", "inputs/s", "x Pool", "slowest-fastest", "start-up left out", "x Pool", "runs")

@@ -90,14 +90,6 @@ class Staged:
         return self._task(os.fspath(source), target)
 
 
-def packed(source: Path, out: Any) -> dict[str, int]:
-    """Copy one small file to a member of a tar file, as forebay calls it."""
-    with open(source, "rb") as file:
-        body = file.read()
-    out.pack(source.name, body)
-    return {"n": len(body)}
-
-
 def spin(times: int) -> int:
     """Keep one core busy."""
     value = 1

@@ -12,7 +12,6 @@ import pytest
 from pyarrow import csv
 
 from buckets import bucket_server, empty_memory, new_bucket
-from forebay.outputs import shards
 from forebay.testing.leaks import no_leaks
 from large_pages import use_large_pages
 from trainers import Trainers
@@ -98,13 +97,6 @@ def memory():
     """Return the memory file system, empty before and after."""
     with empty_memory() as system:
         yield system
-
-
-@pytest.fixture
-def readers_closed():
-    """Close what `open_output` keeps open in this thread for the next output of the same folder."""
-    yield
-    shards._local.__dict__.clear()
 
 
 @pytest.fixture(scope="session")

@@ -17,5 +17,4 @@ NAMES = {
     "datasets": "datasets.map(num_proc=2)",
     "litdata": "litdata.map",
     "forebay": "forebay.preprocess",
-    "packed": "forebay.preprocess, out.pack()",
 }

@@ -35,7 +35,7 @@ _NAMES = {
     "observe.diagnosis": ("Diagnosis",),
     "observe.figures": ("Statistics",),
     "options": ("AutoWorkers", "Buffer", "Ray"),
-    "outputs.shards": ("open_output",),
+    "outputs.tars": ("open_output",),
     "outputs.staging": ("get_output",),
     "packed": ("PackedSequence",),
     "predicting.predict": ("predict",),

@@ -27,8 +27,8 @@ from forebay.observe.figures import Statistics as Statistics
 from forebay.options import AutoWorkers as AutoWorkers
 from forebay.options import Buffer as Buffer
 from forebay.options import Ray as Ray
-from forebay.outputs.shards import open_output as open_output
 from forebay.outputs.staging import get_output as get_output
+from forebay.outputs.tars import open_output as open_output
 from forebay.packed import PackedSequence as PackedSequence
 from forebay.predicting.predict import predict as predict
 from forebay.runs.cache import cache as cache

@@ -116,7 +116,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "restart": {"is_flag": True, "help": "Forget the earlier run; remove its outputs."},
     "metadata": {"type": click.Choice(TABLE_FORMATS)},
-    "shard_bytes": {"type": _COUNT, "help": "About how large a tar file of packed outputs is."},
     "save": {
         "metavar": "FILE.py:FUNCTION",
         "type": REFERENCE,
@@ -313,7 +312,7 @@ _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": [
 @click.argument("work", metavar="FILE.py:FUNCTION", type=REFERENCE)
 @click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=PATH)
 @options("num_workers", "concurrency", "backend", *_CLUSTER, "timeout", "retries", "on_error")
-@options("max_failures", "limit", "redo", "restart", "metadata", "shard_bytes", "save")
+@options("max_failures", "limit", "redo", "restart", "metadata", "save")
 @options("version", "quiet")
 def preprocess_command(work: str, paths: tuple[str, ...], **settings: Any) -> int:
     """Call FUNCTION(source, out) for each of INPUTS; publish its files in OUTPUT.
@@ -417,7 +416,7 @@ def verify_command(output: str) -> int:
     folder = open_place(output)
     with folder.ledger("verify") as ledger:
         missing, altered = perform_pending(ledger, folder), []
-        found = dict([*folder.files(), *folder.packed_outputs(ledger)])
+        found = dict(folder.files())
         checked, damaged = 0, set[int]()
         for name, size, ordinal in ledger.outputs():
             checked += 1

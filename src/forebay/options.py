@@ -14,12 +14,14 @@ from typing import Any, Literal, Self
 
 from forebay.base import process
 from forebay.base.formatting import byte_size
-from forebay.base.output_names import SHARD_BYTES, TABLE_FORMATS
+from forebay.base.output_names import TABLE_FORMATS
 from forebay.errors import OptionError
 
 # ---- options -------------------------------------------------------------------------------------
 
 BACKENDS = ("process", "thread", "ray")
+# About how large a shard of a cache is. A kill costs each worker the shard that it was writing.
+SHARD_BYTES = 64 * 2**20
 # The most workers, where the user names no number: waiting for storage takes more than cores.
 MAX_WORKERS_FLOOR, MAX_WORKERS_CEILING = 8, 64
 # Ray refuses these as names of custom resources.

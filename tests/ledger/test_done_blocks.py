@@ -11,7 +11,6 @@ from forebay.ledger import inputs as ledger_inputs
 from forebay.ledger.database import read_snapshot
 from forebay.ledger.inputs import BLOCK, read_entries
 from forebay.ledger.ledger import Ledger
-from forebay.ledger.names import move_members, recorded_members
 from forebay.ledger.records import Counts, Done, FailedInput, Input, OutputFile
 
 
@@ -123,17 +122,3 @@ def test_a_done_input_takes_at_most_forty_bytes(tmp_path):
             finish(ledger, first + 1, first + BLOCK)
         assert numbers(ledger) == (8, 0)
     assert (tmp_path / "ledger.sqlite").stat().st_size <= 40 * number
-
-
-def test_packed_outputs_of_a_block_are_found_and_moved(tmp_path, monkeypatch):
-    """Their places are in the compressed rows."""
-    monkeypatch.setattr(ledger_inputs, "BLOCK", 2)
-    with Ledger.open(tmp_path) as ledger:
-        ledger.enrol([Input("a"), Input("b")], (), True)
-        files = [OutputFile(f"packed/{each}", 3, "", (0, 512 * each, 7)) for each in (1, 3)]
-        ledger.record([Done(at, 1, 0.1, (file,), "[]") for at, file in enumerate(files, 1)], [])
-        assert numbers(ledger) == (1, 0)
-        move_members(ledger, {"packed/3": (1, 512)})
-        assert numbers(ledger) == (1, 0)
-        found = [(at, each.shard, each.offset) for at, each in recorded_members(ledger)]
-        assert found == [(1, 0, 512), (2, 1, 512)]

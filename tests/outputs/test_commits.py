@@ -28,7 +28,7 @@ def staged(folder: OutputFolder, ordinal: int) -> DeliverResult:
     path = folder.path / STAGING / "w0" / f"{ordinal}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(str(ordinal))
-    written = [(f"{ordinal}.txt", 1, f"{STAGING}/w0/{ordinal}.txt", None)]
+    written = [(f"{ordinal}.txt", 1, f"{STAGING}/w0/{ordinal}.txt")]
     return DeliverResult(ordinal, 1, 0.1, 0, (written, "[]"))
 
 

@@ -56,7 +56,7 @@ def write(staging: Staging, *names: str) -> Output:
 def publish(place: OutputFolder, staging: Staging, *outputs: Output) -> list[str]:
     """Publish what inputs wrote; return the names that could not be given."""
     files = [file for out in outputs for file in staging.commit(out)]
-    changes = [FileChange(name, staged) for name, _, staged, _ in files]
+    changes = [FileChange(name, staged) for name, _, staged in files]
     return [one.name for part in place.perform(changes) for one in part]
 
 
@@ -183,7 +183,7 @@ def test_what_was_refused_leaves_no_folder(place, staging):
     (place.path / "a" / "rec").write_text("in the way")
     files = staging.commit(write(staging, "a/rec/0", "b/1"))
     for change in (FileChange, lambda _, staged: FileChange(staged)):
-        list(place.perform([change(name, staged) for name, _, staged, _ in files]))
+        list(place.perform([change(name, staged) for name, _, staged in files]))
     assert left_in_staging(place) == []
 
 
@@ -192,7 +192,7 @@ def test_files_that_others_are_about_to_write_keep_their_folder(place, staging):
     publish(place, staging, write(staging, "speaker/0"))
     files = staging.commit(write(staging, "speaker/1"))
     other = staging.begin("").file("speaker/2")
-    list(place.perform([FileChange(staged) for _, _, staged, _ in files]))
+    list(place.perform([FileChange(staged) for _, _, staged in files]))
     other.write_text("speaker/2")
 
 
@@ -209,7 +209,7 @@ def test_a_folder_is_in_the_group_of_the_one_that_it_is_in(place, staging, renam
 def test_performing_again_changes_nothing(place, staging):
     """As after a kill between the renames and the ledger's note of them."""
     files = staging.commit(write(staging, "rec/0", "rec/1"))
-    changes = [FileChange(name, staged) for name, _, staged, _ in files]
+    changes = [FileChange(name, staged) for name, _, staged in files]
     for _ in range(2):
         assert [one for part in place.perform(changes) for one in part] == []
         assert visible(place) == ["rec/0", "rec/1"]
@@ -219,7 +219,7 @@ def test_performing_again_changes_nothing(place, staging):
 def test_no_file_gets_the_path_of_one_that_may_be_published_again(place, staging, names):
     """A kill before the ledger forgets a rename: the next run finds what was staged meanwhile."""
     files = staging.commit(write(staging, "t"))
-    changes = [FileChange(name, staged) for name, _, staged, _ in files]
+    changes = [FileChange(name, staged) for name, _, staged in files]
     assert list(place.perform(changes)) == [[]]
     write(staging, *names)
     assert list(place.perform(changes)) == [[]]
@@ -235,7 +235,7 @@ def test_no_link_in_a_staging_folder_is_followed(place, staging, tmp_path, linke
     outside = tmp_path / "outside"
     folder.rename(outside)
     folder.symlink_to(outside)
-    changes = [FileChange(name, staged) for name, _, staged, _ in files]
+    changes = [FileChange(name, staged) for name, _, staged in files]
     refused = [one.name for part in place.perform(changes) for one in part]
     assert refused == ["rec/0"]
     assert not (place.path / "rec").is_symlink()

@@ -15,7 +15,7 @@ from typing import Any
 
 from forebay.cli import main
 from forebay.ledger.ledger import Ledger
-from forebay.outputs import folder, shards
+from forebay.outputs import folder
 from forebay.outputs.folder import OutputFolder
 from forebay.runs import results as write
 
@@ -93,16 +93,6 @@ POINTS: dict[str, Callable[[], None]] = {
     "after the table": lambda: after(OutputFolder, "write_table"),
 }
 
-# Those that only a run meets that packs its outputs.
-PACKING_POINTS: dict[str, Callable[[], None]] = {
-    "before a shard is completed": lambda: before(shards, "_completed"),
-    "when shards are complete": lambda: before(shards, "_publish"),
-    "when the shards are recorded": lambda: after(shards, "write_shards"),
-    "when the shards have their names": lambda: after(shards, "rename_new"),
-    "after the shards": lambda: after(OutputFolder, "complete_shards"),
-}
-
-
 if __name__ == "__main__":
-    (POINTS | PACKING_POINTS)[sys.argv.pop(1)]()
+    POINTS[sys.argv.pop(1)]()
     main()

@@ -21,7 +21,6 @@ class Direct:
 
     def __call__(self, source, out):
         out.file(f"{source.stem}.out").write_text("x")
-        out.pack(f"{source.stem}.packed", b"x")
         (self.folder / "direct" / source.name).write_text("x")
         (self.folder / "log.txt").write_text("x")
 

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 from clusters import until
 from driving import calls, make_inputs, published, staged
-from packing import members
 from test_ray_deaths import Threaded, add_node, cluster_of, last_of, raylet_of
 
 from runs import attempts, run, table
@@ -16,8 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
 COUNT, HELD = 120, 40
 
 
-def gated(folder, pack=False):
-    """Return a work that copies or packs its input; those from number HELD on wait for "go"."""
+def gated(folder):
+    """Return a work that copies its input; those from number HELD on wait for "go"."""
     path = str(folder)
 
     def work(source, out):
@@ -31,10 +30,7 @@ def gated(folder, pack=False):
         if raylet := os.environ.get("RAY_RAYLET_PID"):
             Path(path, f"at {raylet}").touch()
         body = source.read_bytes()
-        if pack:
-            out.pack(source.name, body)
-        else:
-            out.file(source.name).write_bytes(body)
+        out.file(source.name).write_bytes(body)
         while int(source.stem) >= HELD and not Path(path, "go").exists():
             time.sleep(0.01)
         return {"bytes": len(body)}
@@ -66,13 +62,4 @@ def test_files_and_table_are_those_of_a_local_run(tmp_path):
     run_with_a_loss(tmp_path, gated(tmp_path))
     run(gated(tmp_path), inputs, tmp_path / "here", backend="process", num_workers=2)
     assert published(tmp_path / "ray") == published(tmp_path / "here")
-    assert table(tmp_path / "ray") == table(tmp_path / "here")
-
-
-def test_packed_outputs_are_those_of_a_local_run(tmp_path):
-    """The lost node's open shard is cut to what was committed of it."""
-    inputs = make_inputs(tmp_path / "in", COUNT, lines=2)
-    run_with_a_loss(tmp_path, gated(tmp_path, pack=True))
-    run(gated(tmp_path, pack=True), inputs, tmp_path / "here", backend="process", num_workers=2)
-    assert members(tmp_path / "ray") == members(tmp_path / "here")
     assert table(tmp_path / "ray") == table(tmp_path / "here")

@@ -18,7 +18,6 @@ from driving import (
     staged,
     start,
 )
-from packing import members, pack_lines
 from works import copy, draw, fail_odd, fail_once, meet_fault, split
 
 import forebay
@@ -54,16 +53,6 @@ def raise_value(source, out):
 
 
 # ---- the same as on one machine -----------------------------------------------------------------
-
-
-@pytest.mark.thorough
-def test_packed_outputs_and_table_are_those_of_a_local_run(tmp_path):
-    """Each worker has a shard of its own in the folder that the nodes share."""
-    inputs = make_inputs(tmp_path / "in", 40, lines=3)
-    assert run(pack_lines, inputs, tmp_path / "ray").done == 40
-    assert run(pack_lines, inputs, tmp_path / "here", backend="process", num_workers=2).done == 40
-    assert members(tmp_path / "ray") == members(tmp_path / "here")
-    assert table(tmp_path / "ray") == table(tmp_path / "here")
 
 
 @pytest.mark.parametrize("work", [copy, split, draw], ids=lambda work: work.__name__)

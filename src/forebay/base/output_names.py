@@ -1,7 +1,6 @@
 """Which names outputs may have in an output folder: relative, inside of it, not forebay's. PURE.
 
     out.file("a/../../x")            asked_name ─────> OutputError, in the worker
-    out.pack("a", data)              packed_name ────> "packed/a", which no file can have
     ledger: "../../x", "/etc/x"      recorded_name ──> LedgerError, before a path is made of it
 
 No name in a ledger, even a malicious one, reaches a file outside of the output folder.
@@ -10,7 +9,6 @@ No name in a ledger, even a malicious one, reaches a file outside of the output 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import PurePosixPath
 
 from forebay.errors import LedgerError, OutputError, shortened
@@ -20,9 +18,6 @@ from forebay.errors import LedgerError, OutputError, shortened
 
 # The formats of the metadata table.
 TABLE_FORMATS = ("parquet", "csv", "jsonl")
-# About how large a shard of packed outputs is: larger than a shard of a cache, since a kill costs
-# only single inputs of it.
-SHARD_BYTES = 256 * 2**20
 
 # ---- output names --------------------------------------------------------------------------------
 
@@ -30,14 +25,6 @@ SHARD_BYTES = 256 * 2**20
 PRIVATE = ".forebay"
 STAGING = f"{PRIVATE}/staging"
 _IN_STAGING = f"{STAGING}/"
-# Where the names of packed outputs begin. The files in this folder are their shards and an index.
-PACKED = "packed"
-_IN_PACKED = f"{PACKED}/"
-MEMBER_INDEX = "index.sqlite"
-# Where shards are until they are complete.
-OPEN_SHARDS = f"{PRIVATE}/{PACKED}"
-
-_SHARD = re.compile(r"(\d{5}|[1-9]\d{5,9})\.tar", re.ASCII)
 
 
 def table_name(form: str) -> str:
@@ -45,20 +32,10 @@ def table_name(form: str) -> str:
     return f"metadata.{form}"
 
 
-def shard_name(number: int) -> str:
-    """Return the file name of a shard of packed outputs."""
-    return f"{number:05d}.tar"
-
-
-def shard_number(name: str) -> int | None:
-    """Return the number of a shard; None for any other file name."""
-    return int(name[:-4]) if name.endswith(".tar") and _SHARD.fullmatch(name) else None
-
-
 SUFFIXES = tuple(f".{form}" for form in sorted(TABLE_FORMATS))
 TABLES = tuple(map(table_name, sorted(TABLE_FORMATS)))
 # First parts of names that outputs cannot have. Some file systems treat "A" and "a" as equal.
-_OWN = frozenset([PRIVATE, PACKED, *TABLES])
+_OWN = frozenset([PRIVATE, *TABLES])
 
 
 def normalized(name: object) -> str:
@@ -77,41 +54,13 @@ def normalized(name: object) -> str:
 
 def asked_name(name: object) -> str:
     """Return the name that a function gives a file."""
-    final = _inside(name, "out.file")
+    final = inside_name(name, "out.file")
     if final.partition("/")[0].casefold() in _OWN:
         raise OutputError(f"out.file({name!r}): that name is reserved for forebay; choose another")
     return final
 
 
-def packed_name(name: object) -> str:
-    """Return the name of an output to which a function gives a name in `out.pack`."""
-    final = f"{PACKED}/{_inside(name, 'out.pack')}"
-    if not is_packed(final):
-        raise OutputError(f"out.pack({name!r}): that name is reserved for forebay; choose another")
-    try:
-        final.encode()
-    except UnicodeEncodeError:
-        raise OutputError(
-            f"out.pack({name!r}): that name cannot be written as UTF-8, which a tar file needs\n"
-            "  Nothing was written. Replace the characters that are not Unicode."
-        ) from None
-    return final
-
-
-def is_packed(name: str) -> bool:
-    """Return whether the name of an output is that of a packed one, rather than that of a file."""
-    if not name.startswith(_IN_PACKED):
-        return False
-    rest = name[len(_IN_PACKED) :]
-    return bool(rest) and rest != MEMBER_INDEX and shard_number(rest) is None
-
-
-def member_name(name: str) -> str:
-    """Return the name that a packed output has in its shard."""
-    return name[len(_IN_PACKED) :]
-
-
-def _inside(name: object, function: str) -> str:
+def inside_name(name: object, function: str) -> str:
     """Return a name in normal form; `function` is what it was given to."""
     name = os.fspath(name) if isinstance(name, os.PathLike) else name
     try:

@@ -35,7 +35,6 @@ from forebay.inputs.tables import Manifest, is_table, memory_manifest, open_mani
 from forebay.ledger.database import NAME
 from forebay.ledger.records import Input, LinkInput, shown_input
 from forebay.options import PreprocessOptions
-from forebay.outputs.shards import packed_identity
 
 # The subfolder that marks an output folder of forebay.
 _LEDGER = f"{PRIVATE}/{NAME}"
@@ -299,7 +298,7 @@ def _file(path: str) -> Input:
     try:
         status = os.lstat(path)
     except (OSError, ValueError) as error:
-        return Input(path, None, _error_identity(path, error))
+        return Input(path, None, _error_identity(error))
     if stat.S_ISLNK(status.st_mode):
         return LinkInput(path, None, identity_of(path))
     return Input(path, None, _status_identity(status))
@@ -310,7 +309,7 @@ def identity_of(path: str) -> str:
     try:
         return _status_identity(os.stat(path))
     except (OSError, ValueError) as error:
-        return _error_identity(path, error)
+        return _error_identity(error)
 
 
 def _status_identity(status: os.stat_result) -> str:
@@ -319,9 +318,9 @@ def _status_identity(status: os.stat_result) -> str:
     return f"{status.st_size}:{status.st_mtime_ns}"
 
 
-def _error_identity(path: str, error: Exception) -> str:
+def _error_identity(error: Exception) -> str:
     # For other errors, the function raises a better message when it opens the file.
-    return packed_identity(path) or ("missing" if _is_absent(error) else "")
+    return "missing" if _is_absent(error) else ""
 
 
 def _is_absent(error: Exception) -> bool:

@@ -44,7 +44,6 @@ from forebay.base.table_formats import (
 )
 from forebay.errors import InputError, shortened
 from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in, shown_input
-from forebay.outputs.shards import packed_identity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,8 +190,6 @@ class Manifest:
     def _identity(self, source: str, column: str) -> str:
         """Return "size:mtime_ns" of the file that a row names, or "" if there is no such file.
 
-        That of a packed output is "size:CRC-32".
-
         Neither "missing" nor "directory": only the user's function knows what the column means.
         URLs are not checked; a request for each row could take longer than the work.
         """
@@ -207,7 +204,7 @@ class Manifest:
                 continue
             is_folder = stat.S_ISDIR(status.st_mode)
             return "" if is_folder else f"{status.st_size}:{status.st_mtime_ns}"
-        return packed_identity(os.path.join(self.folder or "", source))
+        return ""
 
 
 def _pages(rows: Iterator[LocatedRow]) -> Iterator[list[LocatedRow]]:
@@ -432,7 +429,7 @@ def start_of(folder: str | os.PathLike[str] | None, destinations: Iterable[Any],
     texts = (each for each in destinations if isinstance(each, str) and each)
     first = next((each for each in texts if not is_url(each) and not os.path.isabs(each)), None)
     path = os.path.join(here, first or "")
-    if first is None or "\0" in first or os.path.lexists(path) or packed_identity(path):
+    if first is None or "\0" in first or os.path.lexists(path):
         return here
     raise InputError(
         f"{name}: its destination {shortened(first)} is not in the working folder {here}\n"

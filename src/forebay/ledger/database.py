@@ -318,12 +318,12 @@ def failure_from(source: str, attempts: int, seconds: float, error: str) -> Fail
 
 
 def outputs_column(files: Sequence[OutputFile]) -> str:
-    """Return the outputs of an input as the column that keeps them: name, size, place of each."""
+    """Return the outputs of an input as the column that keeps them: name and size of each."""
     if not files:
         return "[]"
-    if len(files) == 1 and files[0].place is None:  # usual, and `dumps` takes ten times as long
+    if len(files) == 1:  # usual, and `dumps` takes ten times as long
         return f"[[{encode_basestring_ascii(files[0].name)}, {files[0].size}]]"
-    return json.dumps([[file.name, file.size, *(file.place or ())] for file in files])
+    return json.dumps([[file.name, file.size] for file in files])
 
 
 def check_outputs(outputs: str) -> None:
@@ -336,7 +336,7 @@ def files_of(outputs: str) -> list[tuple[str, int]]:
     """Return name and size of each output, from the column of them; call it in `reading`."""
     if outputs == "[]":  # the usual case of inputs that have rows only
         return []
-    return [(recorded_name(name), int(size)) for name, size, *_ in json.loads(outputs)]
+    return [(recorded_name(name), int(size)) for name, size in json.loads(outputs)]
 
 
 # ---- snapshot ------------------------------------------------------------------------------------

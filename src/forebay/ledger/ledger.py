@@ -72,7 +72,6 @@ from forebay.ledger.lock import LOCK_NAME, FolderLock
 from forebay.ledger.names import (
     Recorded,
     add_file_changes,
-    read_shards,
     record_results,
     release,
     take_back,
@@ -340,8 +339,8 @@ class Ledger:
         return [name for name in listed if name not in known]
 
     def own_files(self) -> list[str]:
-        """Return the names of the files that belong to no input: tables, shards, their index."""
-        return [*map(table_name, self.tables()), *read_shards(self).names]
+        """Return the names of the files that belong to no input: the tables."""
+        return [*map(table_name, self.tables())]
 
     def restart(self) -> None:
         """Forget everything; record that the outputs and tables are to be removed."""
@@ -443,11 +442,11 @@ class Ledger:
     def outputs(self) -> Iterator[tuple[str, int, int]]:
         """Yield name, size in bytes and ordinal of every recorded output, gone inputs' too."""
         with reading("outputs"):
-            for ordinal, outputs in self.output_columns():
+            for ordinal, outputs in self._output_columns():
                 for name, size in files_of(outputs):
                     yield name, size, ordinal
 
-    def output_columns(self) -> Iterator[tuple[int, str]]:
+    def _output_columns(self) -> Iterator[tuple[int, str]]:
         """Yield ordinal and outputs, as the ledger keeps them, of every input that has any."""
         sql = (
             "SELECT ordinal, outputs FROM inputs "

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from tarfile import BLOCKSIZE as BLOCK
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from forebay.base.output_names import MEMBER_INDEX, PACKED, is_packed, recorded_name, shard_name
 from forebay.errors import LedgerError
 from forebay.failures import Failure
 from forebay.ledger.database import (
@@ -34,10 +32,7 @@ from forebay.ledger.database import (
     storables,
 )
 from forebay.ledger.inputs import changing, name_of
-from forebay.ledger.records import Done, FailedInput, FileChange, PackedMember, Unpublished
-
-if TYPE_CHECKING:
-    from forebay.ledger.ledger import Ledger
+from forebay.ledger.records import Done, FailedInput, FileChange, Unpublished
 
 # No listing gives an input this identity, so a gone input that lost a name is redone when it
 # comes back.
@@ -262,97 +257,3 @@ def _write(
         db.executemany(claims.format(columns), values)
     if contested:
         db.execute("INSERT OR REPLACE INTO meta VALUES('_contested', '1')")
-
-
-# ---- packed members ------------------------------------------------------------------------------
-# What a ledger records of packed outputs: its place in a shard, and which shards there are.
-#
-# The places are part of the inputs' records, so they are committed with the inputs. Which files in
-# the folder `packed` belong to this ledger is a record of its own: others are never touched.
-
-_KEY = "packed"
-_LARGEST = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class ShardRecord:
-    """Which files in the folder of packed outputs a ledger knows."""
-
-    live: frozenset[int] = frozenset()
-    dead: frozenset[int] = frozenset()
-
-    @property
-    def numbers(self) -> frozenset[int]:
-        """All of them."""
-        return self.live | self.dead
-
-    @property
-    def names(self) -> list[str]:
-        """Their names relative to the output folder, and that of the index; empty without any."""
-        names = [f"{PACKED}/{shard_name(each)}" for each in sorted(self.numbers)]
-        return [*names, f"{PACKED}/{MEMBER_INDEX}"] if names else []
-
-
-def read_shards(ledger: Ledger) -> ShardRecord:
-    """Return the record of the shards."""
-    with reading("shards"):
-        found = json.loads(ledger.get_meta(_KEY) or '{"live": [], "dead": []}')
-        live, dead = (frozenset(map(_count, found[key])) for key in ("live", "dead"))
-        return ShardRecord(live, dead)
-
-
-def write_shards(ledger: Ledger, shards: ShardRecord) -> None:
-    """Replace the record of the shards."""
-    found = {"live": sorted(shards.live), "dead": sorted(shards.dead)}
-    ledger.set_meta(_KEY, json.dumps(found))
-
-
-def recorded_members(ledger: Ledger) -> Iterator[tuple[int, PackedMember]]:
-    """Yield the ordinal of the input, and the record, of every packed output, gone inputs' too."""
-    with reading("packed outputs"):
-        for ordinal, outputs in ledger.output_columns():
-            for each in json.loads(outputs):
-                if len(each) > 2:
-                    yield ordinal, _checked(PackedMember(*each))
-
-
-def move_members(ledger: Ledger, places: Mapping[str, tuple[int, int]]) -> None:
-    """Record that packed outputs have other places, all of them in one transaction."""
-    with ledger.transaction() as db:
-        rows = select_in(db, "SELECT ordinal FROM outputs WHERE name IN ({})", places)
-        ordinals = {ordinal for (ordinal,) in rows if ordinal is not None}
-        with changing(db, ordinals):
-            rows = select_in(
-                db, "SELECT outputs, ordinal FROM inputs WHERE ordinal IN ({})", ordinals
-            )
-            db.executemany(
-                "UPDATE inputs SET outputs = ? WHERE ordinal = ?",
-                ((_moved(text, places), ordinal) for text, ordinal in rows),
-            )
-
-
-def _moved(outputs: str, places: Mapping[str, tuple[int, int]]) -> str:
-    found = json.loads(outputs)
-    for each in found:
-        if len(each) > 2 and each[0] in places:
-            each[2:4] = places[each[0]]
-    return json.dumps(found)
-
-
-def _checked(member: PackedMember) -> PackedMember:
-    """Return a member that is recorded."""
-    name, size, shard, offset, crc = member
-    if not is_packed(recorded_name(name)):
-        raise ValueError(f"{name!r} is not the name of a packed output")
-    if not type(size) is type(shard) is type(offset) is type(crc) is int:
-        raise ValueError(f"{member} has no numbers")
-    if min(size, shard, offset - BLOCK, crc) < 0 or offset % BLOCK or offset + size > _LARGEST:
-        raise ValueError(f"{member} can be in no shard")
-    return member
-
-
-def _count(value: object) -> int:
-    """Return a recorded count."""
-    if type(value) is not int or not 0 <= value < _LARGEST:
-        raise ValueError(f"{value!r} is not a count")
-    return value

@@ -69,31 +69,15 @@ class Todo(NamedTuple):
 
 
 class OutputFile(NamedTuple):
-    """One output of an input.
-
-    Attributes:
-        place: For a packed output: its shard, the offset of its data there, and their CRC-32. None
-            for a file.
-    """
+    """One output of an input."""
 
     name: str
     size: int
     staged: str = ""
-    place: tuple[int, int, int] | None = None
 
 
 # The fields of an `OutputFile`, as a worker sends them: pickle calls Python code for a named tuple.
-FileFields = tuple[str, int, str, tuple[int, int, int] | None]
-
-
-class PackedMember(NamedTuple):
-    """A packed output, as a ledger or an index has it."""
-
-    name: str
-    size: int
-    shard: int
-    offset: int
-    crc: int
+FileFields = tuple[str, int, str]
 
 
 class Done(NamedTuple):

@@ -30,18 +30,15 @@ from typing import TYPE_CHECKING
 from forebay.base.files import refuse_foreign
 from forebay.base.output_names import (
     PRIVATE,
-    SHARD_BYTES,
     STAGING,
     folders_of,
     is_in_own_folder,
-    is_packed,
     recorded_name,
     removable_name,
     staged_name,
 )
 from forebay.errors import OutputError
 from forebay.ledger.records import FileChange, Unpublished
-from forebay.outputs.shards import complete_shards, intact_members
 from forebay.outputs.staging import Staging, rename_new
 
 if TYPE_CHECKING:
@@ -90,8 +87,8 @@ class Publisher:
         for given, staged in file_changes:
             if staged is not None:
                 published.append((recorded_name(given), staged_name(staged)))
-            elif not is_packed(name := removable_name(given)):  # its shard is written again
-                removed.add(name)
+            else:
+                removed.add(removable_name(given))
         replaced = removed & {name for name, _ in published}
         self._remove(removed - replaced)
         reasons = self._publish(published, replaced)
@@ -302,9 +299,9 @@ class OutputFolder:
     def copy_ledger(self, ledger: Ledger, *, now: bool = False) -> None:
         """Do nothing: the ledger is in the output folder."""
 
-    def staging(self, shard_bytes: int = SHARD_BYTES) -> Staging:
-        """Return what the workers need to write here; `shard_bytes` is the size of a shard."""
-        return Staging(self.path.absolute(), shard_bytes)
+    def staging(self) -> Staging:
+        """Return what the workers need to write here."""
+        return Staging(self.path.absolute())
 
     def flush(self) -> None:
         """Flush everything written below the folder to disk, contents and names."""
@@ -321,14 +318,6 @@ class OutputFolder:
     def perform(self, file_changes: Sequence[FileChange]) -> Iterator[list[Unpublished]]:
         """Remove and publish files, part by part; see `Publisher.perform`."""
         return self._publisher.perform(file_changes)
-
-    def complete_shards(self, ledger: Ledger) -> None:
-        """Publish the shards of packed outputs, and their index; see `outputs/shards.py`."""
-        complete_shards(ledger, self._root, self.flush)
-
-    def packed_outputs(self, ledger: Ledger) -> Iterator[tuple[str, int]]:
-        """Return name and bytes of the recorded packed outputs that are in their shards."""
-        return intact_members(ledger, self._root)
 
     def size(self, name: str) -> int | None:
         """Return a published file's bytes; None if there is none."""

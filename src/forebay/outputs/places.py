@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from forebay.base.files import Store, is_url, local_path
-from forebay.base.output_names import PRIVATE, SHARD_BYTES, recorded_name
+from forebay.base.output_names import PRIVATE, recorded_name
 from forebay.base.process import LONGEST_WAIT_S, join, wait_until
 from forebay.errors import BusyError, ForebayError, LedgerError, OutputError, shown_location
 from forebay.ledger.database import DAMAGES, NAME, Snapshot, read_snapshot
@@ -291,7 +291,7 @@ class Bucket(OutputFolder):
         """Send a copy of the ledger to the bucket, if one is due or must be there `now`."""
         self._copy.update(ledger, now=now)
 
-    def staging(self, shard_bytes: int = SHARD_BYTES) -> Uploads:
+    def staging(self) -> Uploads:
         """Return what the workers need to write here."""
         return Uploads(self._store, self.path)
 
@@ -350,7 +350,7 @@ class Uploads(Staging):
         """Upload the files of one input to their final names."""
         root = str(self.folders.path.parent)
         files = output.collect(root, self.function)
-        paths = [(os.path.join(root, staged), name) for name, _, staged, _ in files]
+        paths = [(os.path.join(root, staged), name) for name, _, staged in files]
         try:
             if paths:
                 self._store.upload(paths)
@@ -363,7 +363,7 @@ class Uploads(Staging):
                 raise Refusal("environment") from error
             self._store.upload(paths)  # if it fails again, the cause is in the files or their names
         output.discard()
-        return tuple((name, size, "", None) for name, size, _, _ in files)
+        return tuple((name, size, "") for name, size, _ in files)
 
 
 def _local_folder(store: Store) -> Path:

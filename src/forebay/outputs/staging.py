@@ -18,20 +18,20 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 from forebay.base.output_names import (
-    SHARD_BYTES,
     asked_name,
     folders_of,
     own_folder,
-    packed_name,
     worker_folder,
 )
-from forebay.errors import OutputError, shortened
+from forebay.errors import OutputError
 from forebay.ledger.records import FileFields
-from forebay.outputs.shard_writer import ShardWriter
+
+if TYPE_CHECKING:
+    from forebay.outputs.tars import OutputTar
 
 # ---- staging folders -----------------------------------------------------------------------------
 # Where a worker stages files: in a folder that its inputs share, or in one of a single input.
@@ -115,19 +115,15 @@ class Output:
         self,
         source: str,
         staging: StagingFolders,
-        shards: ShardWriter | None = None,
         *,
         is_alone: bool = False,
     ) -> None:
         """Stage the files of one input; `is_alone`: none of them in a folder that inputs share."""
         self.source = source
         self._staging = staging
-        self._shards = shards
         self._is_alone = is_alone
         # The folder of this input alone, as "", once it is needed, and those in it by their names.
         self._made: dict[str, Path] = {}
-        self._packed: dict[str, dict[str, Any]] = {}  # final name -> metadata
-        self._has_ended = False
         self._names: dict[str, str] = {}  # staged path -> final name, in the order asked for
         self._paths: dict[str, Path] = {}  # final name -> staged path
         self._folders: dict[str, str] = {}  # folders that the names need -> one of those names
@@ -191,69 +187,35 @@ class Output:
             self._made[folder] = path
         return self._made[folder] / base
 
-    def pack(self, name: str | os.PathLike[str], data: Any, /, **metadata: Any) -> str:
-        """Append one small output to a shard, a tar file in the folder `packed`.
+    def tar(self, name: str | os.PathLike[str] | None = None) -> OutputTar:
+        """Create a tar file for many small outputs, which is one output of this input.
 
-        It is kept only if the whole input succeeds. The outputs of an input are next to each other.
-        `forebay.open_output` reads one. Use `file` for large outputs, and for a library that writes
-        to a path.
+            with out.tar() as tar:
+                return [tar.add(f"{k}.txt", line) | {"length": len(line)} for k, line in ...]
 
         Args:
-            name: Its name in the shard, relative; no two inputs may use the same. Readers of
-                WebDataset shards make one sample of "a.flac" and "a.json".
-            data: The bytes: `bytes`, or any other buffer, which is copied.
-            metadata: A row of the table, beside `destination`. A function that passes some returns
-                None.
-
-        Returns:
-            The `destination`: "packed/" and the name.
-
-        Raises:
-            OutputError: The name is absolute, leaves the folder, or was used by this input before;
-                or the output folder is a URL.
-            TypeError: The data are not bytes.
+            name: Its name in the output folder, as in `file`; None for that of the source, such as
+                "a.tar" for "speaker1/a.txt".
         """
-        if self._shards is None:
-            raise OutputError(
-                f"out.pack({shortened(name)}): the output is a URL, and shards can only be written "
-                "to a local folder\n  Nothing was written. Use out.file(), or a local folder."
-            )
-        if self._has_ended:
-            raise OutputError(
-                f"out.pack({shortened(name)}) was called after its input had ended\n"
-                "  Nothing was written. Let the function wait for the threads that it starts."
-            )
-        final = packed_name(name)
-        if final in self._packed:
-            raise OutputError(
-                f"out.pack({name!r}): this input packed an output of that name before\n"
-                "  Give each a name of its own."
-            )
-        if "destination" in metadata:
-            raise TypeError(f"out.pack({name!r}): the destination is the name; leave it out")
-        self._shards.add(final, _as_bytes(name, data))
-        self._packed[final] = metadata
-        return final
+        from forebay.outputs.tars import OutputTar
 
-    def rows(self, returned: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        """Return the rows of the table, given those that the function returned."""
-        if not any(self._packed.values()):
-            return returned
-        if returned is not None:
-            raise TypeError(
-                "the function passed metadata to out.pack() and returned metadata, too\n"
-                "  Pass all of them to out.pack(), or return rows with the destinations that it "
-                "returns."
-            )
-        return [{"destination": name, **self._packed.get(name, {})} for name in self.names()]
+        if name is None:
+            stem = PurePosixPath(self.source).stem
+            if not stem:
+                raise OutputError(
+                    "out.tar() has no name to use: this input is a row without a path\n"
+                    "  Nothing was written. Give it one, as in out.tar('7.tar')."
+                )
+            name = f"{stem}.tar"
+        return OutputTar(self.file(name))
 
     def final_name(self, path: str) -> str | None:
         """Return the final name of a path that `file` gave; None for any other."""
         return self._names.get(path)
 
     def names(self) -> list[str]:
-        """Return the final names in the order they were asked for, files before packed outputs."""
-        return [*self._names.values(), *self._packed]
+        """Return the final names in the order they were asked for."""
+        return [*self._names.values()]
 
     def collect(self, root: str, function: str = "the function") -> tuple[FileFields, ...]:
         """Return the files that were written, with staged paths relative to `root`."""
@@ -287,22 +249,13 @@ class Output:
                     "upper and lower case, give names that differ in more than that."
                 )
             inodes.add(status.st_ino)
-            files.append((name, status.st_size, staged[start:], None))
+            files.append((name, status.st_size, staged[start:]))
         if maybe_open and _was_open(maybe_open, function):
             return self.collect(root, function)  # with the sizes that the files have now
         return tuple(files)
 
-    def collect_packed(self) -> tuple[FileFields, ...]:
-        """Return the packed outputs; from now on they survive the worker's death."""
-        self._has_ended = True
-        return () if self._shards is None or not self._packed else self._shards.commit()
-
     def discard(self) -> None:
         """Remove what an input made that failed."""
-        self._has_ended = True
-        if self._shards is not None and self._packed:
-            self._shards.discard()
-        self._packed.clear()
         for path in (*self._names, *map(str, islice(self._made.values(), 1))):
             try:
                 os.unlink(path)
@@ -410,26 +363,11 @@ def _open_in_this_process(files: dict[tuple[int, int], str]) -> str | None:
     return None
 
 
-def _as_bytes(name: object, data: Any) -> bytes:
-    """Return bytes that nobody else can change."""
-    if type(data) is bytes:
-        return data
-    try:
-        return memoryview(data).tobytes()
-    except (TypeError, ValueError, BufferError):
-        raise TypeError(
-            f"out.pack({name!r}, data) takes bytes or another buffer; got "
-            f"{type(data).__name__}\n  Encode it first, for example with text.encode()."
-        ) from None
-
-
 class Staging:
     """A worker's end of the output folder. It can be pickled."""
 
-    def __init__(self, root: Path, shard_bytes: int = SHARD_BYTES) -> None:
-        """Stage below `root`, the output folder; shards have about `shard_bytes`."""
-        self._shard_bytes = shard_bytes
-        self._shards: ShardWriter | None = None
+    def __init__(self, root: Path) -> None:
+        """Stage below `root`, the output folder."""
         self.function = "the function"  # what messages call it
         self._root = str(root)
         self._driver = os.uname().nodename
@@ -449,25 +387,19 @@ class Staging:
                 "writable; then make the same call again."
             ) from error
         self._is_far = os.uname().nodename != self._driver
-        self._shards = ShardWriter(self._root, self._shard_bytes, self._is_far)
-
-    def close(self) -> None:
-        """Close the open shard."""
-        if self._shards is not None:
-            self._shards.close()
 
     def begin(self, source: str) -> Output:
         """Return the `out` of one input."""
-        return Output(source, self.folders, self._shards)
+        return Output(source, self.folders)
 
     def commit(self, output: Output) -> tuple[FileFields, ...]:
-        """Return the staged files and the packed outputs of one input."""
+        """Return the staged files of one input."""
         files = output.collect(self._root, self.function)
         if self._is_far:  # the driver's flush does not reach this machine's page cache
-            for _, _, staged, _ in files:
+            for _, _, staged in files:
                 with open(os.path.join(self._root, staged), "rb") as file:
                     os.fsync(file.fileno())
-        return files + output.collect_packed()
+        return files
 
     def is_full(self) -> bool:
         """Return whether the output's file system has run out of bytes or of files."""

@@ -35,7 +35,7 @@ from forebay.errors import FailuresError, InputError, OptionError
 from forebay.failures import Failure, short_tracebacks
 from forebay.ledger.database import reading
 from forebay.ledger.inputs import read_entries
-from forebay.options import PreprocessOptions, Ray
+from forebay.options import SHARD_BYTES, PreprocessOptions, Ray
 from forebay.runs.fingerprint import Fingerprint, describe_bases
 from forebay.runs.ranges import (
     Cut,
@@ -53,8 +53,6 @@ from forebay.runs.report import Report
 from forebay.runs.run import Session
 from forebay.runs.source_code import sha256_of
 
-# Less than a shard of packed outputs has: a kill costs each worker the shard that it was writing.
-SHARD_BYTES = 64 * 2**20
 # Minimum number of shards, if there are as many samples, so that every core has work and a kill
 # costs little even if samples are small or slow.
 LEAST_SHARDS = 128

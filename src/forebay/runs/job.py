@@ -226,8 +226,7 @@ class PreprocessJob:
             self.copies.append(other)
 
     def close(self) -> None:
-        """Stop seeding libraries that are imported; close the outputs."""
-        self._outputs.close()
+        """Stop seeding libraries that are imported."""
         seed_on_import(False)
 
     def abandon(self, thread: Thread) -> bool:
@@ -235,7 +234,7 @@ class PreprocessJob:
         return self._turns is not None and self._turns.abandon(thread)
 
     def run(self, assignment: Assignment) -> Answer:
-        """Return `((name, size, staged, place), …), metadata JSON` for one input.
+        """Return `((name, size, staged), …), metadata JSON` for one input.
 
         Its payload is its source, its row, and, of a sample its index, or, if it has credentials,
         what opens it.
@@ -278,7 +277,7 @@ class PreprocessJob:
         """Call the function for one input; return the metadata as JSON."""
         try:
             returned, final_name = self._call(source, row, opens, out)
-            return _checked(encode(out.rows(rows_of(returned)), out.names(), final_name))
+            return _checked(encode(rows_of(returned), out.names(), final_name))
         finally:
             self._restore_directory()
 

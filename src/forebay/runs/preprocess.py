@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Literal
 
 from forebay.base.datasets import is_map_style
-from forebay.base.output_names import SHARD_BYTES
 from forebay.errors import InputError, LedgerError, OptionError, shortened
 from forebay.failures import short_tracebacks
 from forebay.inputs.listing import Listing, keep_apart, list_inputs, without_outputs
@@ -48,18 +47,16 @@ def preprocess(
     redo: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
     metadata: str = "parquet",
     version: str | None = None,
-    shard_bytes: int = SHARD_BYTES,
     progress: bool = True,
 ) -> Report:
     """Process every input once, keep the files it writes, and write a table of metadata.
 
     The function is called as `work(source, out)`: `source` is a `pathlib.Path`, or a dict when
     the inputs are a table's rows; `out.file(name)` gives a path to write an output to;
-    `out.pack(name, data)` appends a small output to a tar file, for many small ones; and
-    `out.source` is the input's name. A name may contain folders, and two inputs that use the same
-    one both fail. The function returns or yields its metadata: None, a dict, or any iterable of
-    dicts, one for each row it adds to the table. It may change the working directory, which is
-    restored after each input.
+    `out.tar()` makes a tar file of many small ones; and `out.source` is the input's name. A name
+    may contain folders, and two inputs that use the same one both fail. The function returns or
+    yields its metadata: None, a dict, or any iterable of dicts, one for each row it adds to the
+    table. It may change the working directory, which is restored after each input.
 
     A map-style Dataset in place of the function needs no inputs. `save(dataset[i], out)` writes
     the files of a sample and returns its metadata, as a function does; without `save`, `dataset[i]`
@@ -120,7 +117,6 @@ def preprocess(
         metadata: Format of the table: "parquet", "csv" or "jsonl".
         version: Your own name for the state of `work`. While it stays the same, changes of the
             code are accepted; with a new one every input is processed again.
-        shard_bytes: About how large a tar file of packed outputs is (`out.pack`).
         progress: Show progress on stderr.
 
     Returns:

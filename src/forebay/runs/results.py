@@ -395,14 +395,13 @@ class LedgerTable:
             raise self._foreign(form)
 
     def update(self, form: str, kind: str, *, is_stale: bool) -> None:
-        """Write the table and complete the shards, unless both are up to date."""
+        """Write the table, unless it is up to date."""
         stale = dict.fromkeys(self._formats, False)
         current = stale if is_stale else self._formats
         if not current.get(form) or self._folder.size(table_name(form)) is None:
             # Recorded first: otherwise, after a kill, the table would look like a foreign file.
             self._ledger.set_tables({**stale, form: False})
             self._folder.copy_ledger(self._ledger, now=form not in self._formats)
-            self._folder.complete_shards(self._ledger)
             self._write(form, kind, stale)
         self._ledger.set_tables({**current, form: True})
 

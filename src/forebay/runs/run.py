@@ -274,7 +274,7 @@ class Session:
         job = PreprocessJob(
             work,
             kind,
-            self.folder.staging(self.options.shard_bytes),
+            self.folder.staging(),
             fetch,
             turns,
             folder,
