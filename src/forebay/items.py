@@ -29,12 +29,14 @@ from forebay.base.arrow_arrays import Columns, array_of_numpy
 from forebay.base.files import absolute, fetched, folder_of, is_url
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.process import memory_for_files
+from forebay.base.row_values import python_values
 from forebay.base.table_formats import GROUP_ROWS, refuse
 from forebay.errors import InputError, OptionError, shortened
 from forebay.failures import short_tracebacks
 from forebay.inputs.listing import list_folder, tables_in
 from forebay.inputs.tables import (
     RowGroups,
+    arrow_frame,
     check_identity,
     file_identity,
     find_table,
@@ -217,7 +219,7 @@ def _in_memory(name: str, table: Any, columns: Sequence[str]) -> pyarrow.Table:
         if isinstance(table, Mapping):
             return _table_of_arrays(name, {each: table[each] for each in columns})
         if pandas is not None and isinstance(table, pandas.DataFrame):
-            return pyarrow.Table.from_pandas(table, preserve_index=False, columns=columns)
+            return arrow_frame(table[[*columns]], mixes=False)
         return pyarrow.table(table)  # the other columns are not read
 
 
@@ -388,7 +390,8 @@ def from_table(
     for a missing value. NaN is a number, except in a DataFrame of pandas and in a list of dicts,
     which may come from one: there it is a missing value. The column `destination` names an output
     of `preprocess`, relative to the table; the row has the file's absolute path, which may not lead
-    out of that folder. All other columns are passed unchanged.
+    out of that folder. All other columns are passed unchanged; periods and intervals of pandas are
+    strings, and a time beyond the year 9999 is a `numpy.datetime64`.
 
     With `columns`, a sample is a dict of these columns, and a loader takes whole batches from them,
     hundreds of times as fast as row by row: a dict of tensors, and of lists for strings and bytes.
@@ -560,4 +563,4 @@ def _path_of_row(row_of: Callable[..., dict[str, Any]], values: tuple[Any, ...])
 
 def _rows(table: pyarrow.Table) -> Iterator[tuple[Any, ...]]:
     for batch in table.to_batches(max_chunksize=GROUP_ROWS):
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        yield from zip(*map(python_values, batch.columns), strict=True)

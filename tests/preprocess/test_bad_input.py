@@ -243,6 +243,7 @@ class Opaque:
         ({"a": Opaque()}, "metadata 'a' is not JSON-serializable: Opaque"),
         ({"a": [1, {"b": b"bytes"}]}, "metadata 'a' is not JSON-serializable: bytes"),
         ({"a": {(1, 2): 3}}, "metadata 'a' is not JSON-serializable"),
+        ({"a": {1: "x", "1": "y"}}, "a dict with the keys 1 and '1', one string in JSON"),
         ([{"a": 1}, 2], "metadata must all be dicts"),
         (pandas.DataFrame({"a": [1, 2]}), "one for each row, not a DataFrame"),
         (pyarrow.table({"a": [1, 2]}), "one for each row, not a Table"),

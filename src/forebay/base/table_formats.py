@@ -18,6 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
 
 from forebay.base.arrow_arrays import array_of, check_memory
+from forebay.base.row_values import python_rows
 from forebay.errors import InputError
 
 if TYPE_CHECKING:
@@ -446,7 +447,7 @@ class _Parquet:
                 for batch in batches:
                     before = min(max(skipped - number, 0), batch.num_rows)
                     number += before
-                    for row in batch.slice(before).to_pylist():
+                    for row in python_rows(batch.slice(before)):
                         number += 1
                         yield f"row {number}", row
 
@@ -507,12 +508,14 @@ def refuse(where: str, reason: str, advice: str, cause: BaseException | None = N
     raise InputError(f"{where}: {reason}\n  {advice}") from cause
 
 
+NO_BYTES = "Rows become JSON: leave the column out, or write its bytes to files."
+
+
 def check_types(name: str, schema: Any) -> None:
     """Raise InputError if a column of an Arrow schema cannot become JSON."""
     for each in schema:
         if _is_binary(each.type):
-            advice = "Rows become JSON: leave the column out, or write its bytes to files."
-            refuse(name, f"column {each.name!r} holds bytes ({each.type})", advice)
+            refuse(name, f"column {each.name!r} holds bytes ({each.type})", NO_BYTES)
 
 
 def _is_binary(kind: Any) -> bool:

@@ -12,14 +12,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
-from decimal import Decimal
 from functools import partial
 from io import BufferedReader
 from itertools import chain, islice, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
-from uuid import UUID
 
 from forebay.base.arrow_arrays import Columns, ragged, row_numbers, without_view
 from forebay.base.files import (
@@ -33,7 +30,9 @@ from forebay.base.files import (
     shown_values,
 )
 from forebay.base.output_names import SUFFIXES, TABLES
+from forebay.base.row_values import json_value, python_rows
 from forebay.base.table_formats import (
+    NO_BYTES,
     LocatedRow,
     Row,
     TableFile,
@@ -48,58 +47,6 @@ from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in, sh
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow
-
-# ---- row values ----------------------------------------------------------------------------------
-# PURE: the values of a row as JSON has them, whichever library they come from.
-
-_AS_THEY_ARE = frozenset({str, int, bool, type(None)})
-# Types whose values are told apart by their strings.
-_AS_STRINGS = (Decimal, UUID, timedelta)
-
-
-def plain(value: Any) -> Any:
-    """Return a value of a row as strings, numbers, booleans, None, lists and dicts.
-
-    NaN, NaT and pandas' NA are None: that is how tables mark a missing value. The infinities stay
-    floats: the level of silence in dB is one.
-    A date or time is a string in ISO format; a path, Decimal, UUID or timedelta a string; numbers
-    and arrays of numpy and torch are numbers and lists.
-    """
-    if type(value) in _AS_THEY_ARE:
-        return value
-    if isinstance(value, str | int):  # subclasses, such as numpy's strings and enumerations
-        return value
-    if isinstance(value, float):
-        return None if value != value else float(value)
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"a dict with the key {key!r}, which is not a string")
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, os.PathLike):
-        return plain(os.fspath(value))
-    if type(value).__name__ in ("NaTType", "NAType"):
-        return None
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    if isinstance(value, _AS_STRINGS):
-        return None if value != value else str(value)
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):
-        return _of_array(value)
-    raise TypeError(f"a value of type {type(value).__name__}")
-
-
-def _of_array(value: Any) -> Any:
-    """Return a number or an array of numpy or torch as numbers and lists."""
-    if getattr(value.dtype, "kind", "") not in ("m", "M"):
-        return plain(value.tolist())
-    # numpy turns times into integers, whose unit is lost. NaT is not equal to itself.
-    if value.ndim:
-        return [_of_array(item) for item in value]
-    return None if value != value else str(value)
-
 
 # ---- manifest ------------------------------------------------------------------------------------
 # Manifests: tables whose rows are inputs, read as a stream from .csv, .jsonl or .parquet.
@@ -116,7 +63,7 @@ _MARK = "forebay: the next row"
 _UNFIT = (ValueError, TypeError, RecursionError)
 # A Parquet manifest with as many rows has a fingerprint; fewer are always compared, in a second.
 MANY_ROWS = 1 << 16
-# It writes the infinities as Python's `json` reads them. NaN is None here; see `plain`.
+# It writes the infinities as Python's `json` reads them. NaN is None here; see `json_value`.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 # Whether a URL in the JSON of a row may have a user or a query.
@@ -159,7 +106,7 @@ class Manifest:
         for page in _pages(self._rows(skipped)):
             try:
                 rows = [
-                    {column: plain(values[column]) for column in columns if column in values}
+                    {column: json_value(values[column]) for column in columns if column in values}
                     for _, values in page
                 ]
                 texts = _encoded(rows)
@@ -177,14 +124,16 @@ class Manifest:
             row = {}
             for column in self.columns:
                 if column in values:
-                    row[column] = plain(values[column])
+                    row[column] = json_value(values[column])
             column = ""
             text = _ENCODER.encode(row)
             text.encode()
         except _UNFIT as error:
             reason = f"a value that JSON in UTF-8 cannot hold: {error}"
             where = f"{self.name}, {place}" + (f", column {column!r}" if column else "")
-            refuse(where, reason, "Fix or remove that value.", error)
+            is_binary = column and isinstance(values[column], bytes | bytearray)
+            advice = NO_BYTES if is_binary else "Fix or remove that value."
+            refuse(where, reason, advice, error)
         return row, text
 
     def _identity(self, source: str, column: str) -> str:
@@ -370,9 +319,15 @@ def is_table(value: object) -> bool:
 def memory_manifest(table: Any, folder: str | os.PathLike[str] | None) -> tuple[Manifest, str]:
     """Return the manifest of a table in memory, and where its relative `destination` starts."""
     values: Callable[[], Iterable[Row]]
+    pandas = sys.modules.get("pandas")
     if isinstance(table, list | tuple):
         name, total = "the list of dicts", len(table)
         columns, values = _list_columns(name, table), partial(iter, table)
+    elif pandas is not None and isinstance(table, pandas.DataFrame):
+        # Not by way of Arrow: so a value is the one that `to_dict("records")` would give.
+        name, total = "the DataFrame", len(table)
+        columns = tuple(map(str, table.columns))
+        values = partial(_frame_rows, table, columns)
     else:
         arrow = arrow_table(table)
         name, total = f"the {type(table).__name__}", arrow.num_rows
@@ -402,8 +357,7 @@ def arrow_table(table: Any) -> pyarrow.Table:
         if objects and objects in table.dtypes:  # Arrow would be given their addresses
             raise TypeError("a column holds Python objects")
         if pandas is not None and isinstance(table, pandas.DataFrame):
-            # Otherwise row labels would be a column or not, depending on how rows were selected.
-            arrow = pyarrow.Table.from_pandas(table, preserve_index=False)
+            arrow = arrow_frame(table)
         else:
             arrow = pyarrow.table(table)
         arrow.validate(full=True)  # or a string that is not UTF-8 would be found in a worker
@@ -454,7 +408,45 @@ def _list_columns(name: str, table: Iterable[Any]) -> tuple[str, ...]:
 
 def _arrow_rows(table: pyarrow.Table) -> Iterator[Row]:
     for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
-        yield from batch.to_pylist()
+        yield from python_rows(batch)
+
+
+def _frame_rows(frame: Any, columns: Sequence[str]) -> Iterator[Row]:
+    for first in range(0, len(frame), _BATCH_ROWS):
+        part = frame.iloc[first : first + _BATCH_ROWS]
+        values = [part.iloc[:, at].tolist() for at in range(len(columns))]
+        for each in zip(*values, strict=True):
+            yield dict(zip(columns, each, strict=True))
+
+
+def arrow_frame(frame: Any, *, mixes: bool = True) -> pyarrow.Table:
+    """Return a DataFrame of pandas as pyarrow's table, without its row labels.
+
+    Arrow would make numbers of periods and intervals, and refuses some columns of Python objects:
+    these have the values that they have in rows.
+
+    Args:
+        mixes: Whether a column of Python objects may hold several types.
+
+    Raises:
+        Exception: pyarrow cannot read a column; there is no common base class.
+    """
+    import pyarrow
+
+    arrays = []
+    for at, dtype in enumerate(frame.dtypes):
+        column = frame.iloc[:, at]
+        known = str(getattr(getattr(dtype, "categories", dtype), "dtype", dtype))
+        if not known.startswith(("period", "interval")):
+            try:
+                arrays.append(pyarrow.Array.from_pandas(column))
+                continue
+            except Exception:
+                if not mixes or str(dtype) != "object":
+                    raise
+        values = [{"": json_value(each)} for each in column.tolist()]
+        arrays.append(table_of(partial(iter, values)).column(0))
+    return pyarrow.table(arrays, names=[*map(str, frame.columns)])
 
 
 def _without_views(field: Any) -> Any:

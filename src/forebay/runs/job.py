@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from copy import copy
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -22,6 +21,7 @@ from forebay.base.randomness import (
     seed_of_text,
     seed_on_import,
 )
+from forebay.base.row_values import json_value
 from forebay.errors import OutputError
 from forebay.ledger.records import key_of, located
 from forebay.outputs.staging import Output, Staging, current
@@ -86,57 +86,33 @@ def encode(
         rows = [{"destination": name} for name in names] or [{}]
     elif len(names) == 1:
         rows = [row if "destination" in row else {"destination": names[0], **row} for row in rows]
-    rows = [{column: _named(value, final_name) for column, value in row.items()} for row in rows]
+
+    def string(text: str) -> str:  # a final name, or a URL without credentials
+        return final_name(text) or (shown_values(text) if "://" in text else text)
+
     try:
-        return _ENCODER.encode(rows)  # the usual case, which is much faster
-    except (TypeError, ValueError):
-        pass
-    plain = partial(_plain, final_name)
-    try:
-        return json.dumps(rows, ensure_ascii=False, default=plain, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
-        raise TypeError(_what_is_wrong(rows, plain)) from error
+        return _ENCODER.encode([json_value(row, string, keeps_nan=True) for row in rows])
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(_what_is_wrong(rows)) from error
 
 
-def _plain(final_name: Callable[[str], str | None], value: Any) -> Any:
-    """Return a value that JSON can hold, or that holds such values, for one that it cannot."""
-    if isinstance(value, os.PathLike):
-        text = os.fspath(value)
-        return final_name(text) or text
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # of numpy or torch
-        with suppress(ValueError, RuntimeError):
-            return value.tolist()
-    if isinstance(value, set | frozenset):
-        return sorted(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    raise TypeError(type(value).__name__)
-
-
-def _named(value: Any, final_name: Callable[[str], str | None]) -> Any:
-    if type(value) is str:
-        return final_name(value) or shown_values(value)
-    if isinstance(value, (list, tuple)):  # `list | tuple` would be made each time
-        return [_named(one, final_name) for one in value]
-    if isinstance(value, dict):
-        return {key: _named(one, final_name) for key, one in value.items()}
-    return value
-
-
-def _what_is_wrong(rows: list[dict[str, Any]], plain: Callable[[Any], Any]) -> str:
+def _what_is_wrong(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         for column, value in row.items():
             try:
-                json.dumps({column: value}, default=plain)
+                _ENCODER.encode(json_value({column: value}, keeps_nan=True))
+            except RecursionError:
+                reason = "it holds itself, or is nested too deep"
             except (TypeError, ValueError) as error:
-                return (
-                    f"metadata {column!r} is not JSON-serializable: {error} "
-                    f"(type {type(value).__name__})\n"
-                    "  Return numbers, strings, lists and dicts; write anything else to out.file()."
-                )
-    return "the metadata is not JSON-serializable"
+                reason = str(error).removeprefix("a value of type ")
+            else:
+                continue
+            return (
+                f"metadata {column!r} is not JSON-serializable: {reason} "
+                f"(type {type(value).__name__})\n"
+                "  Return numbers, strings, lists and dicts; write anything else to out.file()."
+            )
+    return "the metadata is not JSON-serializable: two of its columns have the same name"
 
 
 # ---- preprocess job ------------------------------------------------------------------------------

@@ -1,0 +1,243 @@
+"""Values of rows: what Python and Arrow have, as JSON has it.
+
+One conversion for every way in and out: the rows of a table in a file or in memory, of any library,
+and what a function returns. So a value is the same string wherever it comes from, and a row is the
+same input.
+
+    str, int, bool, None                          as they are
+    float                                         a number; for NaN see `json_value`
+    dict, list, tuple, range, set                 dict, list; a set is sorted
+    date, time                                    a string in ISO format
+    duration                                      a string as of a `timedelta`: "1 day, 0:00:01"
+    path, Decimal, Fraction, UUID, and            a string
+      Period and Interval of pandas
+    NaT, NA, NaN of Decimal                       None, a missing value
+    numbers and arrays of numpy, torch, pandas    numbers and lists
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_AS_THEY_ARE = frozenset({int, bool, type(None)})
+_NUMBERS = _AS_THEY_ARE | {float}
+# Types known by their strings, with the first part of their module: none is imported for this.
+_AS_STRINGS = frozenset(
+    {
+        ("decimal", "Decimal"),
+        ("fractions", "Fraction"),
+        ("uuid", "UUID"),
+        ("pandas", "Period"),
+        ("pandas", "Interval"),
+    }
+)
+_MISSING = ("NaTType", "NAType")
+# Nanoseconds in each unit of numpy's durations; others have no length or are finer.
+_SECOND = 1_000_000_000
+_NANOSECONDS = {
+    "W": 604_800 * _SECOND,
+    "D": 86_400 * _SECOND,
+    "h": 3_600 * _SECOND,
+    "m": 60 * _SECOND,
+    "s": _SECOND,
+    "ms": 1_000_000,
+    "us": 1_000,
+    "ns": 1,
+}
+
+
+def json_value(
+    value: Any, string: Callable[[str], Any] | None = None, keeps_nan: bool = False
+) -> Any:
+    """Return a value of a row as strings, numbers, booleans, None, lists and dicts.
+
+    The infinities stay floats: the level of silence in dB is one.
+
+    Args:
+        string: What each string becomes, except the keys of dicts; None to leave them.
+        keeps_nan: Whether NaN is a number, as in what a function returns. Otherwise it is None:
+            that is how tables mark a missing value.
+
+    Raises:
+        TypeError: JSON has no such value; or two keys of a dict are the same string.
+    """
+    kind = type(value)
+    if kind in _AS_THEY_ARE:
+        return value
+    if kind is str:
+        return value if string is None else string(value)
+    if kind is float:
+        return value if keeps_nan or value == value else None
+    if kind is dict or isinstance(value, Mapping):
+        return _of_mapping(value, string, keeps_nan)
+    if kind is list or isinstance(value, list | tuple):
+        types = {*map(type, value)}  # no call for each of many numbers
+        if types <= (_NUMBERS if keeps_nan else _AS_THEY_ARE):
+            return list(value)
+        if types == {str}:
+            return list(value) if string is None else [*map(string, value)]
+        return [json_value(each, string, keeps_nan) for each in value]
+    if isinstance(value, str):  # subclasses, such as numpy's strings and enumerations
+        return json_value(str.__str__(value), string, keeps_nan)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return json_value(float(value), string, keeps_nan)
+    return _of_object(value, string, keeps_nan)
+
+
+def _of_mapping(
+    value: Mapping[Any, Any], string: Callable[[str], Any] | None, keeps_nan: bool
+) -> dict[str, Any]:
+    plain = _NUMBERS if keeps_nan else _AS_THEY_ARE
+    found = {
+        key if type(key) is str else _key(key): (
+            each if type(each) in plain else json_value(each, string, keeps_nan)
+        )
+        for key, each in value.items()
+    }
+    if len(found) < len(value):
+        seen: dict[str, Any] = {}
+        for key in value:
+            other = seen.setdefault(_key(key), key)
+            if other is not key:
+                raise TypeError(f"a dict with the keys {other!r} and {key!r}, one string in JSON")
+    return found
+
+
+def _key(key: Any) -> str:
+    """Return a key of a dict as JSON writes it."""
+    if isinstance(key, str):
+        return str.__str__(key)
+    plain = json_value(key, keeps_nan=True)
+    if isinstance(plain, list | dict):
+        raise TypeError(f"a dict with the key {key!r}, which is not a string")
+    if isinstance(plain, bool | None):
+        return {True: "true", False: "false", None: "null"}[plain]
+    return str(plain)
+
+
+def _of_object(value: Any, string: Callable[[str], Any] | None, keeps_nan: bool) -> Any:
+    """Return a value that is of none of Python's basic types as JSON has it."""
+    kind = type(value)
+    if kind.__name__ in _MISSING:
+        return None
+    if isinstance(value, os.PathLike):
+        return json_value(os.fspath(value), string, keeps_nan)
+    if isinstance(value, Set):
+        try:
+            ordered = sorted(value)
+        except TypeError:  # of several types: any order, but the same in each run
+            ordered = sorted(value, key=lambda each: (type(each).__name__, repr(each)))
+        return json_value(ordered, string, keeps_nan)
+    names = {(each.__module__.partition(".")[0], each.__name__) for each in kind.__mro__}
+    if ("datetime", "timedelta") in names:  # that of pandas is one, in another format
+        micros = value.days * 86_400_000_000 + value.seconds * 1_000_000 + value.microseconds
+        return _duration(micros * 1000 + getattr(value, "nanoseconds", 0))
+    if hasattr(kind, "isoformat"):
+        return value.isoformat()
+    if not _AS_STRINGS.isdisjoint(names):
+        return str(value) if value == value else None
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        return _of_array(value, string, keeps_nan)
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        return json_value(list(value), string, keeps_nan)
+    raise TypeError(f"a value of type {kind.__name__}")
+
+
+def _of_array(value: Any, string: Callable[[str], Any] | None, keeps_nan: bool) -> Any:
+    """Return a number or an array of numpy, torch or pandas as numbers and lists."""
+    kind = getattr(value.dtype, "kind", "")
+    if kind not in ("m", "M"):
+        try:
+            found = value.tolist()
+        except (ValueError, RuntimeError) as error:  # such as a sparse tensor
+            raise TypeError(f"a value of type {type(value).__name__}: {error}") from error
+        is_plain = keeps_nan and kind in ("b", "i", "u", "f") and type(value).__module__ == "numpy"
+        return found if is_plain else json_value(found, string, keeps_nan)
+    # `tolist` turns times into integers, whose unit is lost.
+    if value.ndim:
+        return [json_value(each, string, keeps_nan) for each in value]
+    if value != value:
+        return None
+    unit, count = _unit(value)
+    if value.dtype.kind == "m":
+        known = _NANOSECONDS.get(unit)
+        return str(value) if known is None else _duration(int(value.view("i8")) * count * known)
+    text = str(value.astype("M8[s]") if unit in ("h", "m") else value)
+    whole, _, digits = text.partition(".")
+    if len(digits) > 9:
+        return text
+    digits = digits.ljust(9, "0")
+    if not int(digits):
+        return whole
+    return f"{whole}.{digits.removesuffix('000')}"
+
+
+def _unit(value: Any) -> tuple[str, int]:
+    """Return the unit of a numpy time, and how many of them one step is."""
+    import numpy as np
+
+    unit, count = np.datetime_data(value.dtype)
+    return str(unit), int(count)
+
+
+def _duration(nanoseconds: int) -> str:
+    """Return a duration as `str` of a `timedelta` has it, with nanoseconds if there are any."""
+    micros, rest = divmod(nanoseconds, 1000)
+    seconds, micros = divmod(micros, 1_000_000)
+    days, seconds = divmod(seconds, 86_400)
+    text = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    if micros or rest:
+        text += f".{micros:06}" + (f"{rest:03}" if rest else "")
+    return f"{days} day{'s' * (abs(days) != 1)}, {text}" if days else text
+
+
+# ---- arrow ---------------------------------------------------------------------------------------
+
+
+def python_values(array: pyarrow.Array | pyarrow.ChunkedArray) -> list[Any]:
+    """Return the values of an Arrow array as Python has them.
+
+    A date, time or duration that Python's `datetime` cannot hold, such as one beyond the year 9999,
+    is a `numpy.datetime64` or `numpy.timedelta64`; that of a time with a time zone is in UTC.
+    """
+    try:
+        values: list[Any] = array.to_pylist()
+    except (OverflowError, ValueError):
+        return [_python_value(each) for each in array]
+    return values
+
+
+def python_rows(table: pyarrow.Table | pyarrow.RecordBatch) -> list[dict[str, Any]]:
+    """Return the rows of a table as dicts; see `python_values`."""
+    names, columns = table.schema.names, [python_values(each) for each in table.columns]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _python_value(scalar: pyarrow.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        import numpy as np
+        from pyarrow import types
+
+        kind = scalar.type
+        if types.is_timestamp(kind):
+            return np.datetime64(scalar.value, kind.unit)
+        if types.is_duration(kind):
+            return np.timedelta64(scalar.value, kind.unit)
+        if types.is_date(kind):
+            return np.datetime64(scalar.value, "D" if types.is_date32(kind) else "ms")
+        if types.is_dictionary(kind):
+            return _python_value(scalar.value)
+        if types.is_struct(kind) and len({each.name for each in kind}) == kind.num_fields:
+            return {name: _python_value(each) for name, each in scalar.items()}
+        if types.is_struct(kind) or types.is_map(kind) or not types.is_nested(kind):
+            raise
+        return [_python_value(each) for each in scalar.values]
