@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from forebay.base import process
@@ -338,19 +337,6 @@ def whole_cores() -> int:
     return max(1, int(process.usable_cores()))
 
 
-def usable_memory() -> int | None:
-    """Return the bytes of memory of this machine, or of its container; None if unknown."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
-    try:  # control groups, version 2
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return memory
-    return min(memory, int(limit)) if limit.isdigit() else memory
-
-
 def ranks_on_node(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many ranks torchrun started on this machine, which share its memory."""
     count = environment.get("LOCAL_WORLD_SIZE", "")
@@ -483,13 +469,16 @@ def warn_of_full_disk(directory: str | os.PathLike[str], reason: str, nbytes: in
 
 
 def _warn_of_little_memory(nbytes: int) -> None:
-    memory, ranks = usable_memory(), ranks_on_node()
-    if memory is None or nbytes * ranks <= memory:
-        return
+    memory, free, ranks = process.usable_memory(), process.free_memory(), ranks_on_node()
     several = "" if ranks == 1 else f", in each of {ranks} ranks on this machine,"
+    if memory is not None and nbytes * ranks > memory:
+        room = f"the memory that this process may use, {byte_size(memory)}"
+    elif free is not None and nbytes > free:  # other ranks may have filled theirs
+        several, room = "", f"what is left of the memory for this process, {byte_size(free)}"
+    else:
+        return
     warnings.warn(
-        f"a buffer of {byte_size(nbytes)}{several} is larger than the memory that this process may "
-        f"use, {byte_size(memory)}\n"
+        f"a buffer of {byte_size(nbytes)}{several} is larger than {room}\n"
         "  It is created anyway; the system kills a process when memory runs out. Use "
         'buffer="50%" for half of the memory, which all ranks on a machine share, or '
         "Buffer(..., directory=) for a disk.",
@@ -526,7 +515,7 @@ def parse_bytes(size: float | str, name: str = "buffer") -> int:
 
 
 def _memory_for(size: str, name: str) -> int:
-    memory = usable_memory()
+    memory = process.usable_memory()
     if memory is None:
         raise OptionError(
             f"{name}={size!r}: the system does not report how much memory it has\n"

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -81,6 +85,88 @@ def test_pressure_is_reported_where_it_is(tmp_path):
 def test_limits_for_reading_are_the_lowest_of_the_control_groups(tmp_path, groups, files, limit):
     """Of versions 1 and 2, and of any disk."""
     assert process.read_limit(*system(tmp_path, groups, files)) == limit
+
+
+MIB = 1 << 20
+# Of a group that limits its processes to 200 MiB and has used 90, 20 of them for files.
+V2 = {"memory.max": f"{200 * MIB}", "memory.current": f"{90 * MIB}"}
+V2["memory.stat"] = f"anon {70 * MIB}\nfile {25 * MIB}\nshmem {5 * MIB}\n"
+V1 = {"memory.limit_in_bytes": f"{200 * MIB}", "memory.usage_in_bytes": f"{90 * MIB}"}
+V1["memory.stat"] = f"cache 1\ntotal_cache {25 * MIB}\ntotal_shmem {5 * MIB}\n"
+NO_LIMIT = {"memory.limit_in_bytes": str(2**63 - 4096)}
+
+
+def within(folder, files):
+    return {f"{folder}{name}": text for name, text in files.items()}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files"),
+    [
+        ("0::/\n", V2),
+        ("0::/job/step\n", {**within("job/", V2), "job/step/memory.max": "max"}),
+        ("0::/elsewhere\n", V2),
+        ("4:memory:/slurm/job_1\n", {**within("memory/slurm/job_1/", V1)}),
+        ("4:memory:/slurm/step\n", {**within("memory/slurm/", V1), **within("memory/", NO_LIMIT)}),
+    ],
+)
+def test_the_memory_of_control_groups_counts(tmp_path, groups, files):
+    """Of both versions, nested, and as a container sees its own; cached files do not count."""
+    folders = system(tmp_path, groups, files)
+    (folders[0] / "meminfo").write_text(f"MemAvailable: {1 << 40} kB\n")
+    assert process.usable_memory(*folders) == 200 * MIB
+    assert process.free_memory(*folders) == 130 * MIB
+
+
+def test_without_a_limit_the_memory_is_the_machines(tmp_path):
+    """An unlimited group, and a system without any."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    unlimited = system(tmp_path / "a", "4:memory:/\n", within("memory/", NO_LIMIT))
+    assert process.usable_memory(*unlimited) == machine
+    none = system(tmp_path / "b", "", {})
+    assert process.usable_memory(*none) == machine
+    assert process.free_memory(*none) is None
+
+
+@pytest.fixture
+def small_group():
+    """A real control group of 256 MiB, as its file that takes processes."""
+    for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
+        folder, name = root / f"forebay-{uuid.uuid4().hex}", "memory.limit_in_bytes"
+        with suppress(OSError):
+            folder.mkdir()
+            try:
+                limit = folder / (name if (folder / name).exists() else "memory.max")
+                limit.write_text(str(256 * MIB))
+            except OSError:
+                folder.rmdir()
+                continue
+            yield folder / "cgroup.procs"
+            folder.rmdir()
+            return
+    pytest.skip("no control group can be made here")
+
+
+HALF = """
+import os, sys
+open(sys.argv[1], "w").write(str(os.getpid()))
+from forebay.options import buffer_of
+print(buffer_of("50%").nbytes)
+buffer_of("200MB")
+buffer_of("300MB")
+"""
+
+
+def test_half_of_the_memory_is_half_of_the_control_groups(small_group):
+    """In a real one, which is not the root; a buffer that cannot fit is warned of at once."""
+    command = [sys.executable, "-c", HALF, str(small_group)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout == f"{128 * MIB}\n"
+    assert run.stderr.count("RuntimeWarning") == 1
+    assert (
+        "a buffer of 300 MB is larger than the memory that this process may use, 268 MB"
+        in run.stderr
+    )
 
 
 def test_memory_for_files_is_what_is_available(tmp_path):

@@ -353,7 +353,8 @@ def test_a_buffer_of_thirty_bytes_is_refused(size):
 @pytest.fixture
 def memory_of_24_gib(monkeypatch):
     """Let this process have 24 GiB, whatever the machine has."""
-    monkeypatch.setattr("forebay.options.usable_memory", lambda: 24 << 30)
+    monkeypatch.setattr("forebay.base.process.usable_memory", lambda: 24 << 30)
+    monkeypatch.setattr("forebay.base.process.free_memory", lambda: 20 << 30)
 
 
 @pytest.mark.usefixtures("memory_of_24_gib")
@@ -365,6 +366,14 @@ def test_a_buffer_larger_than_the_memory_is_warned_of_once():
     assert len([each for each in caught if each.category is RuntimeWarning]) == 1
     assert loader.buffer == pickle.loads(pickle.dumps(loader)).buffer
     assert loader.buffer.nbytes == 30 * 10**12
+
+
+@pytest.mark.usefixtures("memory_of_24_gib")
+def test_a_buffer_larger_than_what_is_left_of_the_memory_is_warned_of():
+    """As in a control group that other processes use, too."""
+    words = r"(?s)^a buffer of 22 GB is larger than what is left of .* process, 21.5 GB\n"
+    with pytest.warns(RuntimeWarning, match=words):
+        assert buffer_of("22GB").nbytes == 22 * 10**9
 
 
 @pytest.mark.usefixtures("memory_of_24_gib")

@@ -132,19 +132,6 @@ def test_too_little_address_space_is_an_error_in_words():
     assert "No worker was started" in run.stderr and "num_workers=0" in run.stderr
 
 
-def test_where_there_is_no_memfd_a_file_without_a_name_serves(monkeypatch, tmp_path):
-    """Nothing is left of it in its folder, not even while it is used."""
-    monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    slab = Slab()
-    assert list(tmp_path.iterdir()) == []
-    slot = slab.take()
-    slab.view(slot)[:5] = b"hello"
-    assert bytes(slab.view(slot)[:5]) == b"hello"
-    slab.free(slot)
-    slab.close()
-
-
 # ---- on a disk ----------------------------------------------------------------------------------
 
 MIB = 1 << 20

@@ -368,10 +368,10 @@ def test_a_daemon_outlives_a_worker_and_not_the_pool(tmp_path):
 def test_a_worker_that_cannot_be_forked_is_an_error_in_words(monkeypatch):
     """The zygote says why, and lives on."""
 
-    def refuse():
+    def refuse(name):
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(zygote, "scratch_file", refuse)
+    monkeypatch.setattr(zygote, "memory_file", refuse)
     pool = ProcessPool(FaultyJob(), 1, "fork")
     try:
         pool.start(0, 0)
@@ -444,7 +444,17 @@ def no_temporary_files(monkeypatch, tmp_path):
     thread.join()
 
 
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="a file in memory is Linux's")
+def no_files_in_memory(monkeypatch):
+    """Have files in memory refused, and shared memory missing."""
+
+    def refuse(name):
+        raise PermissionError("seccomp")
+
+    for way in ("_by_python", "_by_libc"):
+        monkeypatch.setattr(f"forebay.base.memory_files.{way}", refuse)
+    monkeypatch.setattr("forebay.base.memory_files._SHARED_MEMORY", "")
+
+
 def test_workers_start_without_a_folder_for_temporary_files(no_temporary_files):
     """What a new interpreter is told lies in memory."""
     with ProcessPoolOfOne() as pool:
@@ -455,7 +465,7 @@ def test_without_any_room_for_temporary_files_the_error_is_in_words(
     no_temporary_files, monkeypatch
 ):
     """It names what to set."""
-    monkeypatch.delattr(os, "memfd_create", raising=False)
+    no_files_in_memory(monkeypatch)
     with pytest.raises(WorkerDiedError, match="cannot be started") as caught:
         ProcessPool(FaultyJob(), 1)
     assert "TMPDIR" in str(caught.value)
@@ -471,3 +481,21 @@ class ProcessPoolOfOne:
 
     def __exit__(self, *error):
         self._pool.close()
+
+
+@pytest.mark.parametrize("start", ["auto", "fork"])
+def test_the_kernel_kills_workers_first_when_memory_runs_out(start):
+    """Then the process that forks them, and this one, the trainer, last."""
+
+    def score(pid):
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    own = score("self")
+    pool = ProcessPool(FaultyJob(), 1, start)
+    try:
+        pool.start(0, 0)
+        tools.collect(pool)
+        (worker,) = pool.living_pids()
+        assert (score(worker), score(pool._zygote.pid), score("self")) == (1000, 999, own)
+    finally:
+        pool.close()

@@ -164,6 +164,65 @@ def usable_cores(proc: Path = PROC, groups: Path = GROUPS) -> float:
     return min([cores, *filter(None, map(_quota, group_folders(proc, groups, ("cpu",))))])
 
 
+def usable_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
+    """Return the bytes of memory of this machine, or of its control groups; None if unknown.
+
+    Sources: Linux, Documentation/admin-guide/cgroup-v2.rst, memory.max; cgroup-v1/memory.rst,
+    memory.limit_in_bytes, which is 2^63 less a page where there is no limit.
+    """
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+    return min([memory, *(limit for _, limit in _memory_limits(proc, groups))])
+
+
+def free_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
+    """Return the bytes of memory that this process may still use; None if unknown.
+
+    Files that the system keeps in memory count as free, since it drops them, but for shared memory.
+    """
+    left = [limit - _occupied(folder) for folder, limit in _memory_limits(proc, groups)]
+    machine = memory_for_files(proc)
+    return min((max(each, 0) for each in (*left, machine) if each is not None), default=None)
+
+
+def _memory_limits(proc: Path, groups: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the control groups of this process that limit its memory, with the limits in bytes."""
+    for folder in group_folders(proc, groups, ("memory",)):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # also of "max"
+                yield folder, int((folder / name).read_text())
+
+
+def _occupied(folder: Path) -> int:
+    """Return the bytes of a control group that the system cannot drop; 0 if it does not tell."""
+    for used, dropped, shared in (
+        ("memory.current", "file", "shmem"),
+        ("memory.usage_in_bytes", "total_cache", "total_shmem"),
+    ):
+        with suppress(OSError, ValueError):
+            lines = (folder / "memory.stat").read_text().splitlines()
+            counts = {name: int(count) for name, count in map(str.split, lines)}
+            files = counts.get(dropped, 0) - counts.get(shared, 0)
+            return int((folder / used).read_text()) - files
+    return 0
+
+
+# Values for /proc/PID/oom_score_adj: which process of this program the kernel kills first.
+OOM_FIRST, OOM_AFTER_WORKERS = 1000, 999
+
+
+def die_when_memory_runs_out(score: int = OOM_FIRST) -> None:
+    """Make the kernel's out-of-memory killer choose this process before the program that began it.
+
+    Args:
+        score: OOM_FIRST for a worker, OOM_AFTER_WORKERS for a process that workers need.
+    """
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(score))
+
+
 def pressure(proc: Path = PROC) -> dict[str, float]:
     """Return the share of the last 10 s in which some process waited for a core, or for a disk.
 

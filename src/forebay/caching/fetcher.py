@@ -35,7 +35,9 @@ from zlib import crc32
 
 import numpy as np
 
+from forebay.base.memory_files import memory_file
 from forebay.base.output_names import PRIVATE
+from forebay.base.process import OOM_AFTER_WORKERS, die_when_memory_runs_out
 from forebay.caching.fetch_policy import (
     BROKEN,
     DENIED,
@@ -531,7 +533,7 @@ def _refused(where: str, kind: str, words: str) -> ForebayError:
 
 def _in_memory(name: str, data: bytes) -> int:
     """Return the descriptor of a file in memory."""
-    file = os.memfd_create(f"forebay-{name}", os.MFD_CLOEXEC)
+    file = memory_file(f"forebay-{name}")
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
@@ -541,6 +543,7 @@ def _in_memory(name: str, data: bytes) -> int:
 def main(_lock: int, listening: int, config: int) -> None:
     """Run the process; the lock is released when it ends, however it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer
+    die_when_memory_runs_out(OOM_AFTER_WORKERS)
     with os.fdopen(config, "rb") as file:
         given: dict[str, Any] = json.load(file)
     path = given.pop("path")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forebay.base.process import LONGEST_WAIT_S
+from forebay.base.process import LONGEST_WAIT_S, usable_memory
 from forebay.devices.device import Copy, Device
 from forebay.devices.flow import Allocate, Command, Discard, StartCopy, TransferFlow
 from forebay.devices.slab import MOST, SHARE, DeviceSlab, PinnedWindow, Rebuilding
@@ -31,7 +31,7 @@ from forebay.memory.packing import memory_of, unpack
 from forebay.memory.slab import Slab
 from forebay.observe.progress import log
 from forebay.observe.record import Trace, Transfers
-from forebay.options import usable_memory, warn_of_full_disk, whole_cores
+from forebay.options import warn_of_full_disk, whole_cores
 from forebay.pools.base import Pool, ThreadPool
 from forebay.pools.processes import ProcessPool
 from forebay.ranks import ranks_sharing_cores

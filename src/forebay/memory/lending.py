@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from forebay.base.memory_files import memory_file
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
 
@@ -57,15 +58,15 @@ class Lender:
     """Lends slots of a slab that this process owns. For one thread.
 
     Attributes:
-        offer: Sent to a borrower, so that it can map the slab; None if the system has no memfds.
+        offer: Sent to a borrower, so that it can map the slab; None if no memory could be had.
     """
 
     def __init__(self, slab: Slab) -> None:
         self.offer: Offer | None = None
         self._lent: dict[int, Slot] = {}
         self._numbers = [*reversed(range(_BOARD_BYTES - _FIRST))]
-        with suppress(AttributeError, OSError):
-            descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        with suppress(OSError):
+            descriptor = memory_file(_NAME)
             weakref.finalize(self, os.close, descriptor)
             os.ftruncate(descriptor, _BOARD_BYTES)
             self._board = mmap.mmap(descriptor, _BOARD_BYTES)

@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from forebay.base.memory_files import memory_file
 from forebay.base.process import descriptors
 from forebay.errors import OptionError
 from forebay.memory.layout import Slot, Space
@@ -47,7 +48,7 @@ class Slab:
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         """Create a slab on the disk of a folder; None keeps it in memory."""
-        self._map(_file_in_memory() if directory is None else _file_in(directory), None)
+        self._map(memory_file("forebay") if directory is None else _file_in(directory), None)
 
     @classmethod
     def attach(cls, descriptor: int, extent: int) -> Slab:
@@ -229,13 +230,6 @@ class _Returned:
             # Some file systems cannot punch holes; there, the pages stay until the slab is closed.
             with contextlib.suppress(OSError):
                 mapping.madvise(mmap.MADV_REMOVE, start, slot.capacity)
-
-
-def _file_in_memory() -> int:
-    if hasattr(os, "memfd_create"):
-        with contextlib.suppress(OSError):
-            return os.memfd_create("forebay", os.MFD_CLOEXEC)
-    return _file_in(tempfile.gettempdir())
 
 
 def _file_in(directory: str | os.PathLike[str]) -> int:

@@ -28,6 +28,7 @@ from types import FrameType
 from typing import Any, Literal, final
 
 from forebay.base.libraries import one_thread
+from forebay.base.memory_files import memory_file
 from forebay.base.process import standard_library_first
 from forebay.errors import OptionError, WorkerDiedError
 from forebay.failures import Failure
@@ -35,7 +36,7 @@ from forebay.pools import zygote
 from forebay.pools.base import Pool
 from forebay.pools.events import Assignment, Event, Job, WorkerDied, as_received
 from forebay.pools.worker import Channel, roomy_pipe
-from forebay.pools.zygote import kill_descendants, scratch_file
+from forebay.pools.zygote import kill_descendants
 
 # ---- launch --------------------------------------------------------------------------------------
 # Three ways to start the zygote; each passes it a job and two descriptors.
@@ -156,7 +157,7 @@ def handlers_deferred() -> Iterator[None]:
 
 def execute(control: socket.socket, answers: int, payload: bytes, keep: Iterable[int]) -> int:
     """Start the zygote as a fresh interpreter; return its process ID, to be waited for."""
-    with os.fdopen(scratch_file(), "w+b") as file:
+    with os.fdopen(memory_file("forebay"), "w+b") as file:
         pickle.dump((sys.path, sys.argv), file)
         file.write(payload)
         file.seek(0)  # which writes what is buffered

@@ -34,12 +34,14 @@ from contextlib import suppress
 from typing import NoReturn
 
 from forebay.base.libraries import keep_freed, use_one_thread
+from forebay.base.memory_files import memory_file
+from forebay.base.process import OOM_AFTER_WORKERS, die_when_memory_runs_out
 from forebay.failures import Failure
 from forebay.pools.events import Assignment, Event, Job, TaskFailed, TaskFinished, as_sent
 from forebay.pools.worker import Channel, failure_of, portable, serve
 
 # ---- linux ---------------------------------------------------------------------------------------
-# Linux calls that tie processes together, and files without a name that they share.
+# Linux calls that tie processes together.
 
 # From <linux/prctl.h>.
 _PR_SET_PDEATHSIG = 1
@@ -64,12 +66,6 @@ def continue_when_driver_ends(control: int) -> None:
     fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
     fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
-
-
-def die_first_when_memory_runs_out() -> None:
-    """Make the kernel's out-of-memory killer choose this process, never the driver."""
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
 
 
 def watch_maker_of(control: socket.socket) -> list[int]:
@@ -115,16 +111,6 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def scratch_file() -> int:
-    """Return the descriptor of an unnamed file: in memory if possible, else on disk."""
-    with suppress(AttributeError, OSError):  # this Python lacks it, or it is not permitted
-        return os.memfd_create("forebay")
-    import tempfile
-
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
 # ---- zygote --------------------------------------------------------------------------------------
 
 # Orders from the driver, all of one size: what, incarnation, worker ID, seconds. "start" carries
@@ -164,6 +150,7 @@ def run(
 ) -> NoReturn:
     """Serve the driver until it closes or dies; never returns."""
     code = 1
+    die_when_memory_runs_out(OOM_AFTER_WORKERS)
     try:
         zygote = _Zygote(control, answers, job, is_limited=is_limited)
         try:
@@ -280,7 +267,7 @@ class _Zygote:
             return
         zygote, opened = os.getpid(), []
         try:
-            opened = [scratch_file()]
+            opened = [memory_file("forebay")]
             opened += os.pipe()
             pid = os.fork()
         except OSError as error:  # a limit is reached
@@ -336,7 +323,7 @@ def _run_worker(
 ) -> NoReturn:
     """Run a worker in this freshly forked process; never returns."""
     os.setpgid(0, 0)  # so that a kill includes the processes that the user's function started
-    die_first_when_memory_runs_out()
+    die_when_memory_runs_out()
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     _begin_as_child(worker_id)

@@ -14,12 +14,13 @@ from operator import sub
 from typing import Any
 
 from forebay.base.formatting import byte_size, byte_unit, counted, duration
+from forebay.base.process import usable_memory
 from forebay.errors import shown_location, without_credentials
 from forebay.failures import Failure, Group, grouped
 from forebay.observe.figures import numbers_in, shown_figures
 from forebay.observe.progress import Progress
 from forebay.observe.record import Record, Span, Trace
-from forebay.options import PreprocessOptions, usable_memory, whole_cores
+from forebay.options import PreprocessOptions, whole_cores
 from forebay.show.html import (
     Mark,
     Series,
