@@ -81,6 +81,20 @@ class Deadly(Half):
         return super().forward(batch)
 
 
+class Lethal(Half):
+    """At the sample that the environment names, in a worker, kills the driver, once, and hangs."""
+
+    def forward(self, batch):
+        mark = Path(os.environ["TIRED_MARK"])
+        if not mark.exists() and (batch[:, 0] == float(os.environ["TIRED_AT"])).any():
+            mark.touch()
+            os.kill(int(os.environ["TIRED_DRIVER"]), signal.SIGKILL)
+            signal.pause()
+        with open(os.environ["TIRED_SEEN"], "a") as seen:
+            seen.writelines(f"{int(row[0])}\n" for row in batch)
+        return super().forward(batch)
+
+
 class Both(NamedTuple):
     """Two outputs."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from forebay.ledger.records import Todo
 from forebay.observe.progress import log, log_samples_failed
 from forebay.observe.record import Trace
 from forebay.pools.events import Refusal
+from forebay.predicting.checkpoints import Checkpoint, Checkpoints, PartJournal
 from forebay.predicting.reader import (
     INDEX,
     Columns,
@@ -331,7 +332,6 @@ def check_number_of_parts(samples: int, size: int) -> None:
 class MadeHere(NamedTuple):
     """What a run needs whose parts are made in this process, by a model that is here."""
 
-    parts: list[range]
     advance: Callable[[int, int], None]
     trace: Trace
 
@@ -340,6 +340,7 @@ class PartWork:
     """Makes the part for a row of "first" and "count"; returns its record for the ledger.
 
     Args:
+        parts: All parts that are to be made, in order.
         table: The metadata columns, a row per sample; None if there are none.
         here: How parts are made in this process; None if the model is a factory, which is called
             once, in the worker.
@@ -349,14 +350,24 @@ class PartWork:
         self,
         reader: RangeReader,
         model: Any,
+        parts: Sequence[range],
+        checkpoints: Checkpoints,
         *,
         device: str | torch.device | Device | None,
         table: pa.Table | None,
         known: dict[str, Spec] | None,
         here: MadeHere | None,
     ) -> None:
+        self._checkpoints, self._left = checkpoints, list[range]()
+        self._resumed: dict[int, list[Checkpoint]] = {}
         if here is None:  # a worker with its own model loads its batches itself
             reader = replace(reader, num_workers=0, backend="process", timeout=0, settings={})
+        else:  # the samples of several parts are loaded in one pass
+            names = checkpoints.names()
+            for part in parts:
+                if found := checkpoints.read(part, names):
+                    self._resumed[part.start] = found
+                self._left.append(range(found[-1].end if found else part.start, part.stop))
         self._reader, self._model_or_factory, self._here = reader, model, here
         self._device, self._table, self._known = device, table, known
         self._model: Model | None = None
@@ -377,23 +388,43 @@ class PartWork:
         part = range(row["first"], row["first"] + row["count"])
         name = f"part-{part.start // self._reader.part_size:05d}.parquet"
         failures: list[Failure] = []
-        rows = 0
+        rows, at = 0, part.start
         with PartWriter(lambda: out.file(name), self._table) as writer:
-            for outcome in in_host_memory(self._outcomes(part)):
+            for checkpoint in self._checkpoints_of(part):
+                for indices, columns in checkpoint.rows:
+                    self._write(indices, columns, writer)
+                    rows += len(indices)
+                failures += checkpoint.failures
+                at = checkpoint.end
+            journal = PartJournal(self._checkpoints, part, at, self._reader.batch_size)
+            for outcome in in_host_memory(self._outcomes(range(at, part.stop))):
                 if isinstance(outcome, Predicted):
-                    self._take(outcome, writer)
+                    columns = columns_of(outcome.outputs, outcome.indices)
+                    self._write(outcome.indices, columns, writer)
                     rows += len(outcome.indices)
                     self._budget.succeeded()
+                    journal.add_rows(outcome.indices, columns)
                 else:
                     traced = len(failures) < MAX_TRACED
                     failures.append(outcome if traced else outcome._replace(traceback=""))
                     self._stop_if_all_fail(outcome)
+                    journal.add_failure(failures[-1])
                 if self._here is not None:  # this is the user's process
                     if isinstance(outcome, Failure):
                         log_samples_failed([outcome])
                     done = len(outcome.indices) if isinstance(outcome, Predicted) else 0
                     self._here.advance(done, 0 if done else 1)
         return record_of(rows, self._known, failures)
+
+    @property
+    def resumed(self) -> int:
+        """How many samples of the parts checkpoints had; 0 where a factory's workers read them."""
+        return sum(each.end - each.first for found in self._resumed.values() for each in found)
+
+    def _checkpoints_of(self, part: range) -> list[Checkpoint]:
+        if self._here is None:
+            return self._checkpoints.read(part)
+        return self._resumed.get(part.start, [])
 
     def close(self) -> None:
         """End the workers that load samples."""
@@ -409,22 +440,21 @@ class PartWork:
             self._bisect = Bisection(self._model, self._reader.load)
         assert self._bisect is not None
         if here is None:  # a worker with its own model makes its batches itself, one by one
-            self._reading = self._reader.read([part])
+            self._reading = self._reader.read([part])  # what is left of it
         elif self._reading is None:
             reader = replace(self._reader, device=self._model.copies_to)
-            self._reading = reader.read(here.parts, here.trace)
+            self._reading = reader.read(self._left, here.trace)
         while count:
             loaded = next(self._reading)
             count -= len(loaded.indices) + len(loaded.failures)
             yield from self._bisect(loaded)
 
-    def _take(self, predicted: Predicted, writer: PartWriter) -> None:
-        columns = columns_of(predicted.outputs, predicted.indices)
+    def _write(self, indices: list[int], columns: Columns, writer: PartWriter) -> None:
         specs = specs_of(columns)
         if self._known is None:
             self._known = specs
-        check_specs(self._known, specs, predicted.indices[0])
-        writer.add(predicted.indices, {name: columns[name] for name in self._known})
+        check_specs(self._known, specs, indices[0])
+        writer.add(indices, {name: columns[name] for name in self._known})
 
     def _stop_if_all_fail(self, failure: Failure) -> None:
         """Raise FailuresError if all samples so far failed alike; counts over all parts."""

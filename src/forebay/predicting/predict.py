@@ -100,9 +100,9 @@ def predict(
             each old file stays until the new one replaces it.
         version: Your own name for the state of model and data. While it stays the same, changes
             are accepted; with a new one every part is made again.
-        part_size: Samples per part, so that there are at most 100,000 parts. After a kill of this
-            process at most one part is made again, or about one per worker with a factory. A run
-            that is continued keeps its part size.
+        part_size: Samples per part, so that there are at most 100,000 parts. A kill costs less than
+            a part of work, and no more than about ten seconds of it. A run that is continued keeps
+            its part size.
         progress: Show progress on stderr, in samples.
 
     Returns:
@@ -120,6 +120,7 @@ def predict(
         WorkerDiedError: A factory's worker died repeatedly on the same part.
     """
     from forebay.devices.device import check_device, device_of
+    from forebay.predicting.checkpoints import checkpoints_of
     from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, evaluating, is_factory
     from forebay.predicting.reader import reader_of, shown_rows, table_of
 
@@ -146,6 +147,8 @@ def predict(
         described = partial(_described, model, reader, load, listed)
         with Session(model, output, options, described=described, verb="predict") as session:
             ledger = session.ledger
+            if session.starts_over:
+                checkpoints_of(session, [])
             of_parts, cut = _enrolled(session, reader, listed)
             before = CompletedParts.of(ledger.results())
             again = before.failing if retry_failed else []
@@ -153,19 +156,31 @@ def predict(
             resumed = before.samples - sum(range_of(each.row)[1] for each in again)
             diagnosis: Callable[[], Any] = partial(of_parts.diagnosis, trace)
             if todo:
-                display = SampleProgress(session, cut, resumed, by_batch=not has_factory)
                 parts = [range(at, at + count) for at, count in (range_of(x.row) for x in todo)]
+                checkpoints = checkpoints_of(session, todo, skips_failures=retry_failed)
+                display = SampleProgress(session, cut, resumed, by_batch=not has_factory)
                 work = PartWork(
                     of_parts,
                     model,
+                    parts,
+                    checkpoints,
                     device=device,
                     table=None if table is None else shown_rows(table.rows),
                     known=before.columns,
-                    here=None if has_factory else MadeHere(parts, display.advance, trace),
+                    here=None if has_factory else MadeHere(display.advance, trace),
                 )
+                if work.resumed:
+                    display.advance(work.resumed, 0)
+                    resumed += work.resumed
+                starts = {each.ordinal: part.start for each, part in zip(todo, parts, strict=True)}
                 try:
                     session.start_workers("rows", doing=work)
-                    report = session.process_inputs(todo=todo, at_once=True, progress=display)
+                    report = session.process_inputs(
+                        todo=todo,
+                        at_once=True,
+                        progress=display,
+                        committed=lambda done: checkpoints.remove(starts[each] for each in done),
+                    )
                 except FailuresError:  # every sample failed: the cause is not in the samples
                     ledger.mark_todo(CompletedParts.without_rows(ledger.results()))
                     raise

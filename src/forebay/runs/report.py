@@ -302,7 +302,7 @@ class PredictionReport(RunReport):
         output: The folder of the parts, or its URL: one dataset for pyarrow, pandas and others.
         done: Samples with a prediction, including those of earlier runs.
         failed: Samples without one.
-        resumed: Samples of parts that were done by earlier runs.
+        resumed: Samples that were done by earlier runs.
         failures: The samples without a prediction, in order: the first 1,000.
         elapsed_s: Duration of this run in seconds.
         diagnosis: What the model waited for or, if a factory makes models, what their workers

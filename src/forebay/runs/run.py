@@ -327,12 +327,14 @@ class Session:
         todo: Iterable[Todo] | None = None,
         at_once: bool = False,
         progress: Progress | None = None,
+        committed: Callable[[list[int]], None] | None = None,
     ) -> Report:
         """Process the remaining inputs, write the table, and return the report.
 
         Args:
             todo: The inputs to process; None for those without a result.
             progress: Updated as inputs end; None to count inputs.
+            committed: Called with inputs whose results are committed and published.
         """
         ledger, options = self.ledger, self.options
         label = label_of("retry" if failed_only else "preprocess", self.output)
@@ -356,7 +358,7 @@ class Session:
         self._closing.callback(LiveRun(self.verb, self.output, progress).remove)
         kept = generators_kept if options.workers == 0 else fewer_collections
         with generators_restored() if options.backend == "thread" else kept():
-            times = self._run(listed, budget, progress, at_once=at_once)
+            times = self._run(listed, budget, progress, committed, at_once=at_once)
         self._changed |= times["committed"] > 0
         self.perform_pending()
         if self._has_table:
@@ -381,7 +383,13 @@ class Session:
         )
 
     def _run(
-        self, todo: Iterable[Todo], budget: FailureBudget, progress: Progress, *, at_once: bool
+        self,
+        todo: Iterable[Todo],
+        budget: FailureBudget,
+        progress: Progress,
+        note_committed: Callable[[list[int]], None] | None,
+        *,
+        at_once: bool,
     ) -> dict[str, Any]:
         """Process the inputs; return what that took, as the arguments of `RunTimes`."""
         pool, options, trace = self._pool, self.options, progress.trace
@@ -438,6 +446,8 @@ class Session:
                 record_s += max(time.monotonic() - recorded_at - waited_s, 0.0)
                 if commit is not None:
                     engine.release(commit.delivered)
+                    if note_committed is not None:
+                        note_committed(commit.delivered)
                     progress.update(commit.done, commit.failed, commit.metadata)
                     committed += len(commit.delivered) + commit.failed
                     self._look_at_metadata(commit.metadata, progress.total)

@@ -1,0 +1,230 @@
+"""Checkpoints of a part that is being made: what a kill of a slow model leaves for the next run.
+
+    part, every 5 s ──> .forebay/checkpoints/KEY-0-192, KEY-192-448, …
+    the same call ────> their rows and failures, and the model from sample 448 of the part on
+    part committed ───> removed
+
+A checkpoint ends where a batch ends, so the same batches follow, and the part gets the same bytes.
+Its key is a hash of the work and of the samples: a part of other samples finds no checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from forebay.base.files import Folder, joined, place_of
+from forebay.base.output_names import PRIVATE
+from forebay.errors import OutputError
+from forebay.failures import Failure, failure_from_json, failure_to_json
+from forebay.ledger.database import DAMAGES
+from forebay.ledger.records import Todo
+from forebay.predicting.reader import Columns
+from forebay.runs.ranges import range_of
+from forebay.runs.run import Session
+
+# Seconds between two checkpoints of a part: a kill costs these, and the batch after them.
+EVERY_S = 5.0
+# More if writing one takes long: at least so many times its duration is for the model.
+REST = 20
+# Rows that wait for a checkpoint; where they come faster than they can be written, there is none.
+MOST_HELD_BYTES = 256 * 2**20
+# A file may not have more, whoever wrote it.
+_MOST_BYTES = 1 << 32
+_KINDS = "biufU"  # the kinds of arrays that `columns_of` returns
+
+
+class Checkpoint(NamedTuple):
+    """What the model returned for consecutive samples of a part, batch by batch.
+
+    Attributes:
+        first: The first of these samples.
+        end: The sample after them.
+    """
+
+    first: int
+    end: int
+    rows: list[tuple[list[int], Columns]]
+    failures: list[Failure]
+
+    def to_bytes(self) -> bytes:
+        """Return a line of JSON, and the arrays in its order."""
+        specs = [
+            (indices, [(name, array.dtype.str, array.shape) for name, array in columns.items()])
+            for indices, columns in self.rows
+        ]
+        head = {"rows": specs, "failures": [*map(failure_to_json, self.failures)]}
+        arrays = [array.tobytes() for _, columns in self.rows for array in columns.values()]
+        return b"".join([json.dumps(head).encode(), b"\n", *arrays])
+
+    @classmethod
+    def from_bytes(cls, data: bytes, first: int, end: int) -> Checkpoint:
+        """Return what `to_bytes` wrote; raise one of `DAMAGES` for anything else."""
+        at = data.index(b"\n") + 1
+        head, rows = json.loads(data[:at]), []
+        for given, specs in head["rows"]:
+            indices, columns = [*map(int, given)], {}
+            for name, kind, shape in specs:
+                dtype = np.dtype(kind)
+                count = math.prod(shape)
+                if dtype.kind not in _KINDS or shape[0] != len(indices) or min(shape) < 1:
+                    raise ValueError(f"{kind} of shape {shape}")
+                columns[str(name)] = np.frombuffer(data, dtype, count, at).reshape(shape)
+                at += count * dtype.itemsize
+            rows.append((indices, columns))
+        failures = [*map(failure_from_json, head["failures"])]
+        found = sorted(chain(*(indices for indices, _ in rows), (one.index for one in failures)))
+        if found != [*range(first, end)] or at != len(data):
+            raise ValueError(f"samples {found[:1]} to {found[-1:]}, {len(data)} bytes")
+        return cls(first, end, rows, failures)
+
+
+class Checkpoints:
+    """The checkpoints in an output folder, local or a URL. Picklable.
+
+    Args:
+        keys: Of each part that is to be made, by its first sample.
+        skips_failures: Whether those in which a sample failed do not count.
+    """
+
+    def __init__(
+        self, output: str, keys: Mapping[int, str], *, skips_failures: bool = False
+    ) -> None:
+        self._place = place_of(joined(output, f"{PRIVATE}/checkpoints"))
+        self._keys, self._skips_failures = keys, skips_failures
+        self.every_s, self.rest = EVERY_S, REST  # also in a worker
+
+    def read(self, part: range, names: Collection[str] | None = None) -> list[Checkpoint]:
+        """Return the checkpoints of a part, one after the other from its first sample on.
+
+        Args:
+            names: Those of all parts; None to list them.
+        """
+        names, found = self.names() if names is None else names, list[Checkpoint]()
+        key, at = self._keys[part.start], part.start
+        while True:
+            begun = f"{key}-{at - part.start}-"
+            ends = [int(name[len(begun) :]) for name in names if name.startswith(begun)]
+            end = part.start + max(ends, default=0)
+            if not at < end <= part.stop:
+                return found
+            data = self._place.read(f"{begun}{end - part.start}", _MOST_BYTES)
+            try:
+                checkpoint = Checkpoint.from_bytes(data or b"", at, end)
+            except DAMAGES:  # the samples are predicted again
+                return found
+            if checkpoint.failures and self._skips_failures:
+                return found
+            found.append(checkpoint)
+            at = end
+
+    def write(self, part: range, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint of a part, which is on the disk afterwards."""
+        if isinstance(self._place, Folder):
+            os.makedirs(self._place.path, exist_ok=True)
+        first, end = checkpoint.first - part.start, checkpoint.end - part.start
+        self._place.write(f"{self._keys[part.start]}-{first}-{end}", checkpoint.to_bytes())
+
+    def remove(self, parts: Iterable[int]) -> None:
+        """Remove those of the parts that begin with these samples."""
+        keys = {self._keys[first] for first in parts}
+        self._place.remove([name for name in self.names() if name.partition("-")[0] in keys])
+
+    def _remove_others(self) -> None:
+        """Remove those of parts that are not to be made, or were to be made otherwise."""
+        keys = {*self._keys.values()}
+        self._place.remove([name for name in self.names() if name.partition("-")[0] not in keys])
+
+    def names(self) -> Collection[str]:
+        """Return the names of the checkpoints of all parts."""
+        try:
+            return [name for name, _ in self._place.files() if name.replace("-", "").isalnum()]
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise OutputError(
+                f"{self._place.locate('')!r} cannot be read: {error.strerror}\n"
+                "  Nothing is lost. Check its permissions and the disk; the same call continues."
+            ) from error
+
+
+def checkpoints_of(
+    session: Session, todo: Sequence[Todo], *, skips_failures: bool = False
+) -> Checkpoints:
+    """Return the checkpoints of the parts that are to be made, after removing all others.
+
+    The key of a part is a hash of what makes it: the work, or the user's name for its state; which
+    samples it has, by place and identity.
+    """
+    keys: dict[int, str] = {}
+    if todo:
+        work = session.options.version or session.work[0].to_json()
+        identities = {each.ordinal: each.identity for each in session.ledger.listed()}
+    for each in todo:
+        text = f"{work}\n{each.row}\n{identities[each.ordinal]}"
+        keys[range_of(each.row)[0]] = hashlib.sha256(text.encode()).hexdigest()[:32]
+    found = Checkpoints(session.output, keys, skips_failures=skips_failures)
+    found._remove_others()
+    return found
+
+
+class PartJournal:
+    """Collects what the model returned for one part, and writes it when a checkpoint is due.
+
+    Args:
+        first: The first sample of the part that no checkpoint has.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, part: range, first: int, batch_size: int) -> None:
+        self._checkpoints, self._part, self._batch_size = checkpoints, part, batch_size
+        self._written, self._took_s = time.monotonic(), 0.0
+        self._has_rows, self._is_over = first > part.start, False
+        self._begin(first)
+
+    def _begin(self, first: int) -> None:
+        self._first, self._count, self._last, self._held_bytes = first, 0, first - 1, 0
+        self._rows: list[tuple[list[int], Columns]] = []
+        self._failures: list[Failure] = []
+
+    def add_rows(self, indices: Sequence[int], columns: Columns) -> None:
+        """Add what the model returned for some samples."""
+        if self._is_over:
+            return
+        self._rows.append(([*indices], columns))
+        self._held_bytes += sum(array.nbytes for array in columns.values())
+        self._has_rows = True
+        self._add(len(indices), max(indices))
+
+    def add_failure(self, failure: Failure) -> None:
+        """Add a sample that failed."""
+        if self._is_over:
+            return
+        self._failures.append(failure)
+        self._add(1, failure.index)
+
+    def _add(self, count: int, last: int) -> None:
+        self._count, self._last = self._count + count, max(self._last, last)
+        end = self._first + self._count
+        is_gapless = self._last + 1 == end and (end - self._part.start) % self._batch_size == 0
+        if not is_gapless or end >= self._part.stop or not self._has_rows:
+            return  # without a row, all samples may fail for one cause: then none is recorded
+        began, is_full = time.monotonic(), self._held_bytes > MOST_HELD_BYTES
+        if began - self._written >= max(
+            0.0 if is_full else self._checkpoints.every_s, self._checkpoints.rest * self._took_s
+        ):
+            checkpoint = Checkpoint(self._first, end, self._rows, self._failures)
+            self._checkpoints.write(self._part, checkpoint)
+            self._written = time.monotonic()
+            self._took_s = self._written - began
+            self._begin(end)
+        elif is_full:
+            self._is_over = True
+            self._begin(end)
