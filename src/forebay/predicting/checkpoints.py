@@ -34,9 +34,9 @@ from forebay.runs.run import Session
 # Seconds between two checkpoints of a part: a kill costs these, and the batch after them.
 EVERY_S = 5.0
 # More if writing one takes long: at least so many times its duration is for the model.
-REST = 20
+REST = 10
 # Rows that wait for a checkpoint; where they come faster than they can be written, there is none.
-MOST_HELD_BYTES = 256 * 2**20
+MOST_HELD_BYTES = 32 * 2**20
 # A file may not have more, whoever wrote it.
 _MOST_BYTES = 1 << 32
 _KINDS = "biufU"  # the kinds of arrays that `columns_of` returns
