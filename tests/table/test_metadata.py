@@ -279,6 +279,33 @@ def test_whole_numbers_among_others_are_floats_in_csv(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (["0.5", "1.0E-5"], [0.5, 1e-5]),
+        (["1.6E+12", "3"], [1.6e12, 3.0]),
+        ([".5", "-.5"], [0.5, -0.5]),
+        (["5.", "5.e1"], [5.0, 50.0]),
+        (["+3", "-0"], [3, 0]),
+        (["+2.5", "NaN"], [2.5, math.nan]),
+        (["Infinity", "-INF"], [math.inf, -math.inf]),
+        ([" 1", "2 "], [1, 2]),
+        (["\ttrue", "False"], [True, False]),
+        ([" x", " 1"], [" x", " 1"]),
+        (["1_000", "2"], ["1_000", "2"]),
+        (["1,5", "2"], ["1,5", "2"]),
+        (["e5", "."], ["e5", "."]),
+        (["+", "-"], ["+", "-"]),
+    ],
+)
+def test_numbers_in_csv_are_read_as_every_program_writes_them(tmp_path, cells, values):
+    """Java, Excel, R and NumPy differ; what is no number in them stays as it is."""
+    path = tmp_path / "numbers.csv"
+    path.write_text("a,b\n" + "".join(f'x,"{cell}"\n' for cell in cells))
+    found = read_table(path)["b"].to_pylist()
+    assert [*map(repr, found)] == [*map(repr, values)]
+
+
 def test_jsonl_keeps_values_as_they_were_returned(tmp_path):
     """One object a line with all columns; what differs in type stays different."""
     path = tmp_path / "metadata.jsonl"

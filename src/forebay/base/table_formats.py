@@ -593,20 +593,21 @@ def _typed(cells: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     import pyarrow
     import pyarrow.compute
 
-    whole = "0|-?[1-9][0-9]*"
-    other = "-?[0-9]+[.][0-9]+(e[-+]?[0-9]+)?|-?[0-9]+e[-+]?[0-9]+|nan|-?inf"
+    # A code such as 007 is no number, and 1_000 is one for Python alone.
+    whole = "[-+]?(0|[1-9][0-9]*)"
+    decimal = "[-+]?([0-9]+[.][0-9]*|[.][0-9]+)(e[-+]?[0-9]+)?|[-+]?[0-9]+e[-+]?[0-9]+"
     shapes = (
         ("^(true|false|True|False|TRUE|FALSE)$", pyarrow.bool_()),
-        (f"^({whole})$", pyarrow.int64()),
-        (f"^({whole}|{other})$", pyarrow.float64()),
+        (f"^{whole}$", pyarrow.int64()),
+        (f"(?i)^({whole}|{decimal}|[-+]?(nan|inf|infinity))$", pyarrow.float64()),
     )
+    compute = pyarrow.compute
+    if cells.null_count == len(cells):  # it would match every type; it stays a string column
+        return cells
+    trimmed = compute.utf8_trim_whitespace(cells)
     for pattern, kind in shapes:
-        # A column without a value would match every type; it stays a string column.
-        if (
-            cells.null_count < len(cells)
-            and pyarrow.compute.all(pyarrow.compute.match_substring_regex(cells, pattern)).as_py()
-        ):
+        if compute.all(compute.match_substring_regex(trimmed, pattern)).as_py():
             with suppress(pyarrow.ArrowInvalid):
-                return cells.cast(kind)
+                return compute.utf8_ltrim(trimmed, "+").cast(kind)
             return cells  # integers beyond 64 bits
     return cells
