@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from functools import partial
 from operator import index as as_index
 from pathlib import Path
@@ -34,6 +33,7 @@ from forebay.base.table_formats import GROUP_ROWS, refuse
 from forebay.errors import InputError, OptionError, shortened
 from forebay.failures import short_tracebacks
 from forebay.inputs.listing import list_folder, tables_in
+from forebay.inputs.search import matches, patterns_of
 from forebay.inputs.tables import (
     RowGroups,
     arrow_frame,
@@ -350,11 +350,11 @@ def from_folder(
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"from_folder: {root} {what}\n  Looked from the folder {os.getcwd()}.")
-    start = len(os.path.join(root, ""))
+    start, patterns = len(os.path.join(root, "")), patterns_of(pattern)
     names = (one.source[start:] for one in list_folder(os.path.join(root, "")))
     tables = tables_in(str(root))
     items = PackedSequence(
-        name for name in names if name not in tables and _matches(name.split("/"), wanted)
+        name for name in names if name not in tables and matches(name.split("/"), patterns)
     )
     if not items:
         raise InputError(
@@ -532,15 +532,6 @@ def _position(index: object) -> int:
             "  Use torch.utils.data.Subset(dataset, range(start, stop)) for a part of it."
         )
     return as_index(index)  # type: ignore[arg-type]  # it raises TypeError for others
-
-
-def _matches(names: list[str], wanted: list[str]) -> bool:
-    """Return whether a path matches a pattern, in which `**` stands for any number of names."""
-    if not (names and wanted):
-        return not names and all(each == "**" for each in wanted)
-    if wanted[0] == "**":
-        return _matches(names, wanted[1:]) or _matches(names[1:], wanted)
-    return fnmatchcase(names[0], wanted[0]) and _matches(names[1:], wanted[1:])
 
 
 def _load_file(folder: str, load: Callable[[Path], Any], name: str) -> Any:

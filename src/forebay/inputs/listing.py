@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from io import BufferedReader
 from typing import Any
 
@@ -31,6 +30,7 @@ from forebay.base.files import (
 )
 from forebay.base.output_names import PRIVATE, SUFFIXES, TABLES
 from forebay.errors import InputError, OptionError, shown_location
+from forebay.inputs.search import folder_files, glob_files, url_files
 from forebay.inputs.tables import Manifest, is_table, memory_manifest, open_manifest
 from forebay.ledger.database import NAME
 from forebay.ledger.records import Input, LinkInput, shown_input
@@ -152,7 +152,7 @@ def list_folder(name: str) -> Listing:
     """
     shown = name if name.isprintable() else ascii(name)
     reason = "no files in this folder (hidden ones are left out)"
-    return _found(shown, partial(_walk_folder, name, ()), reason)
+    return _found(shown, lambda: map(_file, folder_files(name)), reason)
 
 
 def tables_in(folder: str) -> list[str]:
@@ -179,47 +179,44 @@ def _only_table(tables: list[str], shown: str) -> str:
 
 
 def _list_glob(name: str, shown: str) -> Listing:
-    matches = sorted(set(glob.iglob(name, recursive=True)))
-
-    def walk() -> Iterator[Input]:
-        return (one for one in _walk_list(matches) if one.identity != "directory")
-
-    reason = "this glob matches folders only" if matches else "this glob matches nothing"
-    head, tail = (shown, "*") if matches else os.path.split(shown)
+    found = [*glob_files(name)]
+    folders = [] if found else glob.glob(name, recursive=True)
+    reason = "this glob matches folders only" if folders else "this glob matches nothing"
+    head, tail = (shown, "*") if folders else os.path.split(shown)
     advice = f"Looked from the folder {os.getcwd()}."
-    if matches or "**" not in shown:
+    if "[" in shown and not folders:
+        advice += " In a glob, [ab] stands for one of the characters; for a bracket write [[]."
+    if folders or "**" not in shown:
         advice += f" To look in all folders below: '{os.path.join(head, '**', tail)}'."
-    return _found(shown, walk, reason, advice)
+    return _found(shown, lambda: _walk_list(found), reason, advice)
 
 
 def _list_url(url: str) -> Listing:
     shown = url if url.isprintable() else ascii(url)
     with reached(url) as (system, path):
+        is_glob = False
         try:
             is_folder = system.info(path)["type"] == "directory"
         except FileNotFoundError:
             if not glob.has_magic(path):
                 raise
-            found = system.glob(path, detail=True)
+            is_glob = True
         else:
             if not is_folder and file_name(path).lower().endswith(SUFFIXES):
                 manifest = open_manifest(url, lambda: open_url(url), None)
                 return _rows_of(manifest, folder_of(url))
             if not is_folder:
                 return Listing("paths", (), shown, lambda: _walk_list((url,)))
-            found = system.find(path, detail=True)
             inside = path.rstrip("/") + "/"
-            if inside + _LEDGER in found and "::" not in url:
-                tables = [table for table in TABLES if inside + table in found]
+            if "::" not in url and system.isfile(inside + _LEDGER):
+                tables = [table for table in TABLES if system.isfile(inside + table)]
                 return _list_url(joined(url, _only_table(tables, shown)))
-            hidden = len(path.rstrip("/"))
-            found = {name: info for name, info in found.items() if "/." not in name[hidden:]}
-    inputs = tuple(
-        _remote(_full_url(system, name, url), _remote_identity(info))
-        for name, info in sorted(found.items())
-        # A key that ends with "/" is how an object store marks a folder.
-        if info["type"] != "directory" and not name.endswith("/")
-    )
+        found = url_files(system, path, is_glob=is_glob)
+    urls = [_full_url(system, name, url) for name in found]
+    if None in found.values():  # nothing is known of them but their names
+        return _found(shown, lambda: _walk_list(urls), "no files there")
+    pairs = zip(urls, found.values(), strict=True)
+    inputs = tuple(_remote(each, _remote_identity(info)) for each, info in pairs)
     return _found(shown, lambda: iter(inputs), "no files there")
 
 
@@ -256,41 +253,6 @@ def _walk_list(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Input]:
 
 def _remote(url: str, identity: str) -> Input:
     return shown_input(shown_location(_storable(url)), None, identity, url)
-
-
-def _walk_folder(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Input]:
-    """Yield the files under a folder, sorted by path; only one folder is in memory at a time."""
-    try:
-        status = os.stat(folder)
-        with os.scandir(folder) as entries:
-            keys = [_sort_key(entry) for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        advice = "make it readable" if isinstance(error, PermissionError) else "remove the cause"
-        raise InputError(
-            f"{folder!a}: it cannot be listed: {error}\n"
-            f"  Its files would be skipped silently, so the listing stops: {advice}."
-        ) from error
-    here = (status.st_dev, status.st_ino)
-    if here in above:  # a symbolic link to a folder that it is in
-        return
-    start = os.path.join(folder, "")
-    for key in sorted(filter(None, keys)):
-        path = start + key
-        if key.endswith(os.sep):
-            yield from _walk_folder(path[:-1], (*above, here))
-        else:
-            yield _file(path)
-
-
-def _sort_key(entry: os.DirEntry[str]) -> str:
-    """Return a name that sorts where its whole path belongs; "" for what is not an input."""
-    try:
-        if entry.is_dir():
-            return entry.name + os.sep
-        is_input = entry.is_file() or entry.is_symlink()
-    except OSError:  # a link to itself, or into a folder that cannot be read
-        is_input = True
-    return entry.name if is_input else ""
 
 
 def _file(path: str) -> Input:

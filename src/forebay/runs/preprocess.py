@@ -73,9 +73,10 @@ def preprocess(
 
     Args:
         work: The function, or the Dataset.
-        inputs: A list of paths, a folder (searched recursively, hidden files left out), a glob,
-            a manifest (.csv, .jsonl, .parquet), or an fsspec URL of any of these. An output folder
-            of `preprocess` stands for its table: a manifest in which `destination` is a path
+        inputs: A list of paths, a folder (searched recursively), a glob (neither finds hidden
+            files, and a subfolder that cannot be read is an error), a manifest (.csv, .jsonl,
+            .parquet), or an fsspec URL of any of these. An output folder of `preprocess` stands for
+            its table: a manifest in which `destination` is a path
             that can be opened from any working directory. Or a table in memory: a DataFrame of
             pandas or polars, a `pyarrow.Table`, or a list of dicts. The same rows again are the
             same inputs, whichever of these they come from. All values of a .csv are strings. A URL
