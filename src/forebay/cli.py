@@ -38,6 +38,7 @@ from forebay.predicting.predict import predict
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.preprocess import preprocess, retry
 from forebay.runs.ranges import read_run_state, verb_of
+from forebay.runs.recorded_settings import recorded_settings, settings_shown
 from forebay.runs.report import lines_by_error
 from forebay.runs.results import perform_pending
 from forebay.runs.source_code import load_work, parse_reference
@@ -363,10 +364,20 @@ def predict_command(model: str, data: str, output: str, **settings: Any) -> int:
     return _predict(model, data, output, settings)
 
 
-def _predict(model: str, data: str, output: str, settings: dict[str, Any], **others: Any) -> int:
+def _predict(
+    model: str,
+    data: str,
+    output: str,
+    settings: dict[str, Any],
+    meta: dict[str, str] | None = None,
+    **others: Any,
+) -> int:
+    given = arguments_of(settings)
+    if meta is not None:
+        given = _with_recorded(predict, meta, given)
     is_table = os.path.exists(data) or data.endswith(SUFFIXES) or is_url(data)
     work, source = load_work(model), data if is_table else load_work(data)
-    return _shown(predict(work, source, output, **arguments_of(settings), **others))
+    return _shown(predict(work, source, output, **given, **others))
 
 
 def _shown(made: Any) -> int:
@@ -385,7 +396,8 @@ def retry_command(output: str, names: tuple[str, ...], **settings: Any) -> int:
 
     Name what the earlier run worked with, as in its command: the FUNCTION or DATASET (and --save)
     of preprocess, the MODEL and DATA of predict, or the DATASET of cache. A folder is data: no code
-    is loaded because a folder names it. Without a name, retry shows what is recorded.
+    is loaded because a folder names it. Without a name, retry shows what is recorded. The settings
+    of the earlier run hold, such as its --timeout, unless others are given.
     """
     meta = snapshot_of(output).meta
     verb = verb_of(meta)
@@ -400,8 +412,19 @@ def retry_command(output: str, names: tuple[str, ...], **settings: Any) -> int:
         )
     settings = {name: value for name, value in settings.items() if name in fit}
     if verb == "predict":
-        return _predict(names[0], names[1], output, settings, retry_failed=True)
-    return _shown(call(load_work(names[0]), output, **arguments_of(settings)))
+        return _predict(names[0], names[1], output, settings, meta, retry_failed=True)
+    given = arguments_of(settings)
+    if verb == "cache":
+        given = _with_recorded(call, meta, given)
+    return _shown(call(load_work(names[0]), output, **given))
+
+
+def _with_recorded(
+    call: Callable[..., Any], meta: dict[str, str], given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call, with the settings of the run that it continues."""
+    fit = inspect.signature(call).parameters
+    return {name: value for name, value in recorded_settings(meta, given).items() if name in fit}
 
 
 @cli.command("verify", short_help="Check the output files of a run.")
@@ -501,7 +524,11 @@ def _how_to_retry(verb: str, output: str, meta: dict[str, str]) -> str:
         recorded = f"  The folder says that it was {found.name!r}. If you trust that:\n"
         if verb == "preprocess" and found.reference and found.reference.isprintable():
             wanted = [found.reference]
+    words = ["forebay", "retry", output, *wanted]
+    for name, value in settings_shown(meta).items():
+        if any(each.name == name for each in retry_command.params):
+            words += [f"--{name.replace('_', '-')}", printable(str(value))]
     return (
         f"retry loads no code because a folder names it: give it the {' and '.join(_RETRIED[verb])}"
-        f" of the earlier run\n{recorded}  {shlex.join(['forebay', 'retry', output, *wanted])}"
+        f" of the earlier run\n{recorded}  {shlex.join(words)}"
     )

@@ -12,6 +12,7 @@ from driving import call
 
 from forebay.cli import cli
 from forebay.errors import ChangedError, OptionError
+from forebay.outputs.places import snapshot_of
 from forebay.runs.preprocess import retry
 
 MODELS = Path(__file__).with_name("models.py")
@@ -89,6 +90,20 @@ def test_failed_samples_are_listed_and_retried(tmp_path):
     assert "2 predicted, 1 failed" in again.output
     with pytest.raises(OptionError, match="was made by predict, and retry only applies to pre"):
         retry(lambda source, out: None, output)
+
+
+def test_the_settings_of_a_run_hold_for_its_retry(tmp_path):
+    """Those of the call before, unless others are given; --load is shown, too."""
+    table = tmp_path / "rows.csv"
+    table.write_text("start_s\n1\nx\n3\n")
+    load = f"{MODELS}:sample_of"
+    predict("half", table, tmp_path / "out", "--load", load, "--batch-size", 2)
+    shown = str(run("retry", tmp_path / "out").exception).splitlines()[-1]
+    assert " MODEL DATA --num-workers 0 --batch-size 2 --load " in shown
+    for more, size in (((), 2), (("--batch-size", 3), 3)):
+        run("retry", tmp_path / "out", f"{MODELS}:half", table, "--load", load, *more)
+        settings = json.loads(snapshot_of(tmp_path / "out").meta["settings"])
+        assert (settings["batch_size"], settings["num_workers"]) == (size, 0)
 
 
 def test_an_option_of_another_command_is_refused_by_retry(tmp_path):

@@ -16,6 +16,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import works
 from click.testing import CliRunner
 from driving import (
     WORKS,
@@ -32,11 +33,19 @@ from test_kills import Gates
 
 import forebay
 from forebay.cli import cli
+from forebay.errors import LedgerError, OptionError
 from forebay.failures import Failure
 from forebay.ledger import database
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import FailedInput, Input
 from forebay.observe.progress import FIRST_LINE_S, SLOWEST_LINE_S, Progress
+from forebay.options import Ray
+from forebay.runs.recorded_settings import (
+    SETTINGS,
+    recorded_settings,
+    settings_shown,
+    settings_to_json,
+)
 
 DONE, COULD_NOT_RUN, USAGE, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -452,6 +461,46 @@ def test_retry_redoes_the_failures_alone(tmp_path, inputs, output):
     assert len(calls(tmp_path)) == 12
 
 
+def test_the_settings_of_a_run_hold_for_its_retry(inputs, output):
+    """The command that is shown has them, too, and others replace them."""
+    preprocess("fail_odd", inputs, output, "--timeout", 40, "--num-workers", 1, "--retries", 0)
+    _, _, err = here("retry", output)
+    shown = f"{output} {WORKS}:fail_odd --num-workers 1 --timeout 40.0 --retries 0"
+    assert err.splitlines()[-1] == f"  forebay retry {shown}"
+    report = forebay.runs.preprocess.retry(works.fail_odd, output, progress=False)
+    assert report.failures[0].attempts == 1
+    settings = report.details["settings"]
+    assert (settings["timeout"], settings["num_workers"]) == ("40.0", "1")
+    report = forebay.runs.preprocess.retry(works.fail_odd, output, retries=1, progress=False)
+    assert report.failures[0].attempts == 2
+
+
+def test_a_retry_joins_no_cluster_because_a_folder_names_it(inputs, output):
+    """A ledger from someone else may name any address; a cluster of one's own has no address."""
+    preprocess("fail_odd", inputs, output)
+    for cluster, refused in (({"address": "there:1"}, True), ({"num_gpus": 1}, False)):
+        meta = {SETTINGS: json.dumps({"backend": cluster, "timeout": 3})}
+        if refused:
+            with pytest.raises(OptionError, match=r"used Ray at there:1(.|\n)*backend="):
+                recorded_settings(meta, {})
+        else:
+            assert recorded_settings(meta, {}) == {"backend": Ray(num_gpus=1), "timeout": 3}
+        assert recorded_settings(meta, {"backend": "process"})["backend"] == "process"
+    meta = {SETTINGS: settings_to_json({"backend": Ray(address="x:1", runtime_env={"a": "b"})})}
+    assert settings_shown(meta) == {"backend": "ray", "address": "x:1"}
+    assert "runtime_env" in meta[SETTINGS] and '"b"' not in meta[SETTINGS]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["[", "[1]", '{"timeout": "x"}', '{"num_workers": 99999}', '{"backend": {"num_cpus": "x"}}'],
+)
+def test_settings_that_nobody_recorded_are_a_damaged_ledger(damage):
+    """They are values from a file that anyone may have written."""
+    with pytest.raises(LedgerError):
+        recorded_settings({SETTINGS: damage}, {})
+
+
 @pytest.mark.slow
 def test_retry_of_what_fails_again_is_3(inputs, output):
     """As for a run."""
@@ -468,7 +517,7 @@ def test_retry_without_a_name_shows_the_call_to_make(inputs, output):
     code, out, err = here("retry", output)
     assert (code, out) == (USAGE, "")
     assert err.startswith("forebay: retry loads no code because a folder names it: give it the ")
-    assert err.splitlines()[-1] == f"  forebay retry {output} {WORKS}:fail_odd"
+    assert err.splitlines()[-1] == f"  forebay retry {output} {WORKS}:fail_odd --num-workers 2"
 
 
 @pytest.mark.slow

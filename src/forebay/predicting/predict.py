@@ -28,6 +28,7 @@ from forebay.runs.ranges import (
     sample_ranges,
     samples_of,
 )
+from forebay.runs.recorded_settings import settings_to_json
 from forebay.runs.report import PredictionReport
 from forebay.runs.run import Session
 
@@ -124,7 +125,7 @@ def predict(
     from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, evaluating, is_factory
     from forebay.predicting.reader import reader_of, shown_rows, table_of
 
-    began = time.monotonic()
+    began, settings = time.monotonic(), settings_to_json(locals())
     has_factory, trace = is_factory(model), Trace()
     place = device_of(device)
     table = table_of(data, load, folder)
@@ -145,7 +146,9 @@ def predict(
     with evaluating(model):
         listed = samples_of(reader.dataset) if table is None else table
         described = partial(_described, model, reader, load, listed)
-        with Session(model, output, options, described=described, verb="predict") as session:
+        with Session(
+            model, output, options, described=described, verb="predict", settings=settings
+        ) as session:
             ledger = session.ledger
             if session.starts_over:
                 checkpoints_of(session, [])

@@ -49,6 +49,7 @@ from forebay.runs.ranges import (
     samples_of,
     text_of,
 )
+from forebay.runs.recorded_settings import settings_to_json
 from forebay.runs.report import Report
 from forebay.runs.run import Session
 from forebay.runs.source_code import sha256_of
@@ -122,13 +123,16 @@ def cache(
         WorkerDiedError: Workers cannot be kept alive.
     """
     options = PreprocessOptions.of(locals(), on_error="skip")
+    settings = settings_to_json(locals())
     place, samples = place_of(location), _samples_of(dataset)
     described = functools.cache(functools.partial(_described, samples))
     index = Index.read(place) if resume else None
     classes: dict[Identity, type] = {}
     if index is None or not _is_same(index, samples, version, described) or index.missing(place):
         where = place.url if isinstance(place, Store) else place.path
-        with Session(dataset, where, options, described=described, verb="cache") as session:
+        with Session(
+            dataset, where, options, described=described, verb="cache", settings=settings
+        ) as session:
             index = _made(session, dataset, samples, described(), classes, place)
     return cached_dataset(place, index.plan, transform, classes)
 

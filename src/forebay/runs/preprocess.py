@@ -23,6 +23,7 @@ from forebay.options import PreprocessOptions, Ray
 from forebay.outputs.places import snapshot_of
 from forebay.runs.fingerprint import Fingerprint, describe, describe_bases, describe_parts
 from forebay.runs.ranges import Samples, sample_listing, samples_of, verb_of
+from forebay.runs.recorded_settings import recorded_settings, settings_to_json
 from forebay.runs.report import Report
 from forebay.runs.run import Session
 
@@ -136,14 +137,14 @@ def preprocess(
         FailuresError: More failed than `max_failures`, or many in a row alike.
         WorkerDiedError: Workers cannot be kept alive.
     """
-    options = PreprocessOptions.of(locals())
+    options, settings = PreprocessOptions.of(locals()), settings_to_json(locals())
     if output is None:
         raise OptionError("preprocess needs an output folder: preprocess(work, inputs, output=...)")
     listing = listing_for(work, inputs, save=save, folder=folder)
     keep_apart(inputs, output)
     listing = without_outputs(listing, output)
     described = partial(_described, work, save, listing.samples)
-    with Session(work, output, options, described=described) as session:
+    with Session(work, output, options, described=described, settings=settings) as session:
         session.start_workers(listing.kind, inputs, folder=listing.folder, save=save)
         if listing.samples is not None:
             listing = sample_listing(listing.samples.of(session))
@@ -159,7 +160,7 @@ def retry(
     *,
     save: Callable[[Any, Any], Any] | None = None,
     num_workers: int | Literal["auto"] | None = None,
-    backend: str | Ray = "process",
+    backend: str | Ray | None = None,
     concurrency: int | None = None,
     timeout: float | None = None,
     retries: int | None = None,
@@ -168,17 +169,20 @@ def retry(
 ) -> Report:
     """Try the failed inputs of an earlier run of `preprocess` again, and nothing else.
 
+    All settings of that run hold, such as its `timeout` and `num_workers`, unless they are given.
     To retry the others, call them again: `predict` with `retry_failed=True`, `cache` as it is; and
     `preprocess` itself if its inputs had credentials in their URLs, which are not stored.
     """
-    options = PreprocessOptions.of(locals(), on_error="skip")
-    verb = verb_of(snapshot_of(output).meta)
+    given = dict(locals())
+    meta = snapshot_of(output).meta
+    verb = verb_of(meta)
     if verb != "preprocess":
         way = "with retry_failed=True" if verb == "predict" else "which retries failed samples"
         raise OptionError(
             f"{os.fspath(output)!r} was made by {verb}, and retry only applies to preprocess\n"
             f"  Nothing was started. Call {verb} again, {way}."
         )
+    options = PreprocessOptions.of({"on_error": "skip"} | recorded_settings(meta, given))
     samples = listing_for(work, None, save=save).samples if is_map_style(work) else None
     described = partial(_described, work, save, samples)
     with Session(work, output, options, described=described) as session:
@@ -193,7 +197,6 @@ def retry(
             call = json.loads(recorded)
             kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
             folder = None if call["folder"] is None else str(call["folder"])
-            session.options = replace(options, metadata=call["metadata"])
             is_private = bool(call.get("is_private")) or session.ledger.needs_listing
         if is_private:
             raise OptionError(

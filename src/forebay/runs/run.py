@@ -54,6 +54,7 @@ from forebay.pools.processes import ProcessPool, occupy_standard_descriptors
 from forebay.runs import report
 from forebay.runs.fingerprint import Fingerprint, difference, number_bases
 from forebay.runs.job import PreprocessJob, name_of_work
+from forebay.runs.recorded_settings import SETTINGS
 from forebay.runs.report import FailureBudget, Report
 from forebay.runs.results import Commit, Commits, LedgerTable, perform_pending
 from forebay.show.top import LiveRun
@@ -211,7 +212,13 @@ class Session:
         *,
         described: Callable[[], Fingerprint],
         verb: str = "preprocess",
+        settings: str | None = None,
     ) -> None:
+        """Make a session.
+
+        Args:
+            settings: Those of the call, to be recorded; None to leave those of the earlier run.
+        """
         self.options, self.starts_over = options, False
         self.output = location_text(output)
         check_in_reach(self.output, options)
@@ -220,7 +227,8 @@ class Session:
         self.ledger: Ledger
         self._work, self._described = work, cache(described)
         self._began, self._changed = time.monotonic(), False
-        self._call: dict[str, str] = {}  # recorded when the work begins
+        # Recorded when the work begins.
+        self._call: dict[str, str] = {} if settings is None else {SETTINGS: settings}
         self._has_table, self.verb = verb == "preprocess", verb
         self._kind, self._notes = "", list[str]()  # `_kind`: of the inputs
         self._user = "", ""  # the user's code in messages, and the call that names its files
@@ -298,11 +306,10 @@ class Session:
             self._open_table()
             self._merge(listing, ahead)
         self.perform_pending()
-        metadata = self.options.metadata
         folder = None if listing.folder is None else shown_location(listing.folder)
-        call: dict[str, object] = {"kind": listing.kind, "folder": folder, "metadata": metadata}
+        call: dict[str, object] = {"kind": listing.kind, "folder": folder}
         call["is_private"] = folder != listing.folder
-        self._call = {"call": json.dumps(call)}
+        self._call["call"] = json.dumps(call)
 
     def _merge(self, listing: Listing, ahead: int | None) -> None:
         limit = self.options.limit
@@ -341,7 +348,7 @@ class Session:
         ledger.free_contested()
         before = ledger.counts()
         run = {"pid": os.getpid(), "began": time.time(), **before._asdict()}
-        self.remember_work(**self._call, run=json.dumps(run))
+        self.remember_work(run=json.dumps(run))
         total = max(before.total, self._listed)
         total = total if options.limit is None else min(options.limit, total)
         listed = ledger.todo(options.limit, failed_only=failed_only) if todo is None else todo
@@ -584,7 +591,7 @@ class Session:
 
     def remember_work(self, **others: str) -> None:
         """Record the description of the work, for the next run to compare, and other strings."""
-        ledger, options = self.ledger, self.options
+        ledger, options, others = self.ledger, self.options, self._call | others
         if options.version is not None:
             others["version"] = options.version
         if options.limit is None:
