@@ -182,9 +182,13 @@ def write_name(row, out):
 def test_a_mark_and_blank_lines_in_a_manifest_do_no_harm(tmp_path, output):
     """What Excel and editors add is not data."""
     path = manifest(tmp_path, codecs.BOM_UTF8 + b"path,label\r\n\r\na,x\r\n\r\n\r\nb,y\r\n")
-    table = run(nothing, path, output).metadata
-    assert table.column_names == ["path", "label", "source", "destination"]
+    table = run(length, path, output).metadata
+    assert table.column_names == ["path", "label", "source", "destination", "length"]
     assert table["label"].to_pylist() == ["x", "y"]
+
+
+def length(row, out):
+    return {"length": len(row)}
 
 
 def test_a_column_that_is_missing_fails_where_the_function_wants_it(tmp_path, output):

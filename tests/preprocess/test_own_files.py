@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from click.testing import CliRunner
 from driving import make_inputs, published
-from works import copy, nothing
+from works import copy, row_alone
 
 import forebay
 from forebay.base.output_names import TABLE_FORMATS
@@ -87,16 +87,17 @@ def test_the_runs_own_table_is_replaced(three, output):
     for form in ("csv", "parquet"):
         run(partial(fail_for, "0001"), three, output, metadata=form, version="1")
     (three / "more.txt").write_text("more")
-    assert run(nothing, three, output, metadata="csv", version="1").metadata.num_rows == 4
-    report = run(nothing, three, output, metadata="csv", resume=False)
+    assert run(row_alone, three, output, metadata="csv", version="1").metadata.num_rows == 4
+    report = run(row_alone, three, output, metadata="csv", resume=False)
     assert report.metadata.num_rows == 4
     assert not (output / "metadata.parquet").exists()  # it was the earlier run's
-    retry(nothing, output, num_workers=0, progress=False)
+    retry(row_alone, output, num_workers=0, progress=False)
 
 
 def fail_for(stem, source, out):
     if source.stem == stem:
         raise ValueError(stem)
+    return {"bytes": 0}
 
 
 def test_a_table_that_was_put_there_meanwhile_is_left_alone(three, output):
@@ -104,6 +105,7 @@ def test_a_table_that_was_put_there_meanwhile_is_left_alone(three, output):
 
     def put(source, out):
         (output / "metadata.parquet").write_text("the user's own")
+        return {"put": 1}
 
     for _ in range(2):
         with pytest.raises(OutputError, match=r"metadata\.parquet' exists"):

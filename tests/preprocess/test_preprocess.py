@@ -60,7 +60,8 @@ def twice_as_long(source, out):
 @pytest.mark.parametrize(
     ("value", "rows"),
     [
-        (None, [{}]),
+        (None, []),
+        ({}, []),
         ({"a": 1}, [{"a": 1}]),
         ([{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 2}]),
         (({"a": n} for n in range(2)), [{"a": 0}, {"a": 1}]),
@@ -77,11 +78,25 @@ def twice_as_long(source, out):
     ],
 )
 def test_any_form_of_metadata_becomes_rows(inputs, output, value, rows):
-    """None, a dict, an iterable of dicts, or any value: one row each, `source` in front."""
+    """A dict, an iterable of dicts, or any value: one row each, `source` in front."""
     first = str(inputs / "0000.txt")
     table = run(partial(returns, value), [first], output).metadata
     expected = [{"source": first, "destination": None, **row} for row in rows]
     assert table.to_pylist() == expected
+
+
+def test_an_input_that_made_nothing_has_no_row(inputs, output):
+    """The next step gets what it can open; the report says how many inputs that leaves out."""
+    report = run(keep_even, inputs, output)
+    assert (report.done, report.without_rows, report.metadata.num_rows) == (6, 3, 3)
+    assert "metadata.parquet, without 3 that made no file and no metadata" in str(report)
+    assert forebay.from_table(output)[0]["destination"].endswith("0000.txt")
+    assert run(keep_even, inputs, output).without_rows == 3
+
+
+def keep_even(source, out):
+    if int(source.stem) % 2 == 0:
+        out.file(source.name).write_text("kept")
 
 
 class Images:

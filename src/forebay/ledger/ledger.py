@@ -237,9 +237,12 @@ class Ledger:
             found = json.loads(self.get_meta("tables") or "{}")
             return {form: bool(found[form]) for form in TABLE_FORMATS if form in found}
 
-    def set_tables(self, tables: Mapping[str, bool]) -> None:
-        """Store what `tables` returns; a table in another format was not written by a run."""
-        self.set_meta("tables", json.dumps(dict(tables)))
+    def set_tables(self, tables: Mapping[str, bool], **others: str) -> None:
+        """Store what `tables` returns, and strings under other keys.
+
+        A table in another format was not written by a run.
+        """
+        self.set_meta("tables", json.dumps(dict(tables)), **others)
 
     def enrol(
         self,

@@ -77,13 +77,14 @@ def encode(
     """Return the rows as JSON, with every staged path replaced by its final name.
 
     A missing `destination` is filled in for an input with one output; a function that returns
-    None gets one row with a `destination` for each output.
+    None, or an empty dict, gets one row with a `destination` for each output. An input without
+    output and metadata has no row: there is nothing that the next step could open.
 
     Args:
         final_name: Returns the final name of a staged path, None for any other string.
     """
-    if rows is None:
-        rows = [{"destination": name} for name in names] or [{}]
+    if rows is None or (rows and not any(rows)):
+        rows = [{"destination": name} for name in names]
     elif len(names) == 1:
         rows = [row if "destination" in row else {"destination": names[0], **row} for row in rows]
 

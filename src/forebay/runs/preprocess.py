@@ -57,7 +57,8 @@ def preprocess(
     `out.tar()` makes a tar file of many small ones; and `out.source` is the input's name. A name
     may contain folders, and two inputs that use the same one both fail. The function returns or
     yields its metadata: None, a dict, or any iterable of dicts, one for each row it adds to the
-    table. It may change the working directory, which is restored after each input.
+    table. Without metadata each of its files has a row; an input without both has none. It may
+    change the working directory, which is restored after each input.
 
     A map-style Dataset in place of the function needs no inputs. `save(dataset[i], out)` writes
     the files of a sample and returns its metadata, as a function does; without `save`, `dataset[i]`

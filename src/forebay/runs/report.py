@@ -257,6 +257,8 @@ class Report(RunReport):
         failures: The first 1,000 failed inputs, in input order; `forebay failures` lists all.
         elapsed_s: Seconds this run took.
         metadata_path: The metadata table; a URL, as a string, if the output is one.
+        without_rows: How many of `done` made no file and no metadata, so that the table has no row
+            of them.
         decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
         notes: What is probably not as it was meant, such as files that were written into the output
             folder without `out.file`.
@@ -267,6 +269,7 @@ class Report(RunReport):
 
     output: str
     metadata_path: Path | str = field(kw_only=True)
+    without_rows: int = 0
 
     @property
     @short_tracebacks
@@ -279,10 +282,13 @@ class Report(RunReport):
     def __repr__(self) -> str:
         """Return the summary."""
         resumed = f" ({self.resumed:,} by earlier runs)" if self.resumed else ""
+        metadata = f"metadata  {shown_location(str(self.metadata_path))}"
+        if self.without_rows:
+            metadata += f", without {self.without_rows:,} that made no file and no metadata"
         lines = [
             f"{self.done:,} done{resumed}, {self.failed:,} failed in {self._took('input')}",
             f"outputs   {shown_location(self.output)}",
-            f"metadata  {shown_location(str(self.metadata_path))}",
+            metadata,
         ]
         lines += (f"note      {each}" for each in self.notes)
         again = "To try them again, repeat the call or use `forebay retry`."

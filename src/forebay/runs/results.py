@@ -385,7 +385,7 @@ class LedgerTable:
 
     def __init__(self, ledger: Ledger, folder: OutputFolder) -> None:
         self._ledger, self._folder = ledger, folder
-        self._formats = ledger.tables()
+        self._formats, self._without_rows = ledger.tables(), 0
         if any(self._formats.values()):
             ledger.set_tables(dict.fromkeys(self._formats, False))
 
@@ -397,13 +397,14 @@ class LedgerTable:
     def update(self, form: str, kind: str, *, is_stale: bool) -> None:
         """Write the table, unless it is up to date."""
         stale = dict.fromkeys(self._formats, False)
-        current = stale if is_stale else self._formats
+        current, written = stale if is_stale else self._formats, dict[str, str]()
         if not current.get(form) or self._folder.size(table_name(form)) is None:
             # Recorded first: otherwise, after a kill, the table would look like a foreign file.
             self._ledger.set_tables({**stale, form: False})
             self._folder.copy_ledger(self._ledger, now=form not in self._formats)
             self._write(form, kind, stale)
-        self._ledger.set_tables({**current, form: True})
+            written["without_rows"] = str(self._without_rows)
+        self._ledger.set_tables({**current, form: True}, **written)
 
     def _write(self, form: str, kind: str, stale: Mapping[str, bool]) -> None:
         """Write and publish the table; if that fails, record that no run wrote this format."""
@@ -433,8 +434,16 @@ class LedgerTable:
         with reading("columns"):
             return tuple(map(str, json.loads(self._ledger.get_meta("columns") or "[]")))
 
+    @property
+    def without_rows(self) -> int:
+        """How many done inputs had no row when the table was last written."""
+        with reading("the table"):
+            return int(self._ledger.get_meta("without_rows") or 0)
+
     def _records(self, kind: str) -> Iterator[Record]:
+        self._without_rows = 0
         for _, source, row, *_, metadata, _ in self._ledger.results():
+            self._without_rows += metadata == "[]"
             if kind != "indices":
                 yield source, row, metadata
             else:  # without a row, a sample is known by its number, perhaps there again: "7#2"

@@ -386,6 +386,7 @@ class Session:
             metadata_path=self.folder.locate(table_name(options.metadata)),
             later={"diagnosis": partial(report.diagnosed, times), "details": self.details()},
             decisions=times["decisions"],
+            without_rows=self._table.without_rows if self._has_table else 0,
             notes=tuple(self._notes),
         )
 
