@@ -29,7 +29,8 @@ from forebay.base.files import absolute, fetched, folder_of, is_url
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.process import memory_for_files
 from forebay.base.row_values import python_values
-from forebay.base.table_formats import GROUP_ROWS, refuse
+from forebay.base.table_files import refuse
+from forebay.base.table_formats import GROUP_ROWS
 from forebay.errors import InputError, OptionError, shortened
 from forebay.failures import short_tracebacks
 from forebay.inputs.listing import list_folder, tables_in
@@ -403,12 +404,13 @@ def from_table(
     without compression are mapped, also if they are larger than the memory.
 
     Args:
-        table: A file ending in .csv, .jsonl or .parquet; the output folder of `preprocess`; the
-            fsspec URL of either, from which a `destination` is a URL (see `open_output`); a
-            DataFrame of pandas or polars; a `pyarrow.Table`; or a list of dicts. A column of a CSV
-            file is bool, int or float if all its cells can be read as such. Row labels of pandas
-            are left out; `reset_index()` makes them a column. With `columns` also a local file
-            ending in .arrow or .feather, or a dict of arrays, tensors or lists.
+        table: A file ending in .csv, .tsv, .jsonl, .ndjson or .parquet, text also with .gz behind
+            it; the output folder of `preprocess`; the fsspec URL of either, from which a
+            `destination` is a URL (see `open_output`); a DataFrame of pandas or polars; a
+            `pyarrow.Table`; or a list of dicts. A column of a CSV file is bool, int or float if all
+            its cells can be read as such. Row labels of pandas are left out; `reset_index()` makes
+            them a column. With `columns` also a local file ending in .arrow or .feather, or a dict
+            of arrays, tensors or lists.
         load: Called with a row when its sample is requested; it returns the sample. Without it the
             row is the sample.
         columns: Names of columns, to make batches by column.

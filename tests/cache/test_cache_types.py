@@ -175,6 +175,15 @@ def test_what_cannot_be_given_back_is_refused(make, words, tmp_path):
     assert "sample 0: " in str(caught.value) and words in str(caught.value)
 
 
+@pytest.mark.thorough
+def test_a_sample_may_have_more_than_two_billion_numbers(tmp_path):
+    """Beyond what 32 bits count, in one file with samples of another shape."""
+    large = np.zeros((1 << 31) + 1, np.uint8)
+    large[-1] = 7
+    cached = forebay.cache([large, large[:3]], tmp_path, num_workers=0, progress=False)
+    assert (len(cached[0]), cached[0][-1], len(cached[1])) == (len(large), 7, 3)
+
+
 def test_numpys_strings_become_those_of_python(tmp_path):
     """Their dtype has a length, which differs from sample to sample; the column has none."""
     words = ["a", "longer", "", "grüße"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import decimal
+import gzip
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+import forebay
 from forebay.errors import InputError
 from forebay.inputs.listing import list_inputs
 from forebay.inputs.tables import check_columns, open_manifest
@@ -328,6 +330,12 @@ def test_a_huge_cell_is_read_and_the_limit_of_csv_stays_the_users(folder):
         ("a,b,a\n1,2,3\n", "m.csv: two columns are called 'a'\n"),
         ('a;b\n1;"2"\n', "m.csv: its header is one column, 'a;b': fields are separated by"),
         ("a\tb\n1\t2\n", "m.csv: its header is one column, 'a\\tb': fields are separated by"),
+        ("a|b\nx|y\n", "m.csv: its header is one column, 'a|b': fields are separated by commas"),
+        ("a|x, y|z\nb|no|z\n", "m.csv: fields are separated by commas, and here they seem to be"),
+        (",path\n0,a\n", "m.csv: column 1 has no name\n  Give every column a name. pandas"),
+        ("a.wav,cat\nb.wav,dog\n", "m.csv: its first line seems to be a row, not a header: 'a.w"),
+        ("a.wav\nb.WAV\n", "m.csv: its first line seems to be a row, not a header: 'a.wav'"),
+        ("# mine\npath,label\na,b\n", "m.csv: its first line is a comment\n"),
         ("a,,c\n1,2,3\n", "m.csv: column 2 has no name\n"),
         ("a, \n1,2\n", "m.csv: column 2 has no name\n"),
         ("a,b\n1,2\n1,2,3\n", "m.csv, line 3: 3 fields where the header has 2\n"),
@@ -345,6 +353,71 @@ def test_a_csv_manifest_that_is_wrong_is_refused_with_its_line(folder, content, 
     assert text.startswith(message)
     if "UTF-" in message:
         assert "Save it as UTF-8" in text
+
+
+def test_a_csv_manifest_with_other_characters_is_no_error(folder):
+    """What separates fields elsewhere may be part of a text, and a name may have a dot."""
+    write("m.csv", "path,v1.top\na|b,c.wav\n#x,d;e\n")
+    assert sources("m.csv") == ["a|b", "#x"]
+
+
+TEXTS = {
+    "csv": "path,n\na.wav,1\nb.wav,2\n",
+    "tsv": "path\tn\na.wav\t1\nb.wav\t2\n",
+    "jsonl": '{"path":"a.wav","n":"1"}\n{"path":"b.wav","n":"2"}\n',
+}
+TEXTS["ndjson"] = TEXTS["jsonl"]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+@pytest.mark.parametrize("form", TEXTS)
+def test_tables_of_text_are_read_by_their_usual_endings(folder, form, packed):
+    """The same rows are the same inputs; `from_table` and an archive's table read them, too."""
+    data = TEXTS[form].encode()
+    name = f"m.{form.upper()}" + ".gz" * packed
+    write(name, gzip.compress(data) if packed else data)
+    assert rows(name) == ['{"path":"a.wav","n":"1"}', '{"path":"b.wav","n":"2"}']
+    assert rows(f"file://{folder}/{name}") == rows(name)
+    assert [row["path"] for row in forebay.from_table(name)] == ["a.wav", "b.wav"]
+
+
+def test_a_damaged_compressed_table_is_an_error(folder):
+    """Truncated, or not compressed at all."""
+    write("m.csv.gz", gzip.compress(b"path\n" + os.urandom(20_000).hex().encode())[:-4000])
+    assert refused("m.csv.gz").startswith("m.csv.gz: it cannot be decompressed: ")
+    write("m.csv.gz", b"path\na.wav\n")
+    assert refused("m.csv.gz").startswith("m.csv.gz: it cannot be read: Not a gzipped file")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("l.txt", "a.wav\n\nb.wav\n", r"its lines seem to be paths, .*\n.*splitlines"),
+        ("l.json", '{"path":"a"}\n{"path":"b"}\n', r"each of its lines is a JSON .*\n.*\.jsonl"),
+        ("l.json", '[\n  {"path":"a"}\n]\n', r"it is a JSON list of objects\n.*json\.load"),
+    ],
+)
+def test_a_file_that_lists_inputs_in_another_way_is_no_single_input(folder, name, content, words):
+    """The error says how its lines become inputs, and how the file itself does."""
+    write(name, content)
+    assert re.search(words, refused(name))
+    assert f"pass it in a list: ['{name}']" in refused(name)
+    assert sources([name]) == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("t.txt", "A text.\nOf two lines.\n"), ("t.json", '{\n"a": 1}\n'), ("t.json", "[1]")],
+)
+def test_a_text_is_a_single_input(folder, name, content):
+    """Whoever processes documents tries one first."""
+    write(name, content)
+    assert sources(name) == [name]
+
+
+def test_a_path_of_windows_is_explained(folder):
+    """Its error alone would show the path as it is in the list."""
+    assert "separated by '/'" in refused("data\\a.wav")
 
 
 @pytest.mark.slow

@@ -32,7 +32,9 @@ def table_name(form: str) -> str:
     return f"metadata.{form}"
 
 
-SUFFIXES = tuple(f".{form}" for form in sorted(TABLE_FORMATS))
+# How the names of tables end that are read.
+_TEXT = ("csv", "jsonl", "ndjson", "tsv")
+SUFFIXES = (*(f".{form}" for form in (*_TEXT, "parquet")), *(f".{form}.gz" for form in _TEXT))
 TABLES = tuple(map(table_name, sorted(TABLE_FORMATS)))
 # First parts of names that outputs cannot have. Some file systems treat "A" and "a" as equal.
 _OWN = frozenset([PRIVATE, *TABLES])
@@ -69,7 +71,8 @@ def inside_name(name: object, function: str) -> str:
         raise OutputError(
             f"{function}({shortened(name)}) {error}\n"
             "  Nothing was written. Give a name relative to the output folder, such as "
-            "'speaker1/a.flac'."
+            "'speaker1/a.flac': an input's path may be absolute, so take its last parts, as in "
+            "f'{source.parent.name}/{source.stem}.flac'."
         ) from None
 
 

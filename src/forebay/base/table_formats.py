@@ -5,21 +5,20 @@ Another format is a class in `FORMATS`, and its name in `TABLE_FORMATS`.
 
 from __future__ import annotations
 
-import codecs
 import csv
-import io
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from forebay.base.arrow_arrays import array_of, check_memory
+from forebay.base.output_names import SUFFIXES
 from forebay.base.row_values import python_rows
-from forebay.errors import InputError
+from forebay.base.table_files import TableFile, opening, refuse, text_lines, without_nul
+from forebay.base.table_guesses import header_guess, separator_guess
 
 if TYPE_CHECKING:
     import pyarrow
@@ -271,13 +270,6 @@ _PARQUET_BATCH_ROWS = 1024
 LocatedRow = tuple[str, Mapping[str, Any]]
 
 
-class TableFile(NamedTuple):
-    """A file with a table: what errors call it, and how to open it, any number of times."""
-
-    name: str
-    open: Callable[[], BinaryIO]
-
-
 # Each format has four methods:
 #
 #     columns   the columns of a manifest, and the number of its rows if that is known already
@@ -289,15 +281,11 @@ class TableFile(NamedTuple):
 class _Csv:
     """Strings alone; in `arrow` a column has the type that all its cells are written like."""
 
+    def __init__(self, separator: str) -> None:
+        self._separator = separator
+
     def columns(self, file: TableFile) -> tuple[Sequence[str], int | None]:
         _, columns = next(self._records(file))
-        if len(columns) == 1 and (others := [each for each in ";\t" if each in columns[0]]):
-            refuse(
-                file.name,
-                f"its header is one column, {columns[0]!r}: fields are separated by commas",
-                "Write it with commas, or pass the table that pandas.read_csv(..., "
-                f"sep={others[0]!r}) returns.",
-            )
         return columns, None
 
     def rows(self, file: TableFile, skipped: int = 0) -> Iterator[LocatedRow]:
@@ -329,8 +317,12 @@ class _Csv:
 
     def _records(self, file: TableFile, takes_nul: bool = False) -> Iterator[tuple[int, list[str]]]:
         """Yield each record, the header included, with the number of the line it starts on."""
-        lines, width = _text_lines(file, newline=""), 0
-        reader = csv.reader(lines if takes_nul else _without_nul(file, lines), strict=True)
+        lines = text_lines(file, newline="")
+        if not takes_nul:
+            lines = without_nul(file, lines)
+        reader = csv.reader(lines, strict=True, delimiter=self._separator)
+        header: list[str] = []
+        rows = 0
         while True:
             line = reader.line_num + 1
             # The limit is global: the user's is restored before user code runs again.
@@ -344,15 +336,31 @@ class _Csv:
                 csv.field_size_limit(limit)
             if fields is None:
                 break
-            width = width or len(fields)
-            if 0 < len(fields) == width:
-                yield line, fields
-            elif count := len(fields):
-                reason = f"{count} field{'s' * (count != 1)} where the header has {width}"
-                advice = "Quote a field that holds a comma or a newline, and leave out no field."
-                refuse(f"{file.name}, line {line}", reason, advice)
-        if not width:
+            if not fields:
+                continue
+            if not header:
+                header = fields
+                if guess := separator_guess(self._separator, header):
+                    refuse(file.name, *guess)
+            elif len(fields) != len(header):
+                self._refuse_record(file.name, line, header, fields)
+            else:
+                rows += 1
+                if rows == 1 and (guess := header_guess(header, fields)):
+                    refuse(file.name, *guess)
+            yield line, fields
+        if not header:
             refuse(file.name, "no header", "Its first line must name the columns.")
+
+    def _refuse_record(
+        self, name: str, line: int, header: list[str], fields: list[str]
+    ) -> NoReturn:
+        if guess := separator_guess(self._separator, header, fields):
+            refuse(name, *guess)
+        count = len(fields)
+        reason = f"{count} field{'s' * (count != 1)} where the header has {len(header)}"
+        advice = "Quote a field that holds a separator or a newline, and leave out no field."
+        refuse(f"{name}, line {line}", reason, advice)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:
@@ -403,7 +411,7 @@ class _Jsonl:
             file.write(_encoded(line + "\n"))
 
     def _objects(self, file: TableFile, decoder: json.JSONDecoder) -> Iterator[tuple[int, Row]]:
-        for number, line in enumerate(_text_lines(file, newline="\n"), 1):
+        for number, line in enumerate(text_lines(file, newline="\n"), 1):
             if not line.strip():
                 continue
             try:
@@ -414,7 +422,8 @@ class _Jsonl:
                 refuse(f"{file.name}, line {number}", reason, advice, error)
             if not isinstance(row, dict):
                 reason = f"a JSON {type(row).__name__} instead of an object"
-                advice = 'Each line must hold one object such as {"path": "a.wav"}.'
+                advice = 'Each line must hold one object such as {"path": "a.wav"}. '
+                advice += "If the file is one list of objects, pass what json.load returns."
                 refuse(f"{file.name}, line {number}", reason, advice)
             yield number, row
 
@@ -476,7 +485,7 @@ class _Parquet:
     @contextmanager
     def _opened(self, file: TableFile) -> Iterator[Any]:
         """Open a manifest; pyarrow's errors, which have no common base class, are InputErrors."""
-        with _opening(file) as opened:
+        with opening(file) as opened:
             try:
                 from pyarrow import parquet
 
@@ -493,22 +502,25 @@ class _Parquet:
 # The names are those of `TABLE_FORMATS`.
 FORMATS: dict[str, _Csv | _Jsonl | _Parquet] = {
     "parquet": _Parquet(),
-    "csv": _Csv(),
+    "csv": _Csv(","),
     "jsonl": _Jsonl(),
 }
+# By the endings of files: what is written, and what else is read.
+_BY_ENDING = {**FORMATS, "tsv": _Csv("\t"), "ndjson": FORMATS["jsonl"]}
 
 
 def format_of(name: str) -> _Csv | _Jsonl | _Parquet | None:
     """Return the format of a file, by its ending; None if that is of no table."""
-    return FORMATS.get(os.path.splitext(name)[1].lower()[1:])
+    name = name.lower()
+    if name.endswith(SUFFIXES):
+        return _BY_ENDING[name.removesuffix(".gz").rpartition(".")[2]]
+    return None
 
 
-def refuse(where: str, reason: str, advice: str, cause: BaseException | None = None) -> NoReturn:
-    """Raise InputError with a message of two lines."""
-    raise InputError(f"{where}: {reason}\n  {advice}") from cause
-
-
-NO_BYTES = "Rows become JSON: leave the column out, or write its bytes to files."
+NO_BYTES = (
+    "Rows become JSON: leave the column out, write its bytes to files, or process the samples of "
+    "forebay.from_table(table), with save=f in place of f."
+)
 
 
 def check_types(name: str, schema: Any) -> None:
@@ -523,53 +535,6 @@ def _is_binary(kind: Any) -> bool:
         return any(_is_binary(kind.field(k).type) for k in range(kind.num_fields))
     # One test for binary, large_binary, binary_view, fixed_size_binary[4] and a dictionary of them.
     return "binary" in str(kind)
-
-
-@contextmanager
-def _opening(file: TableFile) -> Iterator[BinaryIO]:
-    """Open a file; turn errors of the disk into an InputError."""
-    try:
-        with file.open() as opened:
-            yield opened
-    except OSError as error:
-        refuse(file.name, f"it cannot be read: {error}", "Check its path and permissions.", error)
-
-
-def _text_lines(file: TableFile, newline: str) -> Iterator[str]:
-    with _opening(file) as opened:
-        try:
-            with io.TextIOWrapper(opened, encoding="utf-8-sig", newline=newline) as text:
-                yield from text
-        except UnicodeDecodeError as error:
-            where, reason = _undecodable(file)
-            refuse(file.name + where, reason, "Save it as UTF-8.", error)
-
-
-def _undecodable(file: TableFile) -> tuple[str, str]:
-    """Find the first byte that is not UTF-8; the decoder only knows its position in a chunk."""
-    offset = 0
-    with file.open() as opened:
-        for number, line in enumerate(opened, 1):
-            if not offset and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                return "", "it is UTF-16 (it starts with a UTF-16 byte order mark), not UTF-8"
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                byte = line[error.start]
-                return (
-                    f", line {number}",
-                    f"byte {offset + error.start} (0x{byte:02x}) is not UTF-8",
-                )
-            offset += len(line)
-    return "", "it is not UTF-8"
-
-
-def _without_nul(file: TableFile, lines: Iterator[str]) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
-        if "\0" in line:
-            advice = "It is damaged, or UTF-16 without a byte order mark: save it as UTF-8."
-            refuse(f"{file.name}, line {number}", "a NUL byte", advice)
-        yield line
 
 
 class _Lines:

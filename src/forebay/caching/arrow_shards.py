@@ -463,7 +463,8 @@ class ShardWriter:
         schema = schema_of(self._names, specs)
         self._schema = schema.with_metadata({KEY: json.dumps(header)})
         self._file = self._path.open("wb")
-        self._writer = pa.ipc.new_file(self._file, self._schema)
+        options = pa.ipc.IpcWriteOptions(allow_64bit=True)  # a sample may have 2**31 numbers
+        self._writer = pa.ipc.new_file(self._file, self._schema, options=options)
 
     def __enter__(self) -> ShardWriter:
         return self

@@ -29,6 +29,7 @@ from forebay.base.files import (
     reached,
 )
 from forebay.base.output_names import PRIVATE, SUFFIXES, TABLES
+from forebay.base.table_guesses import file_guess
 from forebay.errors import InputError, OptionError, shown_location
 from forebay.inputs.search import folder_files, glob_files, url_files
 from forebay.inputs.tables import Manifest, is_table, memory_manifest, open_manifest
@@ -38,6 +39,8 @@ from forebay.options import PreprocessOptions
 
 # The subfolder that marks an output folder of forebay.
 _LEDGER = f"{PRIVATE}/{NAME}"
+# How much of a file is read to find out whether it lists inputs.
+_PEEK_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,8 @@ def _list_path(name: str) -> Listing:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         if _is_absent(error):
             reason, advice = "no such file or folder", f"Looked from the folder {os.getcwd()}."
+            if "\\" in name:
+                advice += " In a path of this system, folders are separated by '/', not '\\'."
         else:
             reason, advice = f"it cannot be read: {error}", "Check its permissions."
         raise InputError(f"{shown}: {reason}\n  {advice}") from error
@@ -142,7 +147,21 @@ def _list_path(name: str) -> Listing:
             open_manifest(name, lambda: BufferedReader(open_regular(name)), folder),
             os.path.abspath(folder),
         )
+    if stat.S_ISREG(mode) and (guess := file_guess(name, _first_lines(name))):
+        raise InputError(f"{shown}: {guess[0]}\n  {guess[1]}")
     return Listing("paths", (), shown, lambda: _walk_list((name,)))
+
+
+def _first_lines(path: str) -> list[str]:
+    """Return the first whole lines of a text file that may list inputs; [] for another file."""
+    if not path.lower().endswith((".txt", ".json")):
+        return []
+    try:
+        with open_regular(path) as file:
+            data = file.read(_PEEK_BYTES)
+            return data.decode().split("\n")[: 3 if len(data) < _PEEK_BYTES else -1][:3]
+    except (OSError, UnicodeDecodeError):
+        return []
 
 
 def list_folder(name: str) -> Listing:

@@ -31,14 +31,13 @@ from forebay.base.files import (
 )
 from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.base.row_values import json_value, python_rows
+from forebay.base.table_files import refuse, table_file
 from forebay.base.table_formats import (
     NO_BYTES,
     LocatedRow,
     Row,
-    TableFile,
     check_types,
     format_of,
-    refuse,
     table_of,
 )
 from forebay.errors import InputError, shortened
@@ -197,7 +196,7 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
     shown = name if name.isprintable() else ascii(name)
     form = format_of(file_name(name))
     assert form is not None, "the caller looked at the ending"
-    file = TableFile(shown, open_file)
+    file = table_file(file_name(name), shown, open_file)
     columns, total = form.columns(file)
     check_columns(shown, columns)
     rows = partial(form.rows, file)
@@ -227,7 +226,10 @@ def check_columns(name: str, columns: Sequence[str]) -> None:
     known: set[str] = set()
     for number, column in enumerate(columns, 1):
         if not column.strip():
-            refuse(name, f"column {number} has no name", "Give every column a name.")
+            advice = "Give every column a name."
+            if number == 1:
+                advice += " pandas writes row labels there: use df.to_csv(..., index=False)."
+            refuse(name, f"column {number} has no name", advice)
         if column in known:
             refuse(name, f"two columns are called {column!r}", "Rename one of them.")
         known.add(column)
@@ -276,12 +278,17 @@ def read_table(table: str | os.PathLike[str]) -> pyarrow.Table:
             what = "is not a metadata table" if path.exists() else "does not exist"
             raise InputError(f"{name} {what}: looked for a file ending in {[*SUFFIXES]}")
         try:
-            return form.arrow(TableFile(name, lambda: BufferedReader(open_regular(path))))
+            opens = partial(_opened, path)
+            return form.arrow(table_file(path.name, name, opens))
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - pyarrow's errors have no common root
             advice = "If it is truncated or has another format, write it again."
             refuse(f"{name} cannot be read", str(error), advice, error)
+
+
+def _opened(path: Path) -> BinaryIO:
+    return BufferedReader(open_regular(path))
 
 
 def read_memory_table(

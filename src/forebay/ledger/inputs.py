@@ -338,9 +338,12 @@ def listed_twice(found: Duplicate, *, is_late: bool) -> InputError:
     shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "..."
     what = "row" if is_row else "input"
     more = f" (and so {'is' if found.more == 1 else 'are'} {found.more:,} more)"
-    way = "List each input once."
+    way = "List each input once, as list(dict.fromkeys(paths)) does."
     if is_row:
-        way = "Remove one of them, or add a column that tells them apart."
+        way = (
+            "Remove one of them, as drop_duplicates() of pandas does, or add a column that tells "
+            "them apart."
+        )
     if "://" in value:
         way += " URLs that differ in their credentials alone are the same."
     kept = (

@@ -282,6 +282,9 @@ class PreprocessJob:
         try:
             mode = os.stat(source).st_mode
         except OSError as error:
+            if "\\" in source and isinstance(error, FileNotFoundError):
+                what = f"{error.strerror} (here folders are separated by '/', not by '\\')"
+                error = FileNotFoundError(error.errno, what, source)
             raise Refusal("input") from error
         if (mode & 0o170000) == 0o040000:
             cause = IsADirectoryError(errno.EISDIR, "an input is a file, this is a folder", source)

@@ -76,14 +76,14 @@ def preprocess(
     Args:
         work: The function, or the Dataset.
         inputs: A list of paths, a folder (searched recursively), a glob (neither finds hidden
-            files, and a subfolder that cannot be read is an error), a manifest (.csv, .jsonl,
-            .parquet), or an fsspec URL of any of these. An output folder of `preprocess` stands for
-            its table: a manifest in which `destination` is a path
-            that can be opened from any working directory. Or a table in memory: a DataFrame of
-            pandas or polars, a `pyarrow.Table`, or a list of dicts. The same rows again are the
-            same inputs, whichever of these they come from. All values of a .csv are strings. A URL
-            may have a password or a signature: neither is written or shown, and a renewed one is no
-            other input.
+            files, and a subfolder that cannot be read is an error), a manifest (.csv, .tsv, .jsonl,
+            .ndjson or .parquet; text also compressed, as .csv.gz), or an fsspec URL of any of
+            these. An output folder of `preprocess` stands for its table: a manifest in which
+            `destination` is a path that can be opened from any working directory. Or a table in
+            memory: a DataFrame of pandas or polars, a `pyarrow.Table`, or a list of dicts. The same
+            rows again are the same inputs, whichever of these they come from. All values of a .csv
+            are strings. A URL may have a password or a signature: neither is written or shown, and
+            a renewed one is no other input.
         output: Folder for the outputs, the table and forebay's own `.forebay`, created if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces". It is never part of the
             inputs, and files in it that forebay did not make are left as they are.
