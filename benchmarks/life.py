@@ -73,7 +73,10 @@ WORKER: dict[str, tuple[str, ...]] = {
         "forebay.runs.job:encode",
         "forebay.runs.job:rows_of",
     ),
-    "check files": ("forebay.outputs.staging:Staging.commit",),
+    "check files": (
+        "forebay.outputs.staging:Output.collect",
+        "forebay.outputs.staging:Staging.commit",
+    ),
     "answer": ("forebay.pools.worker:Channel.send",),
 }
 CALL = "call the function"

@@ -1,4 +1,4 @@
-"""A folder of outputs that is new is published in one step, and only with what was asked for."""
+"""What is left in the staging folder of an input is published, a new folder in one step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from forebay.base.output_names import STAGING
 from forebay.errors import OutputError
-from forebay.ledger.records import FileChange
+from forebay.ledger.records import FileChange, FileFields
 from forebay.outputs import folder as outputs_folder
 from forebay.outputs.folder import OutputFolder
 from forebay.outputs.places import Bucket
@@ -53,9 +53,14 @@ def write(staging: Staging, *names: str) -> Output:
     return out
 
 
+def commit(staging: Staging, out: Output) -> tuple[FileFields, ...]:
+    """Return the files of an input, as a worker does."""
+    return staging.commit(out, out.collect("the function"))
+
+
 def publish(place: OutputFolder, staging: Staging, *outputs: Output) -> list[str]:
     """Publish what inputs wrote; return the names that could not be given."""
-    files = [file for out in outputs for file in staging.commit(out)]
+    files = [file for out in outputs for file in commit(staging, out)]
     changes = [FileChange(name, staged) for name, _, staged in files]
     return [one.name for part in place.perform(changes) for one in part]
 
@@ -77,6 +82,7 @@ def left_in_staging(place: OutputFolder) -> list[str]:
 
 def test_a_new_folder_takes_one_rename(place, staging, renames):
     """However many files it holds; the folders above it are made."""
+    (place.path / "day").mkdir()
     names = [f"day/rec/{number}" for number in range(1000)]
     assert publish(place, staging, write(staging, *names)) == []
     assert visible(place) == sorted(names)
@@ -85,11 +91,14 @@ def test_a_new_folder_takes_one_rename(place, staging, renames):
 
 
 def test_each_folder_of_an_input_takes_one(place, staging, renames):
-    """Files beside folders are renamed by themselves."""
-    names = ["wav/rec/0", "text/rec/0", "text/index", "wav/rec/1", "text/rec/1"]
+    """With all that is below it, however deep; files beside folders are renamed by themselves."""
+    names = ["wav/rec/0", "text/rec/0", "text/index", "wav/rec/1", "text/rec/1", "log"]
     assert publish(place, staging, write(staging, *names)) == []
     assert visible(place) == sorted(names)
-    assert renames == ["rec", "rec", "index"]
+    assert renames == ["wav", "text", "log"]
+    deep = "/".join("d" * 50) + "/0"
+    assert publish(place, staging, write(staging, deep, "text/new/a/0", "text/new/b/0")) == []
+    assert renames[3:] == ["d", "new"]
     assert left_in_staging(place) == []
 
 
@@ -105,30 +114,29 @@ def test_inputs_may_share_a_folder(place, staging, renames):
     assert left_in_staging(place) == ["speaker"]  # for further files of that folder
 
 
-def test_what_else_a_function_left_is_not_published(place, staging):
-    """Only what it asked for is an output."""
+def test_what_comes_later_is_not_published(place, staging):
+    """As from a process that outlives the function: only what was there at its end is an output."""
     out = write(staging, "rec/0", "rec/1")
-    out.file("rec/0").with_name("scratch").write_text("not asked for")
-    assert publish(place, staging, out) == []
+    files = commit(staging, out)
+    (place.path / files[0][2]).with_name("late").write_text("late")
+    list(place.perform([FileChange(name, staged) for name, _, staged in files]))
     assert visible(place) == ["rec/0", "rec/1"]
 
 
-@pytest.mark.parametrize("kind", ["one folder", "hard links"])
-def test_two_names_that_are_one_file_are_refused(place, staging, kind):
+@pytest.mark.parametrize("names", [("Rec", "rec"), ("Rec/0", "rec/0")], ids=["shared", "own"])
+def test_two_names_that_are_one_file_are_refused(place, staging, names):
     """As "Rec" and "rec" are where case is ignored; hard links to a file are two, though."""
     out = staging.begin("")
-    first, second = out.file("Rec/0"), out.file("rec/0")
-    if kind == "one folder":
-        second.parent.rmdir()
-        second.parent.symlink_to(first.parent)
-        second.write_text("of both")
-        with pytest.raises(OutputError, match="same file as another output"):
-            staging.commit(out)
-    else:
-        first.write_text("of both")
-        second.hardlink_to(first)
-        assert publish(place, staging, out) == []
-        assert (place.path / "rec/0").samefile(place.path / "Rec/0")
+    first, second = map(out.file, names)
+    first.write_text("of both")
+    second.hardlink_to(first)
+    assert publish(place, staging, out) == []
+    assert (place.path / names[0]).samefile(place.path / names[1])
+    out = staging.begin("")
+    out.file(names[0]).write_text("of both")
+    out._paths[names[1]] = out._paths[names[0]]  # as on such a file system
+    with pytest.raises(OutputError, match="same file as another output"):
+        commit(staging, out)
 
 
 @pytest.mark.parametrize("kind", ["a file in the folder", "an empty folder", "a link", "a file"])
@@ -181,7 +189,7 @@ def test_what_was_refused_leaves_no_folder(place, staging):
     """The staged files of an input that lost a name are removed, and its own folders with them."""
     (place.path / "a").mkdir()
     (place.path / "a" / "rec").write_text("in the way")
-    files = staging.commit(write(staging, "a/rec/0", "b/1"))
+    files = commit(staging, write(staging, "a/rec/0", "b/1"))
     for change in (FileChange, lambda _, staged: FileChange(staged)):
         list(place.perform([change(name, staged) for name, _, staged in files]))
     assert left_in_staging(place) == []
@@ -190,7 +198,7 @@ def test_what_was_refused_leaves_no_folder(place, staging):
 def test_files_that_others_are_about_to_write_keep_their_folder(place, staging):
     """A staging folder that inputs share stays when one of them fails."""
     publish(place, staging, write(staging, "speaker/0"))
-    files = staging.commit(write(staging, "speaker/1"))
+    files = commit(staging, write(staging, "speaker/1"))
     other = staging.begin("").file("speaker/2")
     list(place.perform([FileChange(staged) for _, _, staged in files]))
     other.write_text("speaker/2")
@@ -208,7 +216,7 @@ def test_a_folder_is_in_the_group_of_the_one_that_it_is_in(place, staging, renam
 
 def test_performing_again_changes_nothing(place, staging):
     """As after a kill between the renames and the ledger's note of them."""
-    files = staging.commit(write(staging, "rec/0", "rec/1"))
+    files = commit(staging, write(staging, "rec/0", "rec/1"))
     changes = [FileChange(name, staged) for name, _, staged in files]
     for _ in range(2):
         assert [one for part in place.perform(changes) for one in part] == []
@@ -218,7 +226,7 @@ def test_performing_again_changes_nothing(place, staging):
 @pytest.mark.parametrize("names", [["t"], ["t/x"], ["t/x/y"], ["u", "t/x"]])
 def test_no_file_gets_the_path_of_one_that_may_be_published_again(place, staging, names):
     """A kill before the ledger forgets a rename: the next run finds what was staged meanwhile."""
-    files = staging.commit(write(staging, "t"))
+    files = commit(staging, write(staging, "t"))
     changes = [FileChange(name, staged) for name, _, staged in files]
     assert list(place.perform(changes)) == [[]]
     write(staging, *names)
@@ -230,7 +238,7 @@ def test_no_file_gets_the_path_of_one_that_may_be_published_again(place, staging
 def test_no_link_in_a_staging_folder_is_followed(place, staging, tmp_path, linked):
     """Not even if it leads to a folder with the very names that are expected."""
     out = write(staging, "rec/0")
-    files = staging.commit(out)
+    files = commit(staging, out)
     folder = out.file("rec/0").parent if linked == "rec" else out.file("rec/0").parents[1]
     outside = tmp_path / "outside"
     folder.rename(outside)
@@ -268,5 +276,5 @@ def test_an_input_of_a_bucket_has_a_folder_only_if_it_writes_a_file(tmp_path, mo
     uploads = Bucket("memory://new-folders/out").staging()
     uploads.open(0)
     out = uploads.begin("")
-    assert uploads.commit(out) == ()
+    assert commit(uploads, out) == ()
     assert [path.name.count("-") for path in tmp_path.glob("**/staging/*")] == [1]

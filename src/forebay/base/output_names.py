@@ -58,7 +58,7 @@ def asked_name(name: object) -> str:
     """Return the name that a function gives a file."""
     final = inside_name(name, "out.file")
     if final.partition("/")[0].casefold() in _OWN:
-        raise OutputError(f"out.file({name!r}): that name is reserved for forebay; choose another")
+        raise OutputError(f"the output {name!r} has a name reserved for forebay; choose another")
     return final
 
 
@@ -104,9 +104,9 @@ def removable_name(name: object) -> str:
     return staged_name(name) if is_staged else recorded_name(name)
 
 
-def worker_folder(run: str, worker: int) -> str:
-    """Return the folder where a worker stages the files of all its inputs."""
-    return f"{_IN_STAGING}{run}-{worker}"
+def worker_folder(run: str, worker: int, number: str) -> str:
+    """Return a folder where a worker stages files of several inputs."""
+    return f"{_IN_STAGING}{run}-{worker}{number}"
 
 
 def own_folder(run: str, worker: int, number: int) -> str:
@@ -114,9 +114,10 @@ def own_folder(run: str, worker: int, number: int) -> str:
     return f"{_IN_STAGING}{run}-{worker}-{number}"
 
 
-def is_in_own_folder(staged: str) -> bool:
-    """Return whether a staged file is in a folder of one input alone."""
-    return staged[len(_IN_STAGING) :].partition("/")[0].count("-") == 2
+def own_folder_of(staged: str) -> str:
+    """Return the folder of one input alone that a staged file is in; "" if it is in none."""
+    folder = staged[: staged.find("/", len(_IN_STAGING))]
+    return folder if folder.count("-", len(_IN_STAGING)) == 2 else ""
 
 
 def folders_of(name: str) -> list[str]:

@@ -202,8 +202,9 @@ def _clash(db: sqlite3.Connection, lost: _Lost, name: str, other: int) -> Failed
     return lost.failed(
         f"output {name!r} is claimed by two inputs, this one and "
         f"{name_of(query_of(db), other) or 'another input'}\n"
-        "  Neither is kept, nor any other output of theirs. Give out.file() names that differ, for "
-        "example with the input's folder or row in them, and run again."
+        "  Neither is kept, nor any other output of theirs. Give each input names of its own, such "
+        f"as out / source.stem / {name.rpartition('/')[2]!r}, or with the input's folder or row in "
+        "them, and run again."
     )
 
 

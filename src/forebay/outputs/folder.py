@@ -32,7 +32,7 @@ from forebay.base.output_names import (
     PRIVATE,
     STAGING,
     folders_of,
-    is_in_own_folder,
+    own_folder_of,
     recorded_name,
     removable_name,
     staged_name,
@@ -105,7 +105,7 @@ class Publisher:
             with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 os.unlink(f"{self._root}/{name}")
             # A worker may be about to write to a staging folder that its inputs share.
-            if not name.startswith(f"{PRIVATE}/") or is_in_own_folder(name):
+            if not name.startswith(f"{PRIVATE}/") or own_folder_of(name):
                 parents.add(parent)
         for parent in sorted(parents, key=len, reverse=True):
             self._remove_emptied(parent)
@@ -127,34 +127,54 @@ class Publisher:
         self, files: Iterable[tuple[str, str]], replaced: Collection[str]
     ) -> Iterator[Unpublished | None]:
         """Publish files, given their names and staged names; yield what came of each rename."""
-        alone = defaultdict[str, list[tuple[str, str]]](list)  # of one input, by staged folder
+        own = defaultdict[str, list[str]](list)  # names, by the folder that one input had alone
         for name, staged in files:
-            if is_in_own_folder(staged) and staged.endswith(f"/{name}"):
-                alone[_folder_of(staged)].append((name, staged))
+            folder = own_folder_of(staged)
+            if folder and staged == f"{folder}/{name}":
+                own[folder].append(name)
             else:
                 yield self._publish_file(name, staged, name in replaced)
-        for folder, group in alone.items():
-            if self._publish_folder(folder, group):
+        for folder, names in own.items():
+            yield from self._publish_below(folder, "", names, replaced)
+
+    def _publish_below(
+        self, staged: str, folder: str, names: Iterable[str], replaced: Collection[str]
+    ) -> Iterator[Unpublished | None]:
+        """Publish files of the staging folder of one input, each new folder in one step.
+
+        Args:
+            folder: Where all of the names are.
+        """
+        start = len(folder) + bool(folder)
+        parts = defaultdict[str, list[str]](list)
+        for name in names:
+            end = name.find("/", start)
+            parts[name if end < 0 else name[:end]].append(name)
+        for part, inside in parts.items():
+            if inside == [part]:
+                yield self._publish_file(part, f"{staged}/{part}", part in replaced)
+            elif self._publish_folder(staged, part, inside):
                 yield None
             else:
-                yield from (self._publish_file(*each, each[0] in replaced) for each in group)
-            if self._leads_elsewhere(folder) is None:
-                self._remove_emptied(folder)
+                yield from self._publish_below(staged, part, inside, replaced)
+        if self._leads_elsewhere(place := f"{staged}/{folder}".rstrip("/")) is None:
+            self._remove_emptied(place)
 
-    def _publish_folder(self, staged: str, files: Sequence[tuple[str, str]]) -> bool:
-        """Publish files with their staged folder in one step; return whether that was possible.
+    def _publish_folder(self, staged: str, folder: str, names: Collection[str]) -> bool:
+        """Publish a folder with all that is below it; return whether that was possible.
 
-        The folder must be new, these files must be all that the function left there, and it must
-        have the group that a folder made in its place would have.
+        It must be new, these files must be all that is in it, and it must have the group that a
+        folder made in its place would have.
         """
-        folder = _folder_of(files[0][0])
-        parent, path = _folder_of(folder), f"{self._root}/{staged}"
-        if not folder or folder in self._made:
+        parent, path = _folder_of(folder), f"{self._root}/{staged}/{folder}"
+        if folder in self._made or os.path.lexists(f"{self._root}/{folder}"):
             return False
-        if self._leads_elsewhere(parent) is not None or self._leads_elsewhere(staged) is not None:
+        if self._leads_elsewhere(parent) is not None:
+            return False
+        if self._leads_elsewhere(f"{staged}/{folder}") is not None:
             return False
         try:
-            if sorted(os.listdir(path)) != sorted(name.rpartition("/")[2] for name, _ in files):
+            if not _holds(path, folder, {*names}):
                 return False
             self._make_folder(parent)
             if _inherited(path) != _inherited(f"{self._root}/{parent}"):
@@ -249,6 +269,23 @@ class Publisher:
 
 def _folder_of(name: str) -> str:
     return name.rpartition("/")[0]
+
+
+def _holds(path: str, folder: str, names: Collection[str]) -> bool:
+    """Return whether a folder has these files, of which `folder` begins the names, and no other."""
+    count, folders = 0, [folder]
+    while folders:
+        above = folders.pop()
+        with os.scandir(path + above[len(folder) :]) as entries:
+            for entry in entries:
+                name = f"{above}/{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(name)
+                elif name in names and entry.is_file(follow_symlinks=False):
+                    count += 1
+                else:
+                    return False
+    return count == len(names)
 
 
 def _inherited(folder: str) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -346,16 +346,16 @@ class Uploads(Staging):
         """Return the `out` of one input, which shares no folder."""
         return Output(source, self.folders, is_alone=True)
 
-    def commit(self, output: Output) -> tuple[FileFields, ...]:
+    def commit(
+        self, output: Output, files: Mapping[str, tuple[str, int]]
+    ) -> tuple[FileFields, ...]:
         """Upload the files of one input to their final names."""
-        root = str(self.folders.path.parent)
-        files = output.collect(root, self.function)
-        paths = [(os.path.join(root, staged), name) for name, _, staged in files]
+        paths = [(path, name) for name, (path, _) in files.items()]
         try:
             if paths:
                 self._store.upload(paths)
         except OutputError:
-            probe = f"{PRIVATE}/probe-{self.folders.path.name}"
+            probe = f"{PRIVATE}/probe-{os.path.basename(self.folders.path)}"
             try:
                 self._store.write(probe, b"forebay")
                 self._store.remove([probe])
@@ -363,7 +363,7 @@ class Uploads(Staging):
                 raise Refusal("environment") from error
             self._store.upload(paths)  # if it fails again, the cause is in the files or their names
         output.discard()
-        return tuple((name, size, "") for name, size, _ in files)
+        return tuple((name, size, "") for name, (_, size) in files.items())
 
 
 def _local_folder(store: Store) -> Path:

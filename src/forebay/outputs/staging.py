@@ -14,10 +14,9 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -36,156 +35,216 @@ if TYPE_CHECKING:
 # ---- staging folders -----------------------------------------------------------------------------
 # Where a worker stages files: in a folder that its inputs share, or in one of a single input.
 #
-#     RUN-WORKER/speaker1/a.flac    `speaker1` is published: one file more for it
-#     RUN-WORKER-7/rec/0.flac       `rec` is new: published as a whole, if its name is free
+#     RUN-WORKER.0/speaker1/a.flac  named by `out.file`, in a folder that is published or none
+#     RUN-WORKER-7/rec/0.flac       all else: the folder that a function gets when it asks for one
 #
-# All of these folders are in `.forebay/staging`.
+# All of these folders are in `.forebay/staging`, and below them a file has its final name. To make
+# and remove a folder takes longer than to write a small file, so most inputs need none of their
+# own. What is in a shared folder, and was named by no input, belongs to the one that just ended.
 
-# The most shared folders that a worker remembers.
-_MOST_KNOWN = 10_000
+# A shared folder is left for another when it has so many files that are not published yet, since
+# it is listed for each input; or so many names that no further input can use.
+_MOST_PENDING, _MOST_KNOWN = 32, 10_000
 
 
 class StagingFolders:
     """The staging folders of one worker."""
 
     def __init__(self, root: str, run: str, worker: int) -> None:
-        self._root, self._run, self._worker = root, run, worker
-        self.path = Path(root, worker_folder(run, worker))
+        self.root, self._run, self._worker = root, run, worker
+        # The function leaves files that it did not name: each input gets a folder of its own.
+        self.are_apart = False
+        # In each path to these folders, and in no other string.
+        self._mark = f"/{worker_folder(run, worker, '')}"
+        self._shared, self._own = -1, 0  # the numbers of the last folders
+        self._spare: str | None = None  # an empty folder of one input
+        self._is_full = False
+        self._names: dict[str, set[str]] = {}  # in the shared folder and each below it
+        self._left: list[str] = []  # those before, to be removed when they are empty
+        self._begin_shared()
+
+    def _begin_shared(self) -> None:
+        """Make another shared folder."""
+        self._left = [path for path in [*reversed(self._names), *self._left] if not _removed(path)]
+        self._shared, self._is_full = self._shared + 1, False
+        self.path = f"{self.root}/{worker_folder(self._run, self._worker, f'.{self._shared}')}"
         os.makedirs(self.path, exist_ok=True)
-        self._known = {"": self.path}  # shared folders that exist, by the names to be published
-        self._number = 0  # of the last folder of a single input
+        self._names = {self.path: set()}
 
-    def shared(self, folder: str, *, is_first: bool) -> Path | None:
-        """Return the shared folder for files of a folder that is published already."""
-        path = self._known.get(folder)
-        if path is not None:
-            return path
-        try:
-            if not stat.S_ISDIR(os.stat(f"{self._root}/{folder}").st_mode):
-                return None
-        except OSError as error:
-            if is_first or error.errno != errno.ENOENT:
-                return None
-        path = self.path / folder
-        try:
-            os.makedirs(path, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            return None
-        if len(self._known) >= _MOST_KNOWN:
-            self._known = {"": self.path}
-        self._known[folder] = path
-        return path
+    def shared(self, name: str, *, is_first: bool) -> str | None:
+        """Return a path in the shared folder; None if a file of this name may not be there.
 
-    def is_free(self, path: Path, name: str) -> bool:
-        """Return whether no earlier input used a path in a shared folder for a file of this name.
-
-        The rename of such a file stays in the ledger until the next commit, and a run after a kill
-        does it again: it must not find another input's file there.
+        The folder that the first one needs has to be published already: one that is new can be
+        published as a whole. And no input before has had the path: the rename of its file stays in
+        the ledger until the next commit, and a run after a kill does it again.
         """
-        if os.path.lexists(path):  # first: it gets its name at any time
-            return False
-        try:
-            os.lstat(f"{self._root}/{name}")
-        except OSError as error:
-            return error.errno == errno.ENOENT  # otherwise a file is where this needs a folder
-        return False
+        if is_first and self._is_full:
+            self._begin_shared()
+        folder, _, base = name.rpartition("/")
+        path = f"{self.path}/{folder}" if folder else self.path
+        known = self._names.get(path)
+        if known is None:
+            try:
+                if not stat.S_ISDIR(os.stat(f"{self.root}/{folder}").st_mode):
+                    return None
+            except OSError as error:
+                if is_first or error.errno != errno.ENOENT:
+                    return None
+            try:
+                os.makedirs(path, exist_ok=True)
+            except OSError:
+                return None
+            above = self.path
+            for part in folder.split("/"):
+                self._names.setdefault(above, set()).add(part)
+                above = f"{above}/{part}"
+            known = self._names.setdefault(path, set())
+        if base in known:
+            return None
+        known.add(base)
+        return f"{path}/{base}"
 
-    def own(self) -> Path:
-        """Make a folder for the files of one input alone."""
-        self._number += 1
-        path = Path(self._root, own_folder(self._run, self._worker, self._number))
-        os.mkdir(path)
+    def beside(self, paths: Iterable[str]) -> list[str]:
+        """Return what lies beside these paths in the shared folder, and has no input yet."""
+        others: list[str] = []
+        for folder in {path.rpartition("/")[0] for path in paths}:
+            known, found = self._names[folder], os.listdir(folder)
+            if not known.issuperset(found):
+                others += [f"{folder}/{name}" for name in found if name not in known]
+            self._is_full |= len(found) > _MOST_PENDING or len(known) > _MOST_KNOWN
+        return others
+
+    def own(self) -> str:
+        """Return an empty folder for the files of one input alone."""
+        path, self._spare = self._spare, None
+        if path is None:
+            self._own += 1
+            path = f"{self.root}/{own_folder(self._run, self._worker, self._own)}"
+            os.mkdir(path)
         return path
+
+    def emptied(self, folder: str, name: str) -> str:
+        """Move the only file out of the folder of one input, which another can use; return where.
+
+        If it cannot be moved, it stays.
+        """
+        path = None if "/" in name else self.shared(name, is_first=True)
+        if path is None:
+            return f"{folder}/{name}"
+        os.rename(f"{folder}/{name}", path)
+        self._spare = folder
+        return path
+
+    def name_of(self, path: str) -> str | None:
+        """Return the final name of a staged path, "" for a staging folder, None for other paths.
+
+        It may lead to the folder in any way, such as without links.
+        """
+        _, mark, rest = path.partition(self._mark)
+        return rest.partition("/")[2].rstrip("/") if mark else None
+
+
+def _removed(folder: str) -> bool:
+    """Remove a folder if it is empty; return whether it is gone."""
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return False
+    return True
 
 
 # ---- staged output -------------------------------------------------------------------------------
 
 
-class Output:
-    """What a function receives as `out`: the way to name the files that it makes.
+class Output(os.PathLike[str]):
+    """What a function receives as `out`: an empty folder, whose files become the input's outputs.
 
-    Its paths are valid until the function returns (for a generator: until it is exhausted).
+    It is used like a `pathlib.Path`: `out / "a.flac"`, `os.path.join(out, "a.flac")`. A file that
+    is left in it gets the same name in the output folder, if the input succeeds. Files are closed
+    when the function returns (for a generator: when it is exhausted). Links and devices fail the
+    input; empty folders are not kept.
 
     Attributes:
         source: The input's name, as the column `source` of the table has it: its path or URL, or
             for a sample of a Dataset its name, or its index as a string; "" for a row without one.
     """
 
-    def __init__(
-        self,
-        source: str,
-        staging: StagingFolders,
-        *,
-        is_alone: bool = False,
-    ) -> None:
+    def __init__(self, source: str, folders: StagingFolders, *, is_alone: bool = False) -> None:
         """Stage the files of one input; `is_alone`: none of them in a folder that inputs share."""
         self.source = source
-        self._staging = staging
+        self._folders = folders
         self._is_alone = is_alone
-        # The folder of this input alone, as "", once it is needed, and those in it by their names.
-        self._made: dict[str, Path] = {}
-        self._names: dict[str, str] = {}  # staged path -> final name, in the order asked for
-        self._paths: dict[str, Path] = {}  # final name -> staged path
-        self._folders: dict[str, str] = {}  # folders that the names need -> one of those names
+        self._own: str | None = None  # the folder of this input alone, once it is needed
+        self._paths: dict[str, str] = {}  # final name -> staged path, in the order asked for
+        self._shared: list[str] = []  # those of the paths that are in a shared folder
+        self._needed: dict[str, str] = {}  # folders that the names need -> one of those names
+        self._made = {""}  # folders that exist in that of this input
+
+    def __fspath__(self) -> str:
+        """Return the path of the folder."""
+        if self._own is None:
+            self._own = self._folders.own()
+        return self._own
+
+    __str__ = __fspath__
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> Path:
+        """Return a path in the folder."""
+        return Path(self) / name
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that a `pathlib.Path` has."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(Path(self), name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process as a path."""
+        return Path, (os.fspath(self),)
 
     def file(self, name: str | os.PathLike[str]) -> Path:
-        """Return a private path to write one output file to.
+        """Return the path of one file in the folder, with the folders above it made.
 
-        The file appears under `name` in the output folder only if the whole input succeeds. Close
-        it before the function returns: an input that leaves one open fails.
+        An input fails that does not write a file that it asked for.
 
         Args:
-            name: Relative to the output folder; may hold folders ("speaker1/a.flac"), which
-                are made. Asking for the same name again returns the same path.
+            name: Relative to the output folder; may hold folders ("speaker1/a.flac"). Asking for
+                the same name again returns the same path.
 
         Raises:
             OutputError: The name is absolute, leaves the output folder or is forebay's own; or
                 this input needs a file and a folder of the same name.
         """
         final = asked_name(name)
-        if final in self._paths:
-            return self._paths[final]
-        folder, _, base = final.rpartition("/")
-        if folder or self._folders:
-            self._claim(final, folder)
-        path = self._shared_path(final, folder, base) or self._own_path(folder, base)
-        self._names[str(path)] = final
-        self._paths[final] = path
-        return path
+        if final not in self._paths:
+            folder = final.rpartition("/")[0]
+            if folder or self._needed:
+                self._claim(final, folder)
+            path = None
+            if self._own is None and not (self._is_alone or self._folders.are_apart):
+                path = self._folders.shared(final, is_first=not self._paths)
+            if path is not None:
+                self._shared.append(path)
+            else:
+                path = f"{os.fspath(self)}/{final}"
+                if folder not in self._made:
+                    os.makedirs(f"{self._own}/{folder}", exist_ok=True)
+                    self._made.add(folder)
+            self._paths[final] = path
+        return Path(self._paths[final])
 
     def _claim(self, final: str, folder: str) -> None:
         """Record the folders that a name needs."""
-        folders = [] if folder in self._folders else folders_of(final)
-        other = self._folders.get(final) or next((one for one in folders if one in self._paths), "")
+        folders = [] if folder in self._needed else folders_of(final)
+        other = self._needed.get(final) or next((one for one in folders if one in self._paths), "")
         if other:
             raise OutputError(
                 f"out.file({final!r}) clashes with {other!r}, which this input requested before\n"
                 "  A name cannot be both a file and a folder. Rename one of the two."
             )
-        self._folders.update(dict.fromkeys(folders, final))
-
-    def _shared_path(self, final: str, folder: str, base: str) -> Path | None:
-        """Return a path in the folder that inputs share; None if there is none that is free.
-
-        There is none if the outputs of this input begin in a folder that is new: that can be
-        published as a whole. All of them lie to each other as their names do, unless an earlier
-        input uses one of them.
-        """
-        if self._is_alone or self._made:
-            return None
-        parent = self._staging.shared(folder, is_first=not self._paths)
-        if parent is None or not self._staging.is_free(path := parent / base, final):
-            return None
-        return path
-
-    def _own_path(self, folder: str, base: str) -> Path:
-        if not self._made:
-            self._made[""] = self._staging.own()
-        if folder not in self._made:
-            path = self._made[""] / folder
-            os.makedirs(path, exist_ok=True)
-            self._made[folder] = path
-        return self._made[folder] / base
+        self._needed.update(dict.fromkeys(folders, final))
 
     def tar(self, name: str | os.PathLike[str] | None = None) -> OutputTar:
         """Create a tar file for many small outputs, which is one output of this input.
@@ -209,66 +268,147 @@ class Output:
             name = f"{stem}.tar"
         return OutputTar(self.file(name))
 
-    def final_name(self, path: str) -> str | None:
-        """Return the final name of a path that `file` gave; None for any other."""
-        return self._names.get(path)
+    @property
+    def asked(self) -> list[str]:
+        """The names that the function gave to `file`, in their order."""
+        return [*self._paths]
 
-    def names(self) -> list[str]:
-        """Return the final names in the order they were asked for."""
-        return [*self._names.values()]
+    def name_of(self, path: str) -> str | None:
+        """Return the final name of a path in the folder; None for any other."""
+        return self._folders.name_of(path) or None
 
-    def collect(self, root: str, function: str = "the function") -> tuple[FileFields, ...]:
-        """Return the files that were written, with staged paths relative to `root`."""
-        files: list[FileFields] = []
-        inodes: set[int] = set()
+    def collect(self, function: str) -> dict[str, tuple[str, int]]:
+        """Return staged path and size of each file by its final name: first those asked for.
+
+        Args:
+            function: What messages call the function.
+        """
+        files, inodes = dict[str, tuple[str, int]](), set[int]()
         maybe_open: dict[tuple[int, int], str] = {}
-        start, leases = len(root) + 1, len(self._names) <= _MOST_LEASES
-        for staged, name in self._names.items():
+        found = self._found()
+        leases = len(found) <= _MOST_LEASES
+        for name, path in found.items():
             try:
-                status = _closed(staged) if leases else None
+                status = _closed(path) if leases else None
                 if status is None:
-                    status = os.lstat(staged)
+                    status = os.lstat(path)
                     maybe_open[status.st_dev, status.st_ino] = name
             except FileNotFoundError:
-                raise OutputError(
-                    f"out.file({name!r}) was requested, but the function never wrote it\n"
-                    "  Nothing of this input was kept. Write to the path that out.file() returned. "
-                    "A library that adds an ending, as numpy.save does with .npy, writes another "
-                    "file: put the ending into the name."
-                ) from None
+                raise _never_written(name) from None
             if (status.st_mode & 0o170000) != 0o100000:
-                raise OutputError(
-                    f"out.file({name!r}): the function did not leave a regular file there\n"
-                    "  Nothing of this input was kept. Write a file to that path. For a folder of "
-                    "files, name each of them, as in out.file('folder/a.npy')."
-                )
+                self._move_out([])  # of a shared folder; what is in one's own has been looked at
+                return self.collect(function)
             if status.st_nlink == 1 and status.st_ino in inodes:
-                raise OutputError(
-                    f"out.file({name!r}) is the same file as another output of this input\n"
-                    "  Nothing was kept: one has overwritten the other. If the file system ignores "
-                    "upper and lower case, give names that differ in more than that."
-                )
+                raise _same_file(name)
             inodes.add(status.st_ino)
-            files.append((name, status.st_size, staged[start:]))
+            files[name] = path, status.st_size
         if maybe_open and _was_open(maybe_open, function):
-            return self.collect(root, function)  # with the sizes that the files have now
-        return tuple(files)
+            return self.collect(function)  # with the sizes that the files have now
+        if len(files) == 1 and self._own is not None and not self._is_alone:
+            ((name, (path, size)),) = files.items()
+            files[name] = self._folders.emptied(self._own, name), size
+        return files
+
+    def _found(self) -> dict[str, str]:
+        """Return the paths of all files, by final names."""
+        if self._shared:
+            others = self._folders.beside(self._shared)
+            if others or self._own is not None:
+                self._move_out(others)
+        if self._own is None:
+            return self._paths
+        left = _files_in(self._own)
+        for name, path in self._paths.items():
+            if name not in left and not os.path.isdir(path):
+                raise (_same_file if os.path.lexists(path) else _never_written)(name)
+        asked = [name for name in self._paths if name in left]
+        return {name: f"{self._own}/{name}" for name in dict.fromkeys((*asked, *left))}
+
+    def _move_out(self, others: Iterable[str]) -> None:
+        """Move what this input has in the shared folder into one of its own.
+
+        Args:
+            others: The paths that it did not ask for.
+        """
+        self._folders.are_apart = True
+        for path in (*self._shared, *others):
+            name = self._folders.name_of(path) or ""
+            target = f"{os.fspath(self)}/{name}"
+            if os.path.lexists(path) and os.path.lexists(target):
+                raise OutputError(
+                    f"{name!r} was written to out.file({name!r}), and in the folder `out`, too\n"
+                    "  Nothing of this input was kept. Use one of the two for all of its files."
+                )
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with suppress(FileNotFoundError):
+                os.rename(path, target)
+        self._shared.clear()
+        self._paths = {name: f"{self._own}/{name}" for name in self._paths}
 
     def discard(self) -> None:
         """Remove what an input made that failed."""
-        for path in (*self._names, *map(str, islice(self._made.values(), 1))):
-            try:
-                os.unlink(path)
-            except FileNotFoundError:
-                pass
-            except OSError:  # it is a folder
-                import shutil
+        import shutil
 
-                shutil.rmtree(path, ignore_errors=True)
-        self._made.clear()
-        self._names.clear()
-        self._paths.clear()
-        self._folders.clear()
+        if self._shared:
+            for path in (*self._shared, *self._folders.beside(self._shared)):
+                if os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    with suppress(FileNotFoundError):
+                        os.unlink(path)
+        if self._own is not None:
+            shutil.rmtree(self._own, ignore_errors=True)
+        self._own = None
+        for kept in (self._shared, self._paths, self._needed):
+            kept.clear()
+        self._made = {""}
+
+
+def _files_in(top: str) -> list[str]:
+    """Return the names of all files in a folder and below it, sorted; remove empty folders."""
+    found, empty, folders = list[str](), list[str](), [""]
+    while folders:
+        folder = folders.pop()
+        with os.scandir(f"{top}/{folder}") as entries:
+            listed = [*entries]
+        if not listed:
+            empty.append(folder)
+        for entry in listed:
+            name = folder + entry.name
+            if not folder:
+                asked_name(name)
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(f"{name}/")
+            elif entry.is_file(follow_symlinks=False):
+                found.append(name)
+            else:
+                what = "a link" if entry.is_symlink() else "a pipe, a socket or a device"
+                raise OutputError(
+                    f"the function left {what} in its output folder: {name!r}\n"
+                    "  Nothing of this input was kept, since only regular files and folders can be "
+                    "outputs. Write a file instead, or remove it before the function returns."
+                )
+    for folder in empty:
+        while folder and _removed(f"{top}/{folder}"):
+            folder = folder[: folder.rfind("/", 0, -1) + 1]
+    return sorted(found)
+
+
+def _same_file(name: str) -> OutputError:
+    return OutputError(
+        f"out.file({name!r}) is the same file as another output of this input\n"
+        "  Nothing was kept: one has overwritten the other. If the file system ignores upper and "
+        "lower case, give names that differ in more than that."
+    )
+
+
+def _never_written(name: str) -> OutputError:
+    return OutputError(
+        f"out.file({name!r}) was requested, but the function never wrote it\n"
+        "  Nothing of this input was kept. Write to the path that out.file() returned. A library "
+        "that adds an ending, as numpy.save does with .npy, writes another file: put the ending "
+        "into the name."
+    )
 
 
 _current: ContextVar[Output | None] = ContextVar("output", default=None)
@@ -392,14 +532,16 @@ class Staging:
         """Return the `out` of one input."""
         return Output(source, self.folders)
 
-    def commit(self, output: Output) -> tuple[FileFields, ...]:
-        """Return the staged files of one input."""
-        files = output.collect(self._root, self.function)
+    def commit(
+        self, output: Output, files: Mapping[str, tuple[str, int]]
+    ) -> tuple[FileFields, ...]:
+        """Return the files that `collect` found, with staged paths relative to the folder."""
         if self._is_far:  # the driver's flush does not reach this machine's page cache
-            for _, _, staged in files:
-                with open(os.path.join(self._root, staged), "rb") as file:
+            for path, _ in files.values():
+                with open(path, "rb") as file:
                     os.fsync(file.fileno())
-        return files
+        start = len(self._root) + 1
+        return tuple((name, size, path[start:]) for name, (path, size) in files.items())
 
     def is_full(self) -> bool:
         """Return whether the output's file system has run out of bytes or of files."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from copy import copy
 from pathlib import Path
@@ -72,7 +72,10 @@ def rows_of(returned: Any) -> list[dict[str, Any]] | None:
 
 
 def encode(
-    rows: list[dict[str, Any]] | None, names: list[str], final_name: Callable[[str], str | None]
+    rows: list[dict[str, Any]] | None,
+    names: Sequence[str],
+    final_name: Callable[[str], str | None],
+    asked: Sequence[str] = (),
 ) -> str:
     """Return the rows as JSON, with every staged path replaced by its final name.
 
@@ -81,12 +84,14 @@ def encode(
     output and metadata has no row: there is nothing that the next step could open.
 
     Args:
+        names: The final names of the outputs.
         final_name: Returns the final name of a staged path, None for any other string.
+        asked: The names that the function gave to `out.file`.
     """
     if rows is None or (rows and not any(rows)):
         rows = [{"destination": name} for name in names]
-    elif len(names) == 1:
-        rows = [row if "destination" in row else {"destination": names[0], **row} for row in rows]
+    elif one := _one_output(names, asked):
+        rows = [row if "destination" in row else {"destination": one, **row} for row in rows]
 
     def string(text: str) -> str:  # a final name, or a URL without credentials
         return final_name(text) or (shown_values(text) if "://" in text else text)
@@ -95,6 +100,16 @@ def encode(
         return _ENCODER.encode([json_value(row, string, keeps_nan=True) for row in rows])
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(_what_is_wrong(rows)) from error
+
+
+def _one_output(names: Sequence[str], asked: Sequence[str]) -> str:
+    """Return the output of an input if there is one, a file or a folder with all files; else ""."""
+    if len(asked) == 1:
+        return asked[0]
+    if asked or not names:
+        return names[0] if len(names) == 1 else ""
+    first = names[0].partition("/")[0]
+    return first if all(name == first or name.startswith(f"{first}/") for name in names) else ""
 
 
 def _what_is_wrong(rows: list[dict[str, Any]]) -> str:
@@ -126,6 +141,8 @@ MAX_METADATA_BYTES = 500_000_000
 # Downloads a remote input for as long as it is processed: returns the local path, removed on
 # leaving; raises NoInputError if there is no file.
 Fetch = Callable[[str], AbstractContextManager[Path]]
+# Staged path and size of each file, by its final name.
+Files = dict[str, tuple[str, int]]
 # Returns the final name of a staged path; None for any other path.
 _Naming = Callable[[str], str | None]
 
@@ -230,15 +247,15 @@ class PreprocessJob:
             if self._turns is None:
                 seed_generators(seed)
                 self._owned.seed(seed)
-                metadata = self._metadata(source, row, opens, out)
+                files, metadata = self._results(source, row, opens, out)
             else:
 
-                def call(set_seed: SetSeed) -> str:
+                def call(set_seed: SetSeed) -> tuple[Files, str]:
                     self._owned.beside(set_seed)(seed)
-                    return self._metadata(source, row, opens, out)
+                    return self._results(source, row, opens, out)
 
-                metadata = self._turns.run(call, undo)
-            files = self._outputs.commit(out)  # last: into a bucket, it publishes them
+                files, metadata = self._turns.run(call, undo)
+            written = self._outputs.commit(out, files)  # last: into a bucket, it publishes them
         except BaseException as error:
             cause = error.__cause__ if isinstance(error, Refusal) else error
             is_full = isinstance(error, Exception) and self._is_environment(cause)
@@ -248,13 +265,15 @@ class PreprocessJob:
             if isinstance(error, OutputError):
                 raise Refusal("output") from error
             raise
-        return Answer((files, metadata), len(metadata))
+        return Answer((written, metadata), len(metadata))
 
-    def _metadata(self, source: str, row: str | None, opens: str, out: Output) -> str:
-        """Call the function for one input; return the metadata as JSON."""
+    def _results(self, source: str, row: str | None, opens: str, out: Output) -> tuple[Files, str]:
+        """Call the function for one input; return its files, and the metadata as JSON."""
         try:
             returned, final_name = self._call(source, row, opens, out)
-            return _checked(encode(rows_of(returned), out.names(), final_name))
+            files = out.collect(self._outputs.function)
+            rows = rows_of(returned)
+            return files, _checked(encode(rows, [*files], final_name, out.asked))
         finally:
             self._restore_directory()
 
@@ -273,10 +292,10 @@ class PreprocessJob:
             with current(out):
                 sample = self._work[int(opens)]
                 returned = sample if self._save is None else self._save(sample, out)
-                return _exhausted(returned), out.final_name
+                return _exhausted(returned), out.name_of
         if row is not None:
             listed = located(json.loads(opens), self._folder)
-            return _exhausted(self._work(listed, out)), out.final_name
+            return _exhausted(self._work(listed, out)), out.name_of
         if is_url(source) and self._fetch is not None:
             return self._call_fetched(self._fetch, source, opens, out)
         try:
@@ -292,7 +311,7 @@ class PreprocessJob:
         at = source.rfind("/") + 1
         if source[:at] != self._parent[0]:  # parsed once for all inputs of a folder
             self._parent = source[:at], Path(source[:at])
-        return _exhausted(self._work(self._parent[1] / source[at:], out)), out.final_name
+        return _exhausted(self._work(self._parent[1] / source[at:], out)), out.name_of
 
     def _call_fetched(
         self, fetch: Fetch, source: str, opens: str, out: Output
@@ -304,7 +323,7 @@ class PreprocessJob:
         except NoInputError as error:
             raise Refusal("input") from error.__cause__
         fetched = str(path)
-        return returned, lambda text: source if text == fetched else out.final_name(text)
+        return returned, lambda text: source if text == fetched else out.name_of(text)
 
     def _is_environment(self, cause: BaseException | None) -> bool:
         if isinstance(cause, OSError) and cause.errno in _ENVIRONMENT:

@@ -53,12 +53,14 @@ def preprocess(
     """Process every input once, keep the files it writes, and write a table of metadata.
 
     The function is called as `work(source, out)`: `source` is a `pathlib.Path`, or a dict when
-    the inputs are a table's rows; `out.file(name)` gives a path to write an output to;
-    `out.tar()` makes a tar file of many small ones; and `out.source` is the input's name. A name
-    may contain folders, and two inputs that use the same one both fail. The function returns or
-    yields its metadata: None, a dict, or any iterable of dicts, one for each row it adds to the
-    table. Without metadata each of its files has a row; an input without both has none. It may
-    change the working directory, which is restored after each input.
+    the inputs are a table's rows; `out` is an empty folder of this input, used like a path
+    (`out / "a.wav"`), and what the function leaves in it is published under the same names in the
+    output folder once the whole input has succeeded: files and folders, but no links. `out.file(
+    name)` gives a path in it to a file that has to be there at the end, `out.tar()` makes a tar
+    file of many small ones, and `out.source` is the input's name. Two inputs that use the same name
+    both fail. The function returns or yields its metadata: None, a dict, or any iterable of dicts,
+    one for each row it adds to the table. Without metadata each of its files has a row; an input
+    without both has none. It may change the working directory, which is restored after each input.
 
     A map-style Dataset in place of the function needs no inputs. `save(dataset[i], out)` writes
     the files of a sample and returns its metadata, as a function does; without `save`, `dataset[i]`
