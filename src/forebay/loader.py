@@ -79,7 +79,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         pin_memory: See torch.
         drop_last: See torch. With `world_size`, drops the incomplete global batch.
         timeout: See torch. A worker that exceeds it is killed, and its batch is retried once before
-            the error is raised.
+            the error is raised. With or without it, a warning says once where the workers are if
+            nothing comes from them for a minute.
         worker_init_fn: See torch.
         multiprocessing_context: See torch.
         generator: See torch. Not with `seed` or `world_size`, where it would have no effect.

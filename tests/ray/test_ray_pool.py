@@ -61,6 +61,26 @@ def test_a_stopped_worker_frees_its_place() -> None:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_a_worker_without_a_node_says_what_it_waits_for() -> None:
+    """When it is asked where it is: its program may show no progress."""
+    payload = shipped(FaultyJob())
+    where = Ray(num_cpus=64)
+    pool = RayPool(Hosting(payload), where, NodeCheck(payload), None, say=lambda _: None)
+    try:
+        pool.start(0, worker_id=0)
+        assert pool.wait(0.0) == []
+        pool.take_stacks(0)
+        (taken,) = TestRay().collect(pool)
+    finally:
+        pool.close()
+    assert taken.incarnation == 0
+    first, *nodes, hint = taken.stacks.splitlines()
+    assert first == "1 worker waits for room on the cluster; each needs 64 CPU"
+    assert all(" CPU free" in each for each in nodes)
+    assert hint == "  No node has that much: start a larger one, or ask for less."
+
+
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("grows", [True, False])
 def test_room_for_more_workers_is_reported_only_where_it_decides(grows: bool) -> None:
     """A loader asks for a number of workers, and those without room wait for it."""

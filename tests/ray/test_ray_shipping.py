@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from clusters import ray, start_driver
@@ -100,6 +101,20 @@ def test_modules_are_by_value_no_longer_than_for_that(modules):
     before = cloudpickle.list_registry_pickle_by_value()
     (tool,) = modules("project", tool_of_tests=TOOL)
     assert len(shipped(tool.loud)) > len(cloudpickle.dumps(tool.loud))
+    assert cloudpickle.list_registry_pickle_by_value() == before
+
+
+def test_a_module_may_have_several_names_or_another_than_its_own(modules, monkeypatch):
+    """As aliases in `sys.modules` have; an object in place of a module is no obstacle."""
+    import cloudpickle
+
+    before = cloudpickle.list_registry_pickle_by_value()
+    tool, other = modules("project", tool_of_tests=TOOL, other_of_tests=TOOL)
+    monkeypatch.setitem(sys.modules, "alias_of_tests", tool)
+    monkeypatch.setattr(other, "__name__", "gone_of_tests")
+    stand_in = SimpleNamespace(__file__=tool.__file__)
+    monkeypatch.setitem(sys.modules, "object_of_tests", stand_in)
+    assert len(shipped(tool.loud)) > 100
     assert cloudpickle.list_registry_pickle_by_value() == before
 
 

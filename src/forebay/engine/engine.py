@@ -26,11 +26,14 @@ from forebay.failures import Failure
 from forebay.observe.progress import in_one_line, log, log_failed, log_retry
 from forebay.pools import events as happened
 from forebay.pools.base import Pool
-from forebay.pools.events import Assignment, Event, WorkerDied
+from forebay.pools.events import Assignment, Event, StacksTaken, WorkerDied
 
 # How long to collect answers while the trainer does not wait for one: waking up for each answer
 # would take processor time from the workers.
 COLLECT_S = 0.003
+# How long nothing may come from busy workers before that is said, and how long to wait for the
+# stacks of the one to be named.
+SILENT_S, STACKS_S = 60.0, 5.0
 
 
 class NewTask(NamedTuple):
@@ -51,8 +54,16 @@ class Engine:
         source: Iterator[tuple[int, Any]] | None = None,
         prepare: Callable[[int, Any], Any] | None = None,
         name_of: Callable[[Any], str] = str,
+        advice: Callable[[Any], Sequence[str]] = lambda _: (),
+        silent_s: float | None = None,
     ) -> None:
-        """Initialize; the first `step` starts the workers."""
+        """Initialize; the first `step` starts the workers.
+
+        Args:
+            advice: Returns the lines of a warning that say what to do about a payload's worker, if
+                it is stuck.
+            silent_s: How long nothing may come before such a warning; None for `SILENT_S`.
+        """
         self.finished = False
         self.flow = Flow(limits)  # other threads may read its properties
         self._pool = pool
@@ -63,6 +74,10 @@ class Engine:
         self._outcomes: list[Outcome] = []
         self._gave_up: Failure | None = None
         self._alarm: float | None = None
+        self._advice, self._limit_s = advice, silent_s
+        self._silent_s = 0.0  # for which nothing came while workers were busy
+        self._stuck: int | None = None  # whose stacks were asked for
+        self._has_warned = False
         self._worker_ids: dict[int, int] = {}  # by incarnation, if its death is to be logged
         self._lost: set[int] = set()  # IDs of workers that died and were not replaced
         self._perform(self.flow.start(time.monotonic()))
@@ -104,7 +119,10 @@ class Engine:
             timeout = LONGEST_WAIT_S if timeout is None else min(timeout, LONGEST_WAIT_S)
             if 0.0 < collect_s < timeout and self.flow.answers_can_wait(collect_s):
                 time.sleep(collect_s)
+            began = time.monotonic()
             events: list[Event] = self._pool.wait(timeout)
+            if not self._has_warned:
+                self._note_silence(events, time.monotonic() - began)
             for event in events:
                 if type(event) is WorkerDied and event.incarnation in self._worker_ids:
                     worker_id = self._worker_ids.pop(event.incarnation)
@@ -121,8 +139,37 @@ class Engine:
 
     def longest_task(self) -> tuple[str, float] | None:
         """Return the name of the task that has been running for longest, and when it began."""
-        found = self.flow.longest_task()
-        return None if found is None else (self._name_of(self._payloads[found[1]]), found[0])
+        began, _, task = next(iter(self.flow.busy_workers()), (0.0, 0, None))
+        return None if task is None else (self._name_of(self._payloads[task]), began)
+
+    def _note_silence(self, events: list[Event], waited_s: float) -> None:
+        """Warn, once, if nothing comes for long although workers are busy or starting."""
+        is_asked = self._stuck is not None
+        taken = [each for each in events if is_asked and type(each) is StacksTaken]
+        busy = [] if len(events) > len(taken) else self.flow.busy_workers()
+        if not busy:
+            self._silent_s, self._stuck = 0.0, None
+            return
+        # A pause of this process, such as by Ctrl-Z, does not count.
+        self._silent_s += min(waited_s, LONGEST_WAIT_S)
+        stacks = next((each.stacks for each in taken if each.incarnation == self._stuck), None)
+        limit_s = (self._limit_s or SILENT_S) + (STACKS_S if is_asked else 0.0)
+        if stacks is None and self._silent_s < limit_s:
+            return
+        began, incarnation, task = busy[0]
+        if not is_asked:
+            self._stuck = incarnation
+            self._pool.take_stacks(incarnation)
+            return
+        from forebay.engine.stuck import StuckWorker, warn_of_stuck_worker
+
+        self._has_warned = True
+        name = None if task is None else self._name_of(self._payloads[task])
+        advice = () if task is None else self._advice(self._payloads[task])
+        seconds = self._silent_s if task is None else time.monotonic() - began
+        worker_id, others = self._worker_ids[incarnation], len(busy) - 1
+        found = StuckWorker(worker_id, name, seconds, self._silent_s, others, stacks or "")
+        warn_of_stuck_worker(found, advice)
 
     def wake(self) -> None:
         """Make `step` return early. The only method that other threads may call."""

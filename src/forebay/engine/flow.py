@@ -421,10 +421,12 @@ class Flow:
             counts[after] += 1
             task.state, task.moved = after, move
 
-    def longest_task(self) -> tuple[float, int] | None:
-        """Return when the task began that has been running for longest, and the task, if any."""
-        running = (each for each in self._workers.values() if each.running)
-        return min(((each.begun[0], each.tasks[0]) for each in running), default=None)
+    def busy_workers(self) -> list[tuple[float, int, int | None]]:
+        """Return when each busy worker began a task, its incarnation, the task; last, starting."""
+        workers, never = self._workers.items(), float("inf")
+        starting = [(never, number, None) for number, each in workers if not each.started]
+        running = [(each.begun[0], at, each.tasks[0]) for at, each in workers if each.running]
+        return sorted(running) + starting * bool(self.counts[State.QUEUED])
 
     # ---- decisions -----------------------------------------------------------------------------
 

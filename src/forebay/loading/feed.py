@@ -40,6 +40,7 @@ from forebay.errors import WorkerDiedError
 from forebay.loading.batch_job import LocalJob
 from forebay.loading.messages import (
     RELEASED_TOGETHER,
+    BatchRequest,
     BatchResult,
     BatchSpec,
     Result,
@@ -126,7 +127,9 @@ class Feed:
             self._on_device = DeviceBatches(device, slots, trace.transfers)
         self._slots: BatchSlots | DeviceBatches | None = self._on_device or slots
         try:
-            self._engine = Engine(self.pool, limits, prepare=prepare)
+            is_forked = backend == "process" and settings.start_method == "fork"
+            advice = partial(_advice_if_stuck, is_forked)
+            self._engine = Engine(self.pool, limits, prepare=prepare, advice=advice)
         except BaseException:  # Ctrl-C, for example
             self.pool.close()
             raise
@@ -371,6 +374,20 @@ class Feed:
         if self._closed:
             _leave_at_exit()
             raise RuntimeError(CLOSED)
+
+
+def _advice_if_stuck(is_forked: bool, request: BatchRequest) -> list[str]:
+    """Return what to do about a worker that does not finish a batch."""
+    fork = (
+        "Worker processes are forks of this one, with none of its threads, and with each lock as "
+        "it was at the fork.",
+        "If that line waits for one of these, use multiprocessing_context='forkserver'.",
+    )
+    return [
+        f"The batch is {request.samples_shown}.",
+        *(fork if is_forked else ()),
+        "If it may take that long, nothing is wrong; timeout= replaces a worker that takes longer.",
+    ]
 
 
 def _is_end(outcome: DeliverResult | ReportFailure) -> bool:

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from array import array
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -179,16 +178,13 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
 def _died(failure: Failure, request: BatchRequest, timeout: float) -> Exception:
     """Return the error for a batch whose retries failed."""
     epoch, batch = request.epoch, request.batch
-    index = list(request.index) if isinstance(request.index, array) else request.index
-    samples = f"samples {shortened(index)}"
     after = "with the next one"
     here = f"num_workers=0 or, with a seed, loader.replay(epoch={epoch}, batch={batch})"
-    if request.index is None or (isinstance(request.index, list) and None in request.index):
-        samples = "the next samples of its stream"
+    if request.is_of_stream:
         after, here = "without the rest of that worker's stream", "num_workers=0"
     attempts = "once" if failure.kind == STREAM else f"{RETRIES + 1} times"
     where = (
-        f"  It was processing epoch {epoch}, batch {batch}: {samples}.\n"
+        f"  It was processing epoch {epoch}, batch {batch}: {request.samples_shown}.\n"
         f"  The batch was tried {attempts}; the loader continues {after}.\n"
         f"  To reproduce it in this process: {here}.\n"
     )

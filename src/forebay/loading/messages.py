@@ -11,10 +11,12 @@ They pass through processes that do not import torch, so this module does not im
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
+from forebay.errors import shortened
 from forebay.failures import Failure
 from forebay.memory.layout import Slot
 from forebay.memory.packed_batch import PackedBatch
@@ -97,6 +99,19 @@ class BatchRequest(NamedTuple):
     def __str__(self) -> str:
         """Return the batch's name in the log."""
         return f"epoch {self.epoch}, batch {self.batch}"
+
+    @property
+    def is_of_stream(self) -> bool:
+        """Whether it asks for the next samples of an iterable dataset."""
+        return self.index is None or (isinstance(self.index, list) and None in self.index)
+
+    @property
+    def samples_shown(self) -> str:
+        """Its samples, in words."""
+        if self.is_of_stream:
+            return "the next samples of its stream"
+        index = list(self.index) if isinstance(self.index, array) else self.index
+        return f"samples {shortened(index)}"
 
     @property
     def replay_note(self) -> str:

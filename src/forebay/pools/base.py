@@ -13,8 +13,23 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from forebay.failures import Failure
-from forebay.pools.events import Assignment, Event, Job, TaskFailed, WorkerDied, WorkerStarted
-from forebay.pools.worker import TaskQueue, failure_of, perform, serve
+from forebay.pools.events import (
+    Assignment,
+    Event,
+    Job,
+    StacksTaken,
+    TaskFailed,
+    WorkerDied,
+    WorkerStarted,
+)
+from forebay.pools.worker import (
+    STACK_BEGINS,
+    TaskQueue,
+    failure_of,
+    perform,
+    serve,
+    without_our_frames,
+)
 
 # ---- base ----------------------------------------------------------------------------------------
 # The contract of a pool.
@@ -46,6 +61,10 @@ class Pool(ABC):
     @abstractmethod
     def kill(self, incarnation: int) -> None:
         """Kill a worker that hangs; `WorkerDied`, with the stack of the hang, follows."""
+
+    @abstractmethod
+    def take_stacks(self, incarnation: int) -> None:
+        """Have `wait` return `StacksTaken` for a worker that runs on, unless it ends before."""
 
     @abstractmethod
     def stop(self, incarnation: int) -> None:
@@ -105,6 +124,9 @@ class InlinePool(Pool):
 
     def kill(self, incarnation: int) -> None:
         """Do nothing: the worker is the calling thread."""
+
+    def take_stacks(self, incarnation: int) -> None:
+        """Do nothing: while a task runs, nobody can ask."""
 
     def stop(self, incarnation: int) -> None:
         """Close the job."""
@@ -198,10 +220,15 @@ class ThreadPool(Pool):
         abandoned = self._workers.pop(incarnation)
         abandoned.end()
         waited = self._abandoned is not None and self._abandoned(abandoned.thread)
-        frame = sys._current_frames().get(abandoned.thread.ident or 0)
-        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        stack = _stack_of(abandoned.thread)
         failure = Failure("crash", "WorkerDiedError", "the thread was abandoned", stack)
         self._events.put(WorkerDied(incarnation, failure, external=waited))
+
+    def take_stacks(self, incarnation: int) -> None:
+        """Read the stack of the thread."""
+        if incarnation in self._workers:
+            stack = _stack_of(self._workers[incarnation].thread)
+            self._events.put(StacksTaken(incarnation, stack))
 
     def stop(self, incarnation: int) -> None:
         """Put the end into the thread's queue."""
@@ -237,3 +264,15 @@ class ThreadPool(Pool):
                 self._abandoned(worker.thread)
         self._workers.clear()
         self._stopping.clear()
+
+
+def _stack_of(thread: threading.Thread) -> str:
+    """Return where a thread is, in the form of `faulthandler`; "" if it has ended."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:
+        return ""
+    lines = (
+        f'  File "{each.filename}", line {each.lineno} in {each.name}\n'
+        for each in reversed(traceback.extract_stack(frame))
+    )
+    return without_our_frames(f"{STACK_BEGINS}{''.join(lines)}")

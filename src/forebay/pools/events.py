@@ -75,6 +75,13 @@ class WorkerDied(NamedTuple):
     maybe_external: bool = False
 
 
+class StacksTaken(NamedTuple):
+    """What a worker is doing now, innermost call first; "" if it could not be asked."""
+
+    incarnation: int
+    stacks: str
+
+
 class WorkersResized(NamedTuple):
     """The number of workers is to change.
 
@@ -110,6 +117,7 @@ Event = (
     | TaskFailed
     | TasksReturned
     | WorkerDied
+    | StacksTaken
     | WorkersResized
     | AlarmRang
     | ResultsReleased

@@ -34,7 +34,7 @@ from forebay.errors import OptionError, WorkerDiedError
 from forebay.failures import Failure
 from forebay.pools import zygote
 from forebay.pools.base import Pool
-from forebay.pools.events import Assignment, Event, Job, WorkerDied, as_received
+from forebay.pools.events import Assignment, Event, Job, StacksTaken, WorkerDied, as_received
 from forebay.pools.worker import Channel, roomy_pipe
 from forebay.pools.zygote import kill_descendants
 
@@ -484,6 +484,11 @@ class ProcessPool(Pool):
             self._zygote.order(zygote.KILL, incarnation)
             self._owed.add(("exited", incarnation))
 
+    def take_stacks(self, incarnation: int) -> None:
+        """Have the zygote take the worker's stacks."""
+        if self._zygote is not None and incarnation in self._workers:
+            self._zygote.order(zygote.STACKS, incarnation)
+
     def wait(self, timeout: float | None) -> list[Event]:
         """Return the workers' events and deaths."""
         if not self._events:
@@ -624,27 +629,12 @@ class ProcessPool(Pool):
         elif what == "exited":
             code, peak_bytes, stacks = facts
             self.exit_codes[incarnation] = code
-            message, pid = describe_exit(code, peak_bytes), self.pids.get(incarnation)
+            message, pid = zygote.describe_exit(code, peak_bytes), self.pids.get(incarnation)
             failure = Failure("crash", "WorkerDiedError", message, stacks, pid=pid)
             self._report_death(incarnation, WorkerDied(incarnation, failure))
+        elif what == "stacks":
+            if incarnation in self._workers:
+                self._events.append(StacksTaken(incarnation, *facts))
         else:  # refused
             (failure,) = facts
             self._report_death(incarnation, WorkerDied(incarnation, failure))
-
-
-def describe_exit(code: int, peak_bytes: int) -> str:
-    """Describe how a worker ended, and what that usually means."""
-    peak = f"peak memory {peak_bytes / 2**20:,.0f} MiB"
-    if code >= 0:
-        return f"the worker exited with code {code} ({peak}): the function ended its process"
-    try:
-        name, words = signal.Signals(-code).name, signal.strsignal(-code)
-    except ValueError:
-        name, words = f"signal {-code}", "unknown"
-    usual = {
-        "SIGKILL": "usually the machine ran out of memory, or someone killed it",
-        "SIGSEGV": "native code crashed",
-        "SIGBUS": "native code crashed, or a mapped file shrank",
-        "SIGABRT": "native code aborted",
-    }.get(name, "another process sent it that signal")
-    return f"the worker was killed by signal: {words} ({name}; {peak}): {usual}"

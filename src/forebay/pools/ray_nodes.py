@@ -54,14 +54,16 @@ def shipped(thing: Any) -> bytes:
     """Pickle something, with the project's own code in it."""
     import cloudpickle
 
-    already = set(cloudpickle.list_registry_pickle_by_value())
-    mine = [module for module in _project_modules() if module.__name__ not in already]
-    for module in mine:
+    already = cloudpickle.list_registry_pickle_by_value()
+    # By name: `sys.modules` may have a module twice, or under another name than its own only.
+    mine = {module.__name__: module for module in _project_modules()}
+    mine = {name: each for name, each in mine.items() if name in sys.modules.keys() - already}
+    for module in mine.values():
         cloudpickle.register_pickle_by_value(module)
     try:
         return pickled(thing)
     finally:
-        for module in mine:
+        for module in mine.values():
             cloudpickle.unregister_pickle_by_value(module)
 
 
@@ -87,6 +89,8 @@ def _project_modules() -> list[ModuleType]:
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name in ("__main__", "__mp_main__") or not isinstance(file, str):
+            continue
+        if not isinstance(module, ModuleType):  # some packages put an object in their place
             continue
         path = Path(file).resolve()
         is_installed = any(path.is_relative_to(folder) for folder in installed)
@@ -212,6 +216,8 @@ class Host:
                     self._send(pool, payload)
                 case "kill":
                     pool.kill(payload)
+                case "stacks":
+                    pool.take_stacks(payload)
                 case "stop":
                     pool.stop(payload)
                     self._forget(payload)

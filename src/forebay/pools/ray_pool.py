@@ -36,6 +36,7 @@ from forebay.pools.base import Pool
 from forebay.pools.events import (
     Assignment,
     Event,
+    StacksTaken,
     TaskFailed,
     TaskFinished,
     WorkerDied,
@@ -232,6 +233,14 @@ class RayPool(Pool):
             self._hosts[number].hanging.add(incarnation)
             self._hosts[number].kill_at = time.monotonic() + KILL_S
             self._order(number, "kill", incarnation)
+
+    def take_stacks(self, incarnation: int) -> None:
+        """Order the host to take the stacks of its worker; one without a host waits for room."""
+        if incarnation in self._members:
+            self._order(self._members[incarnation], "stacks", incarnation)
+        elif self._waiting:
+            why = why_waiting(self._nodes, self._need, len(self._waiting))
+            self._messages.put(Message(None, [StacksTaken(incarnation, why)]))
 
     def stop(self, incarnation: int) -> None:
         """Order the worker's host to stop it; a worker that waits for room is no longer wanted."""

@@ -61,6 +61,20 @@ def failure_of(error: BaseException, kind: str = "exception") -> Failure:
     return Failure(kind, type(error).__name__, message_of(error), text, exception=error)
 
 
+# How `faulthandler` begins the stack of the thread that it was called in.
+STACK_BEGINS = "Current thread (most recent call first):\n"
+
+
+def without_our_frames(stacks: str) -> str:
+    """Remove the frames outside the job from stacks of `faulthandler`."""
+    kept, ours = [], False
+    for line in stacks.splitlines(keepends=True):
+        ours = line.startswith("  ") and (ours or "/pools/worker.py" in line)
+        if not ours:
+            kept.append(line)
+    return "".join(kept)
+
+
 class TaskQueue(queue.SimpleQueue[Sequence[Assignment] | None]):
     """Tasks from another thread; None is their end."""
 

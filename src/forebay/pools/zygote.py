@@ -38,7 +38,7 @@ from forebay.base.memory_files import memory_file
 from forebay.base.process import OOM_AFTER_WORKERS, die_when_memory_runs_out
 from forebay.failures import Failure
 from forebay.pools.events import Assignment, Event, Job, TaskFailed, TaskFinished, as_sent
-from forebay.pools.worker import Channel, failure_of, portable, serve
+from forebay.pools.worker import Channel, failure_of, portable, serve, without_our_frames
 
 # ---- linux ---------------------------------------------------------------------------------------
 # Linux calls that tie processes together.
@@ -116,7 +116,7 @@ def _prctl(option: int, value: int) -> None:
 # Orders from the driver, all of one size: what, incarnation, worker ID, seconds. "start" carries
 # the worker's ends of its channel.
 ORDER = struct.Struct("!BxxxIId")
-START, KILL, CLOSE = range(3)
+START, KILL, CLOSE, STACKS = range(4)
 
 # How long a worker that will be killed has to write its stacks, and how often it is given that time
 # if it has not begun to: a busy machine may not have let it.
@@ -131,18 +131,46 @@ class _Child:
         self.incarnation = incarnation
         self.stacks = stacks  # descriptor of the file that faulthandler writes to
         self.kill_at: float | None = None
+        self.stacks_at: float | None = None  # when to read the stacks that it was asked for
         self.waits = 0  # for its stacks
+        self._read = 0  # bytes of its stacks
 
     def take_due(self, now: float) -> bool:
         """Return, once, whether to kill it now; while it has written no stacks, give it time."""
         if self.kill_at is None or self.kill_at > now:
             return False
         self.waits += 1
-        if self.waits < STACKS_WAITS and not os.fstat(self.stacks).st_size:
+        if self.waits < STACKS_WAITS and os.fstat(self.stacks).st_size == self._read:
             self.kill_at = now + STACKS_S
             return False
         self.kill_at = None
         return True
+
+    def ask(self, pid: int, now: float) -> None:
+        """Ask it for its stacks, unless the signal would end it."""
+        self.waits = STACKS_WAITS
+        if _catches(pid, signal.SIGUSR1):
+            self.waits = 0
+            os.kill(pid, signal.SIGUSR1)  # faulthandler writes them
+        self.stacks_at = now + STACKS_S
+
+    def take_stacks(self, now: float) -> str | None:
+        """Return, once, the stacks that it was asked for; None while they are not there."""
+        if self.stacks_at is None or self.stacks_at > now:
+            return None
+        self.waits += 1
+        if self.waits < STACKS_WAITS and os.fstat(self.stacks).st_size == self._read:
+            self.stacks_at = now + STACKS_S
+            return None
+        self.stacks_at = None
+        return self.new_stacks()
+
+    def new_stacks(self) -> str:
+        """Return the last part of the stacks that were not read before."""
+        first, size = self._read, os.fstat(self.stacks).st_size
+        self._read = size
+        data = os.pread(self.stacks, STACKS_BYTES, max(size - STACKS_BYTES, first))
+        return without_our_frames(data.decode(errors="replace"))
 
 
 def run(
@@ -210,7 +238,8 @@ class _Zygote:
             arrivals.register(descriptor, select.POLLIN)
         while True:
             now = time.monotonic()
-            due = [child.kill_at for child in self._children.values() if child.kill_at is not None]
+            times = ((each.kill_at, each.stacks_at) for each in self._children.values())
+            due = [at for pair in times for at in pair if at is not None]
             if self._closing_at is not None:
                 due.append(self._closing_at)
             timeout = max(min(due) - now, 0.0) * 1000 if due else None
@@ -227,6 +256,8 @@ class _Zygote:
                 if child.take_due(now):
                     kill_descendants(pid)
                     _kill_group(pid)
+                elif (stacks := child.take_stacks(now)) is not None:
+                    self._driver.send(("stacks", child.incarnation, stacks))
             if self._closing_at is not None and (not self._children or self._closing_at <= now):
                 break
 
@@ -254,8 +285,12 @@ class _Zygote:
         elif what == KILL:
             for pid, child in self._children.items():
                 if child.incarnation == incarnation and child.kill_at is None:
-                    child.kill_at = time.monotonic() + STACKS_S
+                    child.waits, child.kill_at = 0, time.monotonic() + STACKS_S
                     os.kill(pid, signal.SIGUSR1)  # faulthandler writes the stacks
+        elif what == STACKS:
+            for pid, child in self._children.items():
+                if child.incarnation == incarnation and child.kill_at is None:
+                    child.ask(pid, time.monotonic())
         else:
             self._closing_at = time.monotonic() + seconds
         return True
@@ -313,7 +348,8 @@ class _Zygote:
             _kill_group(pid)  # the processes that it started; its ID is not reused yet
         _, status, usage = os.wait4(pid, 0)
         if child is not None:
-            stacks = _read_end(child.stacks)
+            stacks = child.new_stacks()
+            os.close(child.stacks)
             code = os.waitstatus_to_exitcode(status)
             self._driver.send(("exited", child.incarnation, code, usage.ru_maxrss * 1024, stacks))
 
@@ -380,22 +416,12 @@ def flush_streams() -> None:
             stream.flush()
 
 
-def _read_end(descriptor: int) -> str:
-    """Return the last part of a scratch file as a string, and close it."""
-    size = os.fstat(descriptor).st_size
-    data = os.pread(descriptor, STACKS_BYTES, max(size - STACKS_BYTES, 0))
-    os.close(descriptor)
-    return _without_our_frames(data.decode(errors="replace"))
-
-
-def _without_our_frames(stacks: str) -> str:
-    """Remove the frames outside the job: the worker's loop and its callers."""
-    kept, ours = [], False
-    for line in stacks.splitlines(keepends=True):
-        ours = line.startswith("  ") and (ours or "/pools/worker.py" in line)
-        if not ours:
-            kept.append(line)
-    return "".join(kept)
+def _catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/status") as file:
+        caught = next((line for line in file if line.startswith("SigCgt:")), "SigCgt: 0")
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def _kill_group(pid: int) -> None:
@@ -404,3 +430,21 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)  # it has not created its group yet
+
+
+def describe_exit(code: int, peak_bytes: int) -> str:
+    """Describe how a worker ended, and what that usually means."""
+    peak = f"peak memory {peak_bytes / 2**20:,.0f} MiB"
+    if code >= 0:
+        return f"the worker exited with code {code} ({peak}): the function ended its process"
+    try:
+        name, words = signal.Signals(-code).name, signal.strsignal(-code)
+    except ValueError:
+        name, words = f"signal {-code}", "unknown"
+    usual = {
+        "SIGKILL": "usually the machine ran out of memory, or someone killed it",
+        "SIGSEGV": "native code crashed",
+        "SIGBUS": "native code crashed, or a mapped file shrank",
+        "SIGABRT": "native code aborted",
+    }.get(name, "another process sent it that signal")
+    return f"the worker was killed by signal: {words} ({name}; {peak}): {usual}"

@@ -103,7 +103,8 @@ def preprocess(
             function that waits for a network or a disk, and can be called by several threads; it
             must not change the working directory. The outputs are the same. None is 1. Not with
             `num_workers=0` or `backend="thread"`.
-        timeout: Seconds one input may take; then its worker is killed and its stack recorded.
+        timeout: Seconds one input may take; then its worker is killed and its stack recorded. With
+            or without it, a warning says once where a worker is if nothing comes for a minute.
         retries: How often an input that failed is tried again; None for 1, or for 0 where the
             first failure ends the run.
         on_error: "skip" records failures and continues; "raise" stops at the first and raises the

@@ -142,6 +142,8 @@ MAX_BYTES = 256 * 2**20
 # The most tasks sent in one message, if inputs take little time.
 MAX_GROUP = 2048
 LOOKAHEAD = 8192
+# How long nothing may come from ranges of samples before a warning: one may take minutes.
+RANGE_S = 600.0
 # How long to collect answers while every worker has more to do.
 COLLECT_S = 0.01
 
@@ -193,6 +195,19 @@ def _name_of(payload: tuple[str | None, ...]) -> str:
     """Return what the log calls an input: its path, its row, or its index."""
     source, row, *_ = payload
     return source or row or ""
+
+
+def _advice_if_stuck(pool: Pool, _payload: object) -> list[str]:
+    """Return what to do about a worker that does not finish an input."""
+    threads = (
+        "Modules are imported before the workers are forked, so threads that they start at import "
+        "do not run there.",
+        "If that line waits for one of these, start it within the function.",
+    )
+    return [
+        *(() if isinstance(pool, ThreadPool) else threads),
+        "If it may take that long, nothing is wrong; timeout= ends an input that takes longer.",
+    ]
 
 
 # ---- session -------------------------------------------------------------------------------------
@@ -420,7 +435,14 @@ class Session:
             max_suspects=1 if options.stops_at_first_failure else 64,
         )
         payloads = _payloads(todo, progress, budget, self._kind)
-        engine = Engine(pool, limits, payloads, name_of=_name_of)
+        engine = Engine(
+            pool,
+            limits,
+            payloads,
+            name_of=_name_of,
+            advice=partial(_advice_if_stuck, pool),
+            silent_s=None if progress.unit == "input" else RANGE_S,
+        )
         trace.longest_task, trace.at_once = engine.longest_task, options.at_once
         commits = Commits(self.ledger, self.folder)
         committed, record_s = 0, 0.0

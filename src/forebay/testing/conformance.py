@@ -21,6 +21,7 @@ from forebay.pools.events import (
     Assignment,
     Event,
     Job,
+    StacksTaken,
     TaskFailed,
     TaskFinished,
     TasksReturned,
@@ -253,6 +254,24 @@ class PoolTests:
                 gate.open()  # let the abandoned thread end
         assert isinstance(death, WorkerDied)
         assert "in wait" in death.failure.traceback
+
+    def test_a_worker_says_where_it_is_and_runs_on(self, tmp_path: Any) -> None:
+        """`take_stacks` is followed by the calls of its task, twice if it is asked twice."""
+        if not self.can_kill:
+            pytest.skip("a worker here runs in the thread that would ask")
+        gate = Gate(tmp_path)
+        with self.running() as pool:
+            pool.send(0, [Assignment(0, 1, ("gate", gate))])
+            gate.wait_reached()
+            for _ in range(2):
+                pool.take_stacks(0)
+                (taken,) = self.collect(pool)
+                assert isinstance(taken, StacksTaken)
+                assert taken.incarnation == 0
+                assert taken.stacks.count("in wait\n") == 1, taken.stacks
+                assert "in serve" not in taken.stacks
+            gate.open()
+            self.collect(pool, lambda events: any(type(each) is TaskFinished for each in events))
 
     def test_closing_does_not_wait_for_a_hang(self, tmp_path: Any) -> None:
         """`close` returns although a worker is in the middle of a task that never ends."""
