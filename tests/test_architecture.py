@@ -43,7 +43,10 @@ PURE = (
     "devices/flow",
     *(
         f"observe/{name}"
-        for name in ("simulation", "recorded_work", "causes", "diagnosis", "figures")
+        for name in (
+            *("simulation", "recorded_work", "causes", "diagnosis", "figures"),
+            "processor_time",
+        )
     ),
     "base/formatting",
     "caching/fetch_policy",

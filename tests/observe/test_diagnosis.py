@@ -366,6 +366,15 @@ def test_threads_of_libraries_are_named():
     assert told(STEPS, workers(2), 0.09, cpu=0.3, threads=0.7, idle=0.8).cause == "workers"
 
 
+def test_one_thread_that_a_worker_waits_for_is_none_too_many():
+    """As in Arrow's pool of one thread: the worker and it compute by turns."""
+    setup = replace(workers(2), cores=2)
+    found = told(STEPS, setup, 0.09, cpu=0.3, queued=0.05, threads=0.6)
+    assert "threads of their own" not in str(found)
+    assert "OMP_NUM_THREADS" not in str(found)
+    assert found.cause == "cpu"
+
+
 class Threaded(Dataset):
     """Samples that are computed in two more threads, as a library would."""
 
@@ -683,6 +692,10 @@ def test_a_crowded_machine_is_not_told_as_a_loader_that_is_too_small(buffer, tai
     found = diagnose(*crowded(idle=0.02, trainer_cpu=0.3, tail=tail), setup)
     assert (found.cause, found.advice, found.expected_rate) == ("contention", {}, None)
     assert "other programs use the rest" in str(found)
+    # The same where the system does not tell how idle the cores are, and workers wait for them.
+    found = diagnose(*crowded(cpu=0.1, queued=0.88, tail=tail), setup)
+    assert (found.cause, found.advice, found.expected_rate) == ("contention", {}, None)
+    assert "Workers wait for a core 88% of the time that they spend on batches" in str(found)
     # Where the cores are not known to be busy, nobody else is blamed.
     found = diagnose(*crowded(idle=0.6, trainer_cpu=0.3, tail=tail), setup)
     assert (found.cause, found.advice) == ("unknown", {})

@@ -34,18 +34,22 @@ BUSY = RunTimes(
         ({}, "cpu", "used 3.8 of 4 cores"),
         ({}, "cpu", "no number of workers helps. Spend less on each input"),
         (
-            {"threads_s": 19.0},
+            {"threads_s": 19.0, "queued_s": 19.0},
             "cpu",
             "4 cores: libraries compute in threads of their own, for 50% of the processor time",
         ),
-        ({"threads_s": 19.0}, "cpu", "start no threads in the function."),
-        ({"threads_s": 15.0, "queued_s": 12.0, "cpu_s": 25.0}, "cpu", "2.5 of 4 cores: libraries"),
+        ({"threads_s": 19.0, "queued_s": 19.0}, "cpu", "start no threads in the function."),
+        ({"threads_s": 15.0, "queued_s": 20.0, "cpu_s": 25.0}, "cpu", "2.5 of 4 cores: libraries"),
+        # One thread each that the worker waits for, as Arrow's, is none beyond the cores.
+        ({"threads_s": 19.0}, "cpu", "no number of workers helps. Spend less on each input"),
+        ({"threads_s": 10.0, "queued_s": 1.0}, "cpu", "no number of workers helps. Spend less"),
         (
             {"queued_s": 20.0, "cpu_s": 16.0},
             "contention",
             "used 1.6 of 4 cores, and waited for a core for 51% of their work: other programs",
         ),
-        ({"queued_s": 20.0, "cpu_s": 16.0, "threads_s": 8.0}, "cpu", "for 50% of the processor"),
+        ({"queued_s": 30.0, "cpu_s": 16.0, "threads_s": 8.0}, "cpu", "for 50% of the processor"),
+        ({"queued_s": 20.0, "cpu_s": 16.0, "threads_s": 8.0}, "contention", "51% of their work"),
         ({"queued_s": 6.0, "cpu_s": 3.0}, "storage", "for 77% of their work"),
         (
             {"system_s": 30.0, "faults": 5_000_000},

@@ -9,58 +9,11 @@ from typing import Literal, NamedTuple
 
 from forebay.base.formatting import byte_size, counted, duration, short_number
 from forebay.errors import shortened
+from forebay.observe.processor_time import system_time
 from forebay.observe.record import SlowSample
 from forebay.observe.recorded_work import GAIN, SHARED_RATE, Change, SimulatedLoader
 from forebay.observe.simulation import Setup, SimulationResult
 from forebay.options import AutoWorkers
-
-# ---- system time ---------------------------------------------------------------------------------
-# What the system spends the processor time of workers on, and what helps. PURE.
-#
-# page faults     memory that is taken from the system, which clears it first; mapped files
-# system calls    reading from the page cache, opening files, starting programs
-
-# The system is the cause if it takes this share of the processor time.
-LARGE_SHARE = 0.5
-# A page fault takes less: 1 to 8 us were measured, and pages of 2 MiB take longer. Where there are
-# fewer faults, the system does something else.
-LONGEST_FAULT_S = 200e-6
-
-
-def system_time(
-    system_s: float, cpu_s: float, faults: float, *, of: str, keeps_freed: bool
-) -> tuple[str, str] | None:
-    """Return what the system did in most of workers' processor time, and a remedy, or None."""
-    if system_s < LARGE_SHARE * cpu_s or cpu_s <= 0.0:
-        return None
-    took = (
-        f"The system takes {min(system_s / cpu_s, 1.0):.0%} of the workers' processor time, "
-        f"{duration(system_s)} {of}"
-    )
-    if system_s > LONGEST_FAULT_S * faults:
-        return (
-            f"{took}, for calls such as reading and opening files or starting programs.",
-            "Read fewer and larger parts, and keep files open; forebay.cache() has samples in "
-            "large files that are mapped",
-        )
-    why = (
-        f"{took}, for {faults:,.0f} page faults: memory that was given back to the system is taken "
-        "and cleared again, or a mapped file is read."
-    )
-    if keeps_freed:
-        return (
-            why,
-            "Reuse arrays, for example with out=, or make each smaller than 32 MiB: a worker keeps "
-            "the memory of those for the next ones, unless LD_PRELOAD loads another allocator",
-        )
-    return (
-        why,
-        "Use workers that are processes: they keep the memory of arrays below 32 MiB for the next "
-        "ones. Or reuse arrays, for example with out=",
-    )
-
-
-# ---- causes --------------------------------------------------------------------------------------
 
 Cause = Literal[
     "healthy",
@@ -108,8 +61,11 @@ WORKERS_PER_CORE = 8
 FITTING = 0.8
 # Python code in threads, with the trainer, does not use much more than one core.
 ONE_CORE = 0.8
-# Threads of libraries are the cause if they use that much processor time, as a share of a batch's.
+# Threads of libraries are the cause if they use that much processor time, as a share of a batch's,
+# beside the worker: one thread that it waits for is none too many.
 LIBRARY_THREADS = 0.25
+# Waiting for a core is the cause if it takes that share of the time that workers spend on batches.
+QUEUEING_WORKERS = 0.5
 # A bucket is the limit if requests are under way for so large a share of the time.
 BUSY_BUCKET = 0.8
 # Other programs are the cause if they lengthen processor time by this factor.
@@ -178,6 +134,7 @@ class Causes:
             yield self._uneven_storage()
             yield self._busy_cores()
             yield self._crowded()
+            yield self._queueing()
             if self._setup.is_sliced:
                 yield self._in_trainer()
             why = f"batches take so little that waits of {present.wait_share:.1%} were expected"
@@ -511,7 +468,7 @@ class Causes:
     def _library_threads(self) -> Finding | None:
         """Handle workers whose libraries compute in more threads than there are cores for."""
         recorded, setup = self._recorded, self._setup
-        if setup.cores is None or recorded.threads_s < LIBRARY_THREADS * recorded.batch_s:
+        if setup.cores is None or recorded.extra_threads_s < LIBRARY_THREADS * recorded.batch_s:
             return None
         if self._has_idle_cores:
             return None
@@ -546,6 +503,25 @@ class Causes:
             ),
         )
 
+    def _queueing(self) -> Finding | None:
+        """Handle workers that wait for a core most of the time, by the cores that are theirs."""
+        cores, recorded = self._setup.cores, self._recorded
+        if cores is None or self._has_idle_cores:
+            return None
+        used = min(self._cores_used, cores)
+        return Finding(
+            "contention",
+            f"Workers wait for a core {recorded.queued_s / max(recorded.batch_s, 1e-9):.0%} of the "
+            f"time that they spend on batches, although {self._setup.consumer} and its workers use "
+            f"{used:.1f} of {_cores(self._setup)}: other programs, or a limit of processor time, "
+            "take the rest.",
+            remedy=STOP_OTHERS,
+            claims=(
+                Claim(recorded.queued_s, QUEUEING_WORKERS * recorded.batch_s),
+                Claim(BUSY_CORES * cores, used),
+            ),
+        )
+
     def _too_few_cores(self) -> Finding:
         recorded, setup, needed = self._recorded, self._setup, self._simulated.cores_needed
         both = f"{sentence_case(setup.consumer)} and its workers"
@@ -575,8 +551,10 @@ class Causes:
 
     @property
     def _cores_used(self) -> float:
-        """How many cores training and its workers use."""
-        return (self._recorded.cpu_s + self._simulated.trainer_cpu_s) * self._recorded.rate
+        """How many cores training and its workers use, with the threads of libraries."""
+        recorded = self._recorded
+        used_s = recorded.core_s + recorded.extra_threads_s + self._simulated.trainer_cpu_s
+        return used_s * recorded.rate
 
     @property
     def _is_disturbed(self) -> bool:

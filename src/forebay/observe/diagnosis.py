@@ -24,9 +24,9 @@ from forebay.observe.causes import (
     Causes,
     Finding,
     sentence_case,
-    system_time,
 )
 from forebay.observe.figures import numbers_in
+from forebay.observe.processor_time import extra_threads_s, system_time
 from forebay.observe.record import MadeRecord, SlowSample, StepRecord
 from forebay.observe.recorded_work import MOST_CONCURRENCY, SimulatedLoader, recorded_work
 from forebay.observe.simulation import Setup
@@ -247,7 +247,8 @@ def _cause(times: RunTimes, elapsed_s: float, idle: float) -> tuple[Cause, str]:
     is_busy = used >= BUSY_CORES * times.cores
     waits_for_core = times.queued_s >= QUEUED_SHARE * times.busy_s
     own_s = times.cpu_s - times.threads_s
-    if (is_busy or waits_for_core) and times.threads_s >= LIBRARY_THREADS * own_s:
+    extra_s = extra_threads_s(times.threads_s, times.busy_s, own_s, times.queued_s)
+    if (is_busy or waits_for_core) and extra_s >= max(LIBRARY_THREADS * own_s, 1e-9):
         share = times.threads_s / max(times.cpu_s, 1e-9)
         return "cpu", (
             f"{use}: libraries compute in threads of their own, "

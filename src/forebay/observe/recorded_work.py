@@ -13,6 +13,7 @@ from statistics import fmean, median
 from typing import Any
 
 from forebay.base.formatting import byte_unit, counted
+from forebay.observe.processor_time import extra_threads_s
 from forebay.observe.record import MadeRecord, StepRecord
 from forebay.observe.simulation import (
     Arrangement,
@@ -68,6 +69,17 @@ class RecordedWork:
     most_ready: int = 0  # batches, when the trainer asked for one
     slow_batch_s: float = 0.0  # of the slowest tenth
     quick_step_s: float = 0.0  # of the faster half
+
+    @property
+    def extra_threads_s(self) -> float:
+        """Processor time of other threads of a worker for one batch, beside its own thread."""
+        used = extra_threads_s(self.threads_s, self.batch_s, self.cpu_s, self.queued_s)
+        return max(used, 0.0)
+
+    @property
+    def core_s(self) -> float:
+        """How long a worker uses one core for one batch: its thread, and those it waits for."""
+        return self.cpu_s + self.threads_s - self.extra_threads_s
 
     @property
     def other_s(self) -> float:
@@ -303,11 +315,11 @@ class SimulatedLoader:
         self._is_tiny = recorded.batch_s < TINY_S
         self._work = recorded.work
         is_inside = setup.backend == "thread" or not setup.num_workers or setup.is_sliced
-        inside_s = recorded.cpu_s if is_inside else 0.0
+        inside_s = recorded.core_s if is_inside else 0.0
         self.trainer_cpu_s = max(recorded.trainer_cpu_s - inside_s, 0.0)
         self.disturbance = 1.0
-        if not setup.is_sliced and recorded.cpu_s > 0.0:
-            measured = (recorded.cpu_s + recorded.queued_s) / recorded.cpu_s
+        if not setup.is_sliced and recorded.core_s > 0.0:
+            measured = (recorded.core_s + recorded.queued_s) / recorded.core_s
             self.disturbance = max(1.0, measured / self._stretched(max(setup.num_workers, 1)))
         self._arrangement = self._arranged(setup)
         self.depth = self._arrangement.depth
@@ -342,7 +354,7 @@ class SimulatedLoader:
         recorded, cores, result = self.recorded, self.setup.cores, change.result
         if result.wait_share < 0.1:
             return f"{self.setup.step} is the limit"
-        used = (recorded.cpu_s + self.trainer_cpu_s) * result.rate
+        used = (recorded.core_s + self.trainer_cpu_s) * result.rate
         if cores is not None and used > 0.85 * cores:
             return f"the {counted(cores, 'core')} {'is' if cores == 1 else 'are'} the limit"
         still = "still " * (result.wait_share < recorded.wait_share)
@@ -351,7 +363,7 @@ class SimulatedLoader:
     @property
     def cores_needed(self) -> float:
         """How many cores training would use if it did not wait."""
-        return (self.recorded.cpu_s + self.trainer_cpu_s) / max(self.recorded.step_s, 1e-9)
+        return (self.recorded.core_s + self.trainer_cpu_s) / max(self.recorded.step_s, 1e-9)
 
     # ---- changes -------------------------------------------------------------------------------
 
@@ -472,7 +484,7 @@ class SimulatedLoader:
 
     def _within_cores(self, result: SimulationResult) -> SimulationResult:
         """Return a result limited to the processor time that the cores can give."""
-        cpu_s, cores = self.recorded.cpu_s + self.trainer_cpu_s, self.setup.cores
+        cpu_s, cores = self.recorded.core_s + self.trainer_cpu_s, self.setup.cores
         if cores is None or result.rate * cpu_s <= cores:
             return result
         share = (1.0 - result.wait_share) * cores / (cpu_s * result.rate)
@@ -481,15 +493,15 @@ class SimulatedLoader:
     def _stretched(self, num_workers: int) -> float:
         """Return by what factor the loader's own processes lengthen processor time."""
         recorded, cores = self.recorded, self.setup.cores
-        if cores is not None and recorded.cpu_s > 0.0:  # where all are used, training uses a part
-            cores *= recorded.cpu_s / (recorded.cpu_s + self.trainer_cpu_s)
-        return stretched(num_workers, cores, recorded.cpu_s, recorded.other_s)
+        if cores is not None and recorded.core_s > 0.0:  # where all are used, training uses a part
+            cores *= recorded.core_s / (recorded.core_s + self.trainer_cpu_s)
+        return stretched(num_workers, cores, recorded.core_s, recorded.other_s)
 
     def _batches(self, num_workers: int, disturbance: float | None = None) -> list[float]:
         """Return the seconds of each batch if this many workers are all busy."""
         recorded = self.recorded
         factor = self.disturbance if disturbance is None else disturbance
-        cpu_s = recorded.cpu_s * self._stretched(num_workers) * factor
+        cpu_s = recorded.core_s * self._stretched(num_workers) * factor
         change = (recorded.other_s + cpu_s) / max(recorded.batch_s, 1e-9)
         return [seconds * change for seconds in self._work.batch_s]
 
