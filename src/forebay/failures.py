@@ -25,7 +25,7 @@ from forebay.errors import FailuresError, ForebayError, printable, without_crede
 MAX_KEPT = 1000
 MAX_TRACED = 100
 # The attributes that are stored: by the ledger, and in the records of ranges of samples.
-_STORED = ("source", "kind", "error", "message", "traceback")
+_STORED = ("source", "kind", "error", "message", "traceback", "sample")
 # Characters of a message and of a traceback: an exception's message may contain a whole array.
 MAX_TEXT = 32_768
 # Examples of a group of failures, and characters of the line by which messages are compared.
@@ -46,12 +46,14 @@ class Failure(NamedTuple):
         error: Type of the error, such as "ValueError".
         message: The error's message, one or more lines; if it is too long, its middle is omitted.
         traceback: The user's frames, or the stack of a hang or a crash, shortened too; "" if none.
-        source: What failed: an input's path, a manifest row as JSON, or a sample's index.
+        source: What failed: an input's path, a manifest row as JSON, a sample's name, or the index
+            of a sample without one.
         epoch: Epoch of the sample, from 0; None for anything but a loader's sample.
         batch: Number of the sample's batch in the epoch, from 0; None for anything else.
         attempts: Number of attempts.
         seconds: Duration of the last attempt.
         pid: Number of the worker process that died; None for anything else.
+        sample: Index of a sample that has a name; None for anything else.
         exception: The exception itself, if it is known and could be sent between processes.
     """
 
@@ -65,6 +67,7 @@ class Failure(NamedTuple):
     attempts: int = 1
     seconds: float = 0.0
     pid: int | None = None
+    sample: int | None = None
     exception: BaseException | None = None
 
     @classmethod
@@ -80,8 +83,12 @@ class Failure(NamedTuple):
 
     @property
     def index(self) -> Any:
-        """The sample's index, if a sample failed: the same as `source`."""
-        return self.source
+        """The sample's index, if a sample failed: the same as `source` if it has no name."""
+        return self.source if self.sample is None else self.sample
+
+    def named(self, name: str | None) -> Self:
+        """Return the failure of a sample with its name, if it has one."""
+        return self if name is None else self._replace(source=name, sample=self.index)
 
     def __eq__(self, other: object) -> bool:
         """Compare all but the exception: one that was sent between processes is another object."""
@@ -116,8 +123,9 @@ def failure_to_json(failure: Failure) -> dict[str, Any]:
 
 def failure_from_json(found: Mapping[str, Any]) -> Failure:
     """Return the failure that `failure_to_json` stored."""
-    known = {name: str(found[name]) for name in _STORED[1:] if name in found}
-    return Failure(**{"message": ""} | known, source=found.get("source"))  # type: ignore[arg-type]
+    known = {name: str(found[name]) for name in _STORED[1:-1] if name in found}
+    sample = None if found.get("sample") is None else int(found["sample"])
+    return Failure(**{"message": ""} | known, source=found.get("source"), sample=sample)  # type: ignore[arg-type]
 
 
 class FailureLog:

@@ -17,6 +17,7 @@ from same import assert_same
 from torch.utils.data import default_collate
 
 import forebay
+from forebay.base.earlier_rows import EarlierRows
 from forebay.caching import arrow_shards
 from forebay.caching.arrow_shards import ShardWork
 from forebay.caching.columns import CachePlan, spec_of
@@ -240,7 +241,8 @@ def test_the_message_of_a_shard_names_the_first_samples_and_counts_the_others(tm
         raise failed.get(index, ValueError("bad\nindeed"))
 
     node, spec = structure_of(1), spec_of(1)
-    work = ShardWork(Made(fail, 22_000), CachePlan(22_000, 22_000, node, [spec]), tmp_path)
+    plan = CachePlan(22_000, 22_000, node, [spec])
+    work = ShardWork(Made(fail, 22_000), plan, tmp_path, EarlierRows(), lambda _: None)
     with pytest.raises(forebay.FailuresError) as caught:
         work({"first": 0, "count": 22_000}, SimpleNamespace(file=tmp_path.joinpath))
     text = str(caught.value)

@@ -339,6 +339,11 @@ class Store:
             return True
         return False
 
+    def copy(self, name: str, other: str) -> None:
+        """Copy a file within the store."""
+        with self._in_words("copied", name=name):
+            self._system.cp_file(self._key(name), self._key(other))
+
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; it is not an error if some are gone already."""
         from fsspec.core import has_magic
@@ -530,6 +535,16 @@ def fetched(url: str) -> Iterator[Path]:
             yield path
     except NoInputError as error:
         raise InputError(f"{url} does not exist") from error
+
+
+@contextmanager
+def local_file(location: str) -> Iterator[Path]:
+    """Yield the local path of a file, which is downloaded for the block if it is a URL's."""
+    if not is_url(location):
+        yield Path(location)
+        return
+    with fetched(location) as path:
+        yield path
 
 
 def _existing(path: Path, source: str) -> Path:

@@ -24,6 +24,8 @@ TABLE_FORMATS = ("parquet", "csv", "jsonl")
 # forebay's own folder inside every output folder, and the staging folder in it.
 PRIVATE = ".forebay"
 STAGING = f"{PRIVATE}/staging"
+# Where files of an earlier run stay that others are made from.
+EARLIER = f"{PRIVATE}/earlier"
 _IN_STAGING = f"{STAGING}/"
 
 

@@ -17,7 +17,7 @@ import struct
 from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ import torch
 
 from forebay.base.arrow_arrays import array_of, array_of_numpy
 from forebay.base.datasets import OwnedGenerators
-from forebay.base.files import Folder, open_regular
+from forebay.base.earlier_rows import EarlierRows, Taken
+from forebay.base.files import Folder, local_file, open_regular
 from forebay.base.formatting import counted
 from forebay.base.process import descriptor_path
 from forebay.base.randomness import seed_generators, seed_of_text
@@ -101,7 +102,8 @@ class Shard:
             if header["format"] != FORMAT:
                 raise InputError(f"it has format {header['format']}; this forebay reads {FORMAT}")
             self.specs = [columns.from_json(spec) for spec in header["columns"]]
-            names = names_of(layout.from_json(header["structure"]))
+            self.structure = layout.from_json(header["structure"])
+            names = names_of(self.structure)
             if self._reader.schema != schema_of(names, self.specs):
                 raise InputError("its columns are not those that it describes")
             record_batches(self._map.data)  # refuses compressed ones
@@ -478,7 +480,10 @@ class ShardWriter:
 
     def add(self, sample: Any) -> None:
         """Append a sample."""
-        leaves = leaves_of(self._structure, sample)
+        self.add_leaves(leaves_of(self._structure, sample))
+
+    def add_leaves(self, leaves: list[Any]) -> None:
+        """Append a sample, given its leaves."""
         specs = specs_of(self._names, leaves)
         if specs != self.specs:
             specs = wider(self._names, self.specs, specs)
@@ -534,10 +539,23 @@ MOST_TEXT = 1000
 
 
 class ShardWork:
-    """Makes one shard, for rows of "first" and "count"."""
+    """Makes one shard, for rows of "first" and "count".
 
-    def __init__(self, dataset: Any, plan: CachePlan, marks: Path) -> None:
+    Args:
+        earlier: Which samples are taken over from shards of an earlier run.
+        name_of: Returns the name of a sample; None if it has none.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        plan: CachePlan,
+        marks: Path,
+        earlier: EarlierRows,
+        name_of: Callable[[int], str | None],
+    ) -> None:
         self._dataset, self._plan, self._marks = dataset, plan, marks
+        self._earlier, self._name_of = earlier, name_of
         self._owned: OwnedGenerators | None = None  # found in the worker
         self._has_read = False
 
@@ -551,15 +569,20 @@ class ShardWork:
         path = out.file(shard_name(first // plan.per_shard))
         with (
             _marked(self._marks / str(first)) as mark,
+            earlier_leaves(self._earlier.taken(first, row["count"]), plan.structure) as leaves_at,
             ShardWriter(path, plan.structure, list(plan.specs), first) as writer,
         ):
             for index in range(first, first + row["count"]):
+                leaves = leaves_at(index)
+                if leaves is not None:
+                    writer.add_leaves(leaves)
+                    continue
                 mark(index)
                 error = self._add(index, writer)
                 if error is not None:
                     failed, cause = failed + 1, cause or error
                     if failed <= MOST_DESCRIBED:
-                        failures.append(sample_failure(index, error))
+                        failures.append(sample_failure(index, error).named(self._name_of(index)))
         if failed:
             more = failed - len(failures)
             lines = [*map(line_of, failures), *[f"and {more} more of this shard"] * (more > 0)]
@@ -590,6 +613,26 @@ class ShardWork:
         except MisfitError as error:
             return error
         return None
+
+
+@contextmanager
+def earlier_leaves(
+    taken: Sequence[Taken], structure: Node
+) -> Iterator[Callable[[int], list[Any] | None]]:
+    """Yield what returns the leaves of a sample that an earlier shard has; None for another one."""
+    places: dict[int, tuple[Shard, int]] = {}
+    with ExitStack() as stack:
+        for each in taken:
+            shard = Shard(stack.enter_context(local_file(each.location)))
+            if shard.structure == structure:
+                rows = zip(each.indices, each.rows, strict=True)
+                places.update((index, (shard, row)) for index, row in rows if row < len(shard))
+
+        def leaves(index: int) -> list[Any] | None:
+            shard, row = places.get(index, (None, 0))
+            return None if shard is None else shard.leaves(row)
+
+        yield leaves
 
 
 def record_of(path: Path, writer: ShardWriter) -> dict[str, Any]:

@@ -373,6 +373,32 @@ class OutputFolder:
 
         return [(name, self.size(name) or 0) for name in sorted(self._names(refuse))]
 
+    def link(self, name: str, other: str) -> None:
+        """Give a published file a second name; both stay when either is replaced or removed."""
+        path, link = f"{self._root}/{name}", f"{self._root}/{other}"
+        try:
+            os.makedirs(os.path.dirname(link), exist_ok=True)
+            try:
+                os.link(path, link)
+            except OSError:  # the file system has no such links
+                shutil.copy2(path, link)
+        except OSError as error:
+            raise OutputError(
+                f"{path!r} cannot be copied to {link!r}: {error.strerror}\n"
+                "  Nothing was changed. Check the permissions and the space of its folder; then "
+                "make the same call again."
+            ) from error
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Remove files of the private folder; it is not an error if some are gone already."""
+        for name in names:
+            folder = os.path.dirname(f"{self._root}/{name}")
+            if not os.path.islink(folder):
+                with suppress(FileNotFoundError):
+                    os.unlink(f"{self._root}/{name}")
+                with suppress(OSError):  # there are others
+                    os.rmdir(folder)
+
     def strays(self, ledger: Ledger) -> list[str]:
         """Return names of files that were written during this run, but that no output has.
 

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -311,6 +311,14 @@ class Bucket(OutputFolder):
     def files(self) -> list[tuple[str, int]]:
         """Return the name and bytes of every object, forebay's own left out, sorted."""
         return [each for each in self._store.files() if not each[0].startswith(f"{PRIVATE}/")]
+
+    def link(self, name: str, other: str) -> None:
+        """Copy an object within the bucket."""
+        self._store.copy(name, other)
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Remove objects; it is not an error if some are gone already."""
+        self._store.remove(names)
 
     def strays(self, ledger: Ledger) -> list[str]:
         """Return none: to list a bucket takes a request for each thousand objects."""

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forebay.base.earlier_rows import EarlierRows
 from forebay.base.files import Folder, joined, place_of
 from forebay.base.output_names import PRIVATE
 from forebay.errors import OutputError
@@ -30,6 +31,7 @@ from forebay.ledger.records import Todo
 from forebay.predicting.reader import Columns
 from forebay.runs.ranges import range_of
 from forebay.runs.run import Session
+from forebay.runs.source_code import hash_of_array
 
 # Seconds between two checkpoints of a part: a kill costs these, and the batch after them.
 EVERY_S = 5.0
@@ -43,11 +45,12 @@ _KINDS = "biufU"  # the kinds of arrays that `columns_of` returns
 
 
 class Checkpoint(NamedTuple):
-    """What the model returned for consecutive samples of a part, batch by batch.
+    """What the model returned for consecutive samples of those to be predicted for a part.
 
     Attributes:
-        first: The first of these samples.
-        end: The sample after them.
+        first: The place of the first of these samples.
+        end: The place after the last one.
+        rows: What it returned, batch by batch.
     """
 
     first: int
@@ -66,8 +69,8 @@ class Checkpoint(NamedTuple):
         return b"".join([json.dumps(head).encode(), b"\n", *arrays])
 
     @classmethod
-    def from_bytes(cls, data: bytes, first: int, end: int) -> Checkpoint:
-        """Return what `to_bytes` wrote; raise one of `DAMAGES` for anything else."""
+    def from_bytes(cls, data: bytes, first: int, samples: Sequence[int]) -> Checkpoint:
+        """Return what `to_bytes` wrote of samples; raise one of `DAMAGES` for anything else."""
         at = data.index(b"\n") + 1
         head, rows = json.loads(data[:at]), []
         for given, specs in head["rows"]:
@@ -82,9 +85,9 @@ class Checkpoint(NamedTuple):
             rows.append((indices, columns))
         failures = [*map(failure_from_json, head["failures"])]
         found = sorted(chain(*(indices for indices, _ in rows), (one.index for one in failures)))
-        if found != [*range(first, end)] or at != len(data):
+        if found != [*samples] or at != len(data):
             raise ValueError(f"samples {found[:1]} to {found[-1:]}, {len(data)} bytes")
-        return cls(first, end, rows, failures)
+        return cls(first, first + len(samples), rows, failures)
 
 
 class Checkpoints:
@@ -102,23 +105,27 @@ class Checkpoints:
         self._keys, self._skips_failures = keys, skips_failures
         self.every_s, self.rest = EVERY_S, REST  # also in a worker
 
-    def read(self, part: range, names: Collection[str] | None = None) -> list[Checkpoint]:
-        """Return the checkpoints of a part, one after the other from its first sample on.
+    def read(
+        self, part: int, samples: Sequence[int], names: Collection[str] | None = None
+    ) -> list[Checkpoint]:
+        """Return the checkpoints of a part, one after the other from the first sample on.
 
         Args:
-            names: Those of all parts; None to list them.
+            part: The first sample of the whole part.
+            samples: Those of the part that are to be predicted.
+            names: The names of the checkpoints of all parts; None to list them.
         """
         names, found = self.names() if names is None else names, list[Checkpoint]()
-        key, at = self._keys[part.start], part.start
+        key, at = self._keys[part], 0
         while True:
-            begun = f"{key}-{at - part.start}-"
+            begun = f"{key}-{at}-"
             ends = [int(name[len(begun) :]) for name in names if name.startswith(begun)]
-            end = part.start + max(ends, default=0)
-            if not at < end <= part.stop:
+            end = max(ends, default=0)
+            if not at < end <= len(samples):
                 return found
-            data = self._place.read(f"{begun}{end - part.start}", _MOST_BYTES)
+            data = self._place.read(f"{begun}{end}", _MOST_BYTES)
             try:
-                checkpoint = Checkpoint.from_bytes(data or b"", at, end)
+                checkpoint = Checkpoint.from_bytes(data or b"", at, samples[at:end])
             except DAMAGES:  # the samples are predicted again
                 return found
             if checkpoint.failures and self._skips_failures:
@@ -126,12 +133,12 @@ class Checkpoints:
             found.append(checkpoint)
             at = end
 
-    def write(self, part: range, checkpoint: Checkpoint) -> None:
+    def write(self, part: int, checkpoint: Checkpoint) -> None:
         """Write a checkpoint of a part, which is on the disk afterwards."""
         if isinstance(self._place, Folder):
             os.makedirs(self._place.path, exist_ok=True)
-        first, end = checkpoint.first - part.start, checkpoint.end - part.start
-        self._place.write(f"{self._keys[part.start]}-{first}-{end}", checkpoint.to_bytes())
+        name = f"{self._keys[part]}-{checkpoint.first}-{checkpoint.end}"
+        self._place.write(name, checkpoint.to_bytes())
 
     def remove(self, parts: Iterable[int]) -> None:
         """Remove those of the parts that begin with these samples."""
@@ -157,20 +164,27 @@ class Checkpoints:
 
 
 def checkpoints_of(
-    session: Session, todo: Sequence[Todo], *, skips_failures: bool = False
+    session: Session,
+    todo: Sequence[Todo],
+    earlier: EarlierRows,
+    *,
+    skips_failures: bool = False,
 ) -> Checkpoints:
     """Return the checkpoints of the parts that are to be made, after removing all others.
 
     The key of a part is a hash of what makes it: the work, or the user's name for its state; which
-    samples it has, by place and identity.
+    samples it has, by place and identity, and which of them are taken over from earlier files.
     """
     keys: dict[int, str] = {}
     if todo:
         work = session.options.version or session.work[0].to_json()
         identities = {each.ordinal: each.identity for each in session.ledger.listed()}
     for each in todo:
-        text = f"{work}\n{each.row}\n{identities[each.ordinal]}"
-        keys[range_of(each.row)[0]] = hashlib.sha256(text.encode()).hexdigest()[:32]
+        first, count = range_of(each.row)
+        left = earlier.left(first, count)
+        left = left if type(left) is range else hash_of_array(np.array(left))
+        text = f"{work}\n{each.row}\n{identities[each.ordinal]}\n{left}"
+        keys[first] = hashlib.sha256(text.encode()).hexdigest()[:32]
     found = Checkpoints(session.output, keys, skips_failures=skips_failures)
     found._remove_others()
     return found
@@ -180,17 +194,27 @@ class PartJournal:
     """Collects what the model returned for one part, and writes it when a checkpoint is due.
 
     Args:
-        first: The first sample of the part that no checkpoint has.
+        part: The first sample of the whole part.
+        samples: Those of the part that are to be predicted.
+        first: The place among these of the first that no checkpoint has.
     """
 
-    def __init__(self, checkpoints: Checkpoints, part: range, first: int, batch_size: int) -> None:
-        self._checkpoints, self._part, self._batch_size = checkpoints, part, batch_size
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        part: int,
+        samples: Sequence[int],
+        first: int,
+        batch_size: int,
+    ) -> None:
+        self._checkpoints, self._part, self._samples = checkpoints, part, samples
+        self._batch_size = batch_size
         self._written, self._took_s = time.monotonic(), 0.0
-        self._has_rows, self._is_over = first > part.start, False
+        self._has_rows, self._is_over = first > 0, False
         self._begin(first)
 
     def _begin(self, first: int) -> None:
-        self._first, self._count, self._last, self._held_bytes = first, 0, first - 1, 0
+        self._first, self._count, self._last, self._held_bytes = first, 0, -1, 0
         self._rows: list[tuple[list[int], Columns]] = []
         self._failures: list[Failure] = []
 
@@ -213,8 +237,8 @@ class PartJournal:
     def _add(self, count: int, last: int) -> None:
         self._count, self._last = self._count + count, max(self._last, last)
         end = self._first + self._count
-        is_gapless = self._last + 1 == end and (end - self._part.start) % self._batch_size == 0
-        if not is_gapless or end >= self._part.stop or not self._has_rows:
+        is_gapless = self._last == self._samples[end - 1] and end % self._batch_size == 0
+        if not is_gapless or end >= len(self._samples) or not self._has_rows:
             return  # without a row, all samples may fail for one cause: then none is recorded
         began, is_full = time.monotonic(), self._held_bytes > MOST_HELD_BYTES
         if began - self._written >= max(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +19,12 @@ from pyarrow import parquet
 
 from forebay.base.arrow_arrays import array_of, array_of_numpy, check_memory
 from forebay.base.batches import halves, leaves, mapped, moved
+from forebay.base.earlier_rows import EarlierRows, Taken
+from forebay.base.files import local_file
 from forebay.base.formatting import counted
 from forebay.base.torch_internals import version_of
 from forebay.devices.device import Device, device_of
-from forebay.errors import FailuresError, OptionError, OutputError
+from forebay.errors import FailuresError, OptionError, OutputError, shown_location
 from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog, failure_to_json
 from forebay.ledger.database import reading
 from forebay.ledger.inputs import InputRow
@@ -342,8 +347,10 @@ class PartWork:
     Args:
         parts: All parts that are to be made, in order.
         table: The metadata columns, a row per sample; None if there are none.
+        names: The names of the samples, for failures; None if they have none.
         here: How parts are made in this process; None if the model is a factory, which is called
             once, in the worker.
+        earlier: Which predictions are taken over from files of an earlier run.
     """
 
     def __init__(
@@ -355,19 +362,23 @@ class PartWork:
         *,
         device: str | torch.device | Device | None,
         table: pa.Table | None,
+        names: pa.Array | None,
         known: dict[str, Spec] | None,
         here: MadeHere | None,
+        earlier: EarlierRows,
     ) -> None:
-        self._checkpoints, self._left = checkpoints, list[range]()
+        self._names, self._earlier = names, earlier
+        self._checkpoints, self._left = checkpoints, list[Sequence[int]]()
         self._resumed: dict[int, list[Checkpoint]] = {}
         if here is None:  # a worker with its own model loads its batches itself
             reader = replace(reader, num_workers=0, backend="process", timeout=0, settings={})
         else:  # the samples of several parts are loaded in one pass
-            names = checkpoints.names()
+            known_names = checkpoints.names()
             for part in parts:
-                if found := checkpoints.read(part, names):
+                samples = earlier.left(part.start, len(part))
+                if found := checkpoints.read(part.start, samples, known_names):
                     self._resumed[part.start] = found
-                self._left.append(range(found[-1].end if found else part.start, part.stop))
+                self._left.append(samples[found[-1].end if found else 0 :])
         self._reader, self._model_or_factory, self._here = reader, model, here
         self._device, self._table, self._known = device, table, known
         self._model: Model | None = None
@@ -388,16 +399,20 @@ class PartWork:
         part = range(row["first"], row["first"] + row["count"])
         name = f"part-{part.start // self._reader.part_size:05d}.parquet"
         failures: list[Failure] = []
-        rows, at = 0, part.start
+        samples = self._earlier.left(part.start, len(part))
+        at = 0
         with PartWriter(lambda: out.file(name), self._table) as writer:
-            for checkpoint in self._checkpoints_of(part):
+            rows = self._take_over(part, writer)
+            for checkpoint in self._checkpoints_of(part.start, samples):
                 for indices, columns in checkpoint.rows:
                     self._write(indices, columns, writer)
                     rows += len(indices)
                 failures += checkpoint.failures
                 at = checkpoint.end
-            journal = PartJournal(self._checkpoints, part, at, self._reader.batch_size)
-            for outcome in in_host_memory(self._outcomes(range(at, part.stop))):
+            journal = PartJournal(
+                self._checkpoints, part.start, samples, at, self._reader.batch_size
+            )
+            for outcome in in_host_memory(self._outcomes(samples[at:])):
                 if isinstance(outcome, Predicted):
                     columns = columns_of(outcome.outputs, outcome.indices)
                     self._write(outcome.indices, columns, writer)
@@ -405,6 +420,7 @@ class PartWork:
                     self._budget.succeeded()
                     journal.add_rows(outcome.indices, columns)
                 else:
+                    outcome = outcome.named(self._name_of(outcome.index))
                     traced = len(failures) < MAX_TRACED
                     failures.append(outcome if traced else outcome._replace(traceback=""))
                     self._stop_if_all_fail(outcome)
@@ -421,26 +437,41 @@ class PartWork:
         """How many samples of the parts checkpoints had; 0 where a factory's workers read them."""
         return sum(each.end - each.first for found in self._resumed.values() for each in found)
 
-    def _checkpoints_of(self, part: range) -> list[Checkpoint]:
+    def _checkpoints_of(self, first: int, samples: Sequence[int]) -> list[Checkpoint]:
         if self._here is None:
-            return self._checkpoints.read(part)
-        return self._resumed.get(part.start, [])
+            return self._checkpoints.read(first, samples)
+        return self._resumed.get(first, [])
+
+    def _name_of(self, index: int) -> str | None:
+        """Return the name of a sample; None if it has none."""
+        return None if self._names is None else str(self._names[index]) or None
+
+    def _take_over(self, part: range, writer: PartWriter) -> int:
+        """Add the predictions that earlier files have; return their number."""
+        taken = self._earlier.taken(part.start, len(part))
+        if taken:
+            assert self._known is not None, "a file with rows has columns"
+            indices, predictions = earlier_predictions(taken, [*self._known])
+            writer.take_over(indices, predictions)
+        return sum(len(each.indices) for each in taken)
 
     def close(self) -> None:
         """End the workers that load samples."""
         if self._reading is not None:
             self._reading.close()  # type: ignore[attr-defined]
 
-    def _outcomes(self, part: range) -> Iterator[Predicted | Failure]:
-        """Yield the outputs or failures for the samples of a part."""
-        here, count = self._here, len(part)
+    def _outcomes(self, samples: Sequence[int]) -> Iterator[Predicted | Failure]:
+        """Yield the outputs or failures for these samples of a part."""
+        here, count = self._here, len(samples)
+        if not count:
+            return
         if self._model is None:
             model = self._model_or_factory() if here is None else self._model_or_factory
             self._model = Model(model, self._device)
             self._bisect = Bisection(self._model, self._reader.load)
         assert self._bisect is not None
         if here is None:  # a worker with its own model makes its batches itself, one by one
-            self._reading = self._reader.read([part])  # what is left of it
+            self._reading = self._reader.read([samples])
         elif self._reading is None:
             reader = replace(self._reader, device=self._model.copies_to)
             self._reading = reader.read(self._left, here.trace)
@@ -466,8 +497,29 @@ class PartWork:
             )
 
 
+def earlier_predictions(taken: Sequence[Taken], columns: list[str]) -> tuple[list[int], pa.Table]:
+    """Return samples of which earlier files have predictions, in order, and these."""
+    tables, indices = list[pa.Table](), list[int]()
+    for each in taken:
+        try:
+            with local_file(each.location) as path, parquet.ParquetFile(path) as file:
+                rows = file.read([INDEX, *columns])
+            places = rows[INDEX].to_numpy() - each.first
+            tables.append(rows.select(columns).take(np.searchsorted(places, each.rows)))
+        except (OSError, pa.ArrowException, LookupError) as error:
+            raise OutputError(
+                f"{shown_location(each.location)!r} cannot be read: {error}\n"
+                f"  It has the predictions of {counted(len(each.indices), 'sample')}, made by an "
+                "earlier run. To make all predictions again: resume=False, or --restart."
+            ) from error
+        indices += each.indices
+    order = np.argsort(indices)
+    whole = pa.concat_tables([each.replace_schema_metadata(None) for each in tables])
+    return np.array(indices)[order].tolist(), whole.take(order).combine_chunks()
+
+
 class PartWriter:
-    """Writes one file of rows; without rows there is no file.
+    """Writes one file of rows, in order of their samples; without rows there is no file.
 
     Args:
         table: The metadata columns, a row per sample; None if there are none.
@@ -478,12 +530,36 @@ class PartWriter:
         self._own = [INDEX] if table is None else [INDEX, *table.column_names]
         self._file: parquet.ParquetWriter | None = None
         self._indices: list[int] = []
-        self._held: list[Columns] = []
+        self._held: list[Columns | pa.Table] = []
         self._held_bytes = 0
+        self._earlier: tuple[list[int], pa.Table | None] = [], None
+        self._taken = 0  # of the earlier rows
+
+    def take_over(self, indices: list[int], predictions: pa.Table) -> None:
+        """Have rows of an earlier file added where they belong, with the same columns."""
+        self._earlier = indices, predictions
 
     def add(self, indices: list[int], predictions: Columns) -> None:
         """Add rows, which have the same columns each time; the arrays must not change later."""
-        if not self._held:
+        earlier, at = self._earlier[0], 0
+        while at < len(indices):
+            self._add_earlier(bisect_left(earlier, indices[at]))
+            following = earlier[self._taken] if self._taken < len(earlier) else math.inf
+            end = bisect_left(indices, following, at)
+            some = slice(at, end)
+            columns = {name: array[some] for name, array in predictions.items()}
+            self._hold(indices[some], predictions if some == slice(0, len(indices)) else columns)
+            at = end
+
+    def _add_earlier(self, end: int) -> None:
+        """Add the earlier rows up to a place."""
+        indices, rows = self._earlier
+        if rows is not None and end > self._taken:
+            self._hold(indices[self._taken : end], rows.slice(self._taken, end - self._taken))
+            self._taken = end
+
+    def _hold(self, indices: list[int], predictions: Columns | pa.Table) -> None:
+        if not self._held and not isinstance(predictions, pa.Table):
             for name in predictions.keys() & self._own:
                 raise OutputError(
                     f"two columns would be called {name!r}: one that the model returned, and one "
@@ -491,7 +567,9 @@ class PartWriter:
                 )
         self._indices += indices
         self._held.append(predictions)
-        self._held_bytes += sum(array.nbytes for array in predictions.values())
+        is_table = isinstance(predictions, pa.Table)
+        each = predictions.columns if is_table else predictions.values()
+        self._held_bytes += sum(array.nbytes for array in each)
         if self._held_bytes >= GROUP_BYTES:
             self._write()
 
@@ -502,8 +580,9 @@ class PartWriter:
             if self._metadata is not None:
                 chosen = self._metadata.take(index)
                 columns.update(zip(chosen.column_names, chosen.columns, strict=True))
-            for name in self._held[0]:
-                columns[name] = array_of_numpy(np.concatenate([each[name] for each in self._held]))
+            first = self._held[0]
+            for name in first.column_names if isinstance(first, pa.Table) else first:
+                columns[name] = _joined([each[name] for each in self._held])
             rows = pa.table(columns)
             check_memory(rows.nbytes)
             if self._file is None:
@@ -524,7 +603,20 @@ class PartWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._add_earlier(len(self._earlier[0]))
         if self._held and kind is None:
             self._write()
         if self._file is not None:
             self._file.close()
+
+
+def _joined(pieces: list[Any]) -> pa.Array:
+    """Return pieces of a column as one array: those of a model's outputs, and those of a table."""
+    arrays: list[pa.Array] = []
+    for is_new, some in groupby(pieces, lambda each: isinstance(each, np.ndarray)):
+        if is_new:
+            arrays.append(array_of_numpy(np.concatenate([*some])))
+        else:
+            arrays += [chunk for each in some for chunk in each.chunks]
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)

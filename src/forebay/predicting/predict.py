@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from forebay.base.earlier_rows import EarlierRows
 from forebay.errors import FailuresError, OptionError
 from forebay.failures import short_tracebacks
 from forebay.observe.record import Trace
@@ -33,6 +34,7 @@ from forebay.runs.report import PredictionReport
 from forebay.runs.run import Session
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
+    import pyarrow as pa
     import torch
 
     from forebay.predicting.reader import RangeReader, Table
@@ -123,7 +125,8 @@ def predict(
     from forebay.devices.device import check_device, device_of
     from forebay.predicting.checkpoints import checkpoints_of
     from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, evaluating, is_factory
-    from forebay.predicting.reader import reader_of, shown_rows, table_of
+    from forebay.predicting.reader import names_table, reader_of, shown_rows, table_of
+    from forebay.runs.named_samples import forget_earlier
 
     began, settings = time.monotonic(), settings_to_json(locals())
     has_factory, trace = is_factory(model), Trace()
@@ -145,22 +148,26 @@ def predict(
     )
     with evaluating(model):
         listed = samples_of(reader.dataset) if table is None else table
+        own = None if table is None else shown_rows(table.rows)
         described = partial(_described, model, reader, load, listed)
         with Session(
             model, output, options, described=described, verb="predict", settings=settings
         ) as session:
             ledger = session.ledger
             if session.starts_over:
-                checkpoints_of(session, [])
-            of_parts, cut = _enrolled(session, reader, listed)
+                checkpoints_of(session, [], EarlierRows())
+            of_parts, cut, names, earlier = _enrolled(session, reader, listed)
+            if own is None and names is not None:
+                own = names_table(names)
             before = CompletedParts.of(ledger.results())
             again = before.failing if retry_failed else []
             todo = [*ledger.todo(), *again]
             resumed = before.samples - sum(range_of(each.row)[1] for each in again)
+            resumed += earlier.count
             diagnosis: Callable[[], Any] = partial(of_parts.diagnosis, trace)
             if todo:
                 parts = [range(at, at + count) for at, count in (range_of(x.row) for x in todo)]
-                checkpoints = checkpoints_of(session, todo, skips_failures=retry_failed)
+                checkpoints = checkpoints_of(session, todo, earlier, skips_failures=retry_failed)
                 display = SampleProgress(session, cut, resumed, by_batch=not has_factory)
                 work = PartWork(
                     of_parts,
@@ -168,9 +175,11 @@ def predict(
                     parts,
                     checkpoints,
                     device=device,
-                    table=None if table is None else shown_rows(table.rows),
-                    known=before.columns,
+                    table=own,
+                    names=names,
+                    known=before.columns or earlier.columns,
                     here=None if has_factory else MadeHere(display.advance, trace),
+                    earlier=earlier,
                 )
                 if work.resumed:
                     display.advance(work.resumed, 0)
@@ -193,6 +202,7 @@ def predict(
                     diagnosis = report.later["diagnosis"]
             else:
                 session.remember_work()
+            forget_earlier(session)
             done = CompletedParts.of(ledger.results())
             where = session.folder.locate("")
             # The session's own options are not those of the call.
@@ -230,10 +240,16 @@ def _settings(reader: RangeReader, device: str, resume: bool, retry_failed: bool
 
 def _enrolled(
     session: Session, reader: RangeReader, listed: Table | Samples
-) -> tuple[RangeReader, Cut]:
-    """Make the parts the inputs of a session; return their reader, with the recorded size."""
+) -> tuple[RangeReader, Cut, pa.Array | None, EarlierRows]:
+    """Make the parts the inputs of a session.
+
+    Returns:
+        Their reader and cut, with the recorded size; the names of the samples, if they have names;
+        and the predictions that are taken over.
+    """
     from forebay.predicting.parts import check_number_of_parts
-    from forebay.predicting.reader import identities
+    from forebay.predicting.reader import names_in
+    from forebay.runs.named_samples import enrol_named
 
     samples, recorded = len(reader.dataset), recorded_cut(session)
     size = reader.part_size if recorded is None else recorded.size
@@ -243,12 +259,13 @@ def _enrolled(
         timeout = session.options.timeout * -(-size // reader.batch_size)
         session.options = replace(session.options, timeout=timeout)
     cut = Cut(samples, size)
-    if isinstance(listed, Samples):
-        listing = sample_ranges(session, cut, listed.of(session))
-    else:
-        listing = cut.listing([*identities(listed.listing, size)])
-    enrol_ranges(session, cut, listing)
-    return reader, cut
+    if isinstance(listed, Samples) and not listed.have_names:
+        enrol_ranges(session, cut, sample_ranges(session, cut, listed.of(session)))
+        return reader, cut, None, EarlierRows()
+    is_table = not isinstance(listed, Samples)
+    names, inputs = names_in(listed.listing if is_table else listed.of(session).inputs())
+    earlier = enrol_named(session, cut, inputs)
+    return reader, cut, names(), earlier
 
 
 def _check_workers(reader: RangeReader, has_factory: bool) -> None:

@@ -8,11 +8,9 @@ they are the same for any batch size and number of workers, and after a kill.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,6 +20,7 @@ from pyarrow import compute
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, default_collate
 
+from forebay.base.arrow_arrays import array_of
 from forebay.base.datasets import is_map_style
 from forebay.base.files import is_url, shown_values
 from forebay.devices.device import Device, copying_device
@@ -29,6 +28,7 @@ from forebay.errors import InputError, OptionError, OutputError
 from forebay.failures import Failure
 from forebay.inputs.listing import Listing, list_inputs
 from forebay.inputs.tables import find_table, is_table, read_memory_table, read_table
+from forebay.ledger.records import Input
 from forebay.loader import DataLoader
 from forebay.loading.epochs import feed_of
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult, Result
@@ -88,8 +88,8 @@ class RangeReader:
     settings: dict[str, Any]
     device: torch.device | Device | None = None
 
-    def read(self, parts: Sequence[range], trace: Trace | None = None) -> Iterator[Loaded]:
-        """Yield the batches of these ranges of samples, one range after the other.
+    def read(self, parts: Sequence[Sequence[int]], trace: Trace | None = None) -> Iterator[Loaded]:
+        """Yield the batches of these samples of parts, one part after the other.
 
         Every sample comes exactly once, in `indices` or in `failures`.
         """
@@ -195,7 +195,7 @@ def _of_sample(failure: Failure, index: int | None = None) -> Failure:
 # dict, NamedTuple           a column for each key or field, by its name
 # tuple, list                0, 1, …
 
-INDEX = "index"
+INDEX, SOURCE = "index", "source"
 ALONE = "prediction"
 # A column's type and the shape of one sample's value, such as ["float32", [10]]; as in JSON.
 Spec = list[Any]
@@ -390,14 +390,21 @@ def shown_rows(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def identities(listing: Listing, size: int) -> Iterator[str]:
-    """Yield a fingerprint of each group of `size` rows and of the files that they name."""
-    rows = iter(listing)
-    while some := list(islice(rows, size)):
-        digest = hashlib.sha256()
-        for row in some:
-            digest.update(f"{row.row}\n{row.identity}\n".encode())
-        yield digest.hexdigest()[:32]
+def names_in(inputs: Iterable[Input]) -> tuple[Callable[[], pa.Array], Iterator[Input]]:
+    """Return inputs, and what returns their names once all inputs were taken."""
+    names: list[str] = []
+
+    def noted() -> Iterator[Input]:
+        for each in inputs:
+            names.append(each.source)
+            yield each
+
+    return lambda: array_of(names, pa.string()), noted()
+
+
+def names_table(names: pa.Array) -> pa.Table:
+    """Return the names of samples as a table that can be stored beside the predictions."""
+    return pa.table({SOURCE: names})
 
 
 # ---- data ----------------------------------------------------------------------------------------

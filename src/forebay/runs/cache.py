@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from forebay.base.datasets import is_map_style
+from forebay.base.earlier_rows import EarlierRows
 from forebay.base.files import Folder, Store, place_of, read_regular
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
 from forebay.caching.arrow_shards import ShardWork, line_of, sample_failure, specs_of, wider
@@ -37,6 +38,7 @@ from forebay.ledger.database import reading
 from forebay.ledger.inputs import read_entries
 from forebay.options import SHARD_BYTES, PreprocessOptions, Ray
 from forebay.runs.fingerprint import Fingerprint, describe_bases
+from forebay.runs.named_samples import enrol_named, forget_earlier, hashes_of
 from forebay.runs.ranges import (
     Cut,
     SampleProgress,
@@ -169,6 +171,8 @@ def _is_same(
 
 
 def _digest(samples: Samples) -> str:
+    if samples.have_names:
+        return sha256_of(hashes_of(samples.inputs()).tobytes())
     return sha256_of(f"{samples.lengths} {text_of(samples.places)}".encode())
 
 
@@ -190,29 +194,37 @@ def _made(
         for name, size, _ in ledger.outputs():
             if name in there:
                 check_size(place.locate(name), there[name], size)
-    if cut is None or plan is None or cut.samples < total:
+    # With many more samples than there were, the shards may have to be larger.
+    if cut is None or plan is None or -(-total // LEAST_SHARDS) > MOST_SMALLER * plan.per_shard:
         fresh = _plan(dataset, total, session.options.shard_bytes, classes)
         if plan is None or fresh.per_shard > MOST_SMALLER * plan.per_shard:
             plan = fresh
     cut = Cut(total, plan.per_shard, json.dumps(plan.to_json()))
-    listing = sample_ranges(session, cut, samples.of(session))
+    samples, earlier = samples.of(session), EarlierRows()
+    listing = None if samples.have_names else sample_ranges(session, cut, samples)
     place.remove([INDEX])  # until all shards exist again
     marks = private / "marks"
     shutil.rmtree(marks, ignore_errors=True)  # left by a run that was killed
-    enrol_ranges(session, cut, listing)
+    if listing is None:
+        earlier = enrol_named(session, cut, samples.inputs())
+    else:
+        enrol_ranges(session, cut, listing)
     counts = ledger.counts()
     if counts.done < counts.total:
         timeout = session.options.timeout
         if timeout is not None:
             session.options = replace(session.options, timeout=timeout * plan.per_shard)
-        session.start_workers("rows", doing=ShardWork(dataset, plan, marks), seeds_owned=False)
-        progress = SampleProgress(session, cut, min(counts.done * cut.size, total))
+        doing = ShardWork(dataset, plan, marks, earlier, samples.name_of)
+        session.start_workers("rows", doing=doing, seeds_owned=False)
+        done = min(counts.done * cut.size + earlier.count, total)
+        progress = SampleProgress(session, cut, done)
         report = session.process_inputs(progress=progress)
         if report.failed:
-            raise FailuresError(_failed_samples(report, private, total, marks))
+            raise FailuresError(_failed_samples(report, private, samples, marks))
         shutil.rmtree(marks, ignore_errors=True)
     else:
         session.remember_work()
+    forget_earlier(session)
     sizes = {name: size for name, size, _ in ledger.outputs()}
     with reading("shards"):
         records = [json.loads(each.metadata)[0] for each in ledger.results()]
@@ -263,7 +275,7 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
     return replace(plan, per_shard=max(1, min(fitting, -(-samples // LEAST_SHARDS))))
 
 
-def _failed_samples(report: Report, folder: Path, samples: int, marks: Path) -> str:
+def _failed_samples(report: Report, folder: Path, samples: Samples, marks: Path) -> str:
     """Return the message for a run in which samples failed."""
     found: list[Failure] = []
     count = 0
@@ -276,21 +288,29 @@ def _failed_samples(report: Report, folder: Path, samples: int, marks: Path) -> 
             and mark.exists()
             and (index := read_regular(mark, 64).strip())
         ):
-            failures, number = [each._replace(source=int(index)) for each in failures], 1
+            at = int(index)
+            failures = [each._replace(source=at).named(samples.name_of(at)) for each in failures]
+            number = 1
         found += failures
         count += number
-    indices = [each.source for each in found if not isinstance(each.source, str)][:20]
+    indices = [each.source for each in found if isinstance(each.index, int)][:20]
     named = ", ".join([*map(str, indices), *["…"] * (count > len(indices))])
+    left_out = (
+        "Or leave them out of the dataset: what is done of the others is taken over."
+        if samples.have_names
+        else "If you leave them out of the dataset, other samples get their indices: then start "
+        "over with resume=False. A Dataset that names its samples, with source_of(index), as that "
+        "of from_folder and from_table does, need not start over."
+    )
     some = [*map(line_of, found[:20]), *[f"… and {count - 20:,} more"] * (count > 20)]
     return "\n".join(
         [
-            f"{count:,} of {samples:,} samples could not be cached: {named}",
+            f"{count:,} of {len(samples):,} samples could not be cached: {named}",
             *(f"  {line}" for line in some),
             f"  No dataset is returned; {report.done:,} of {report.done + report.failed:,} shards "
             "are done and kept. Fix the samples and make the same call again; if you change the "
             "dataset's code, version='2' keeps what is done.\n"
-            "  If you leave them out of the dataset, other samples get their indices: then start "
-            "over with resume=False.",
+            f"  {left_out}",
             report.failures[0].traceback,
         ]
     )

@@ -17,7 +17,7 @@ import inspect
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
@@ -40,6 +40,7 @@ from forebay.runs.source_code import (
     is_library,
     is_own,
     is_plain,
+    is_sequence,
     label_of,
     module_name,
     name_of,
@@ -58,6 +59,7 @@ _MOST_NAMES = 8  # in one line
 _WEIGHTS = "weights."  # begins the names of an nn.Module's
 _MOST_NAMED = 1000  # keys of a dict that may be names of credentials
 _LONGEST_VALUE = 200  # characters; a longer one is shown as its hash
+ASIDE = "(one for each sample)"
 _CODE = (type, FunctionType)
 _SCALARS = frozenset({str, int, float})  # checked first, since there may be a million of them
 _FRAMEWORKS = frozenset({"torch", "forebay", "datasets"})  # whose classes are no code of the user's
@@ -130,15 +132,18 @@ def _pairs(found: Any) -> Pairs:
     return tuple((str(k), str(v)) for k, v in found)
 
 
-def describe(work: object) -> Fingerprint:
+def describe(work: object, aside: Collection[str] = ()) -> Fingerprint:
     """Describe a function, a callable object, or a map-style Dataset.
 
     The user's code is followed through globals and their definitions, closures, attributes and
     base classes, but not into the standard library, installed packages, or imports within a
     function. Comments count; the common indentation and trailing blanks do not. What `__getstate__`
     leaves out, such as a cache, does not count. Arrays are hashed, at about 1 GB/s.
+
+    Args:
+        aside: Attributes of the object whose values do not count.
     """
-    walk, reference = _Walk(), None
+    walk, reference = _Walk(aside), None
     try:
         name = walk.add_work(work)
     except Exception:  # noqa: BLE001 - odd objects raise anything; what was found until then counts
@@ -207,7 +212,8 @@ def _capped(lines: list[str]) -> list[str]:
 class _Walk:
     """One walk over the user's work."""
 
-    def __init__(self) -> None:
+    def __init__(self, aside: Collection[str] = ()) -> None:
+        self._aside = aside
         self.code: dict[str, str] = {}
         self.parameters: dict[str, str] = {}
         self._seen: dict[object, object] = {}  # by id; holds the objects, so that no id is reused
@@ -231,7 +237,7 @@ class _Walk:
         if owner is not work or inner is type(work) or is_own(type(work)):
             self._add_weights("", owner)
             for name, value in state_of(owner).items():
-                self._add_parameter(name, value)
+                self._add_parameter(name, ASIDE if name in self._aside else value)
         for name, parameter in _signature(work).items():
             if parameter.default is not parameter.empty and name not in self.parameters:
                 self._add_parameter(name, parameter.default)
@@ -423,15 +429,38 @@ _SAME: tuple[Callable[[Base], object], ...] = (
 )
 
 
+def names_samples(dataset: Any) -> bool:
+    """Return whether a Dataset gives its samples names."""
+    return callable(getattr(dataset, "source_of", None))
+
+
+def parts_of_samples(dataset: Any, length: int) -> dict[str, Sequence[Any]]:
+    """Return the attributes of a Dataset that have one element for each of its named samples."""
+    if not names_samples(dataset):
+        return {}
+    found = state_of(dataset)
+    return {name: each for name, each in found.items() if is_sequence(each) and len(each) == length}
+
+
+def text_of_part(value: Any) -> str:
+    """Return an element of such an attribute as a short string, equal for equal elements."""
+    return _Walk()._text_of(value)
+
+
 def describe_bases(
     datasets: Sequence[Any], lengths: Sequence[int], *, fixed: bool
 ) -> tuple[Base, ...]:
-    """Describe the Datasets that samples come from; `fixed` if another length is a change."""
+    """Describe the Datasets that samples come from; `fixed` if another length is a change.
+
+    What a Dataset that names its samples has for each of them does not count, nor does its length:
+    these samples are compared one by one.
+    """
     bases: list[Base] = []
     first = 0
     for dataset, length in zip(datasets, lengths, strict=True):
-        found = describe(dataset)
-        parameters = found.parameters + (("len()", str(length)),) * fixed
+        found = describe(dataset, aside=parts_of_samples(dataset, length))
+        is_fixed = fixed and not names_samples(dataset)
+        parameters = found.parameters + (("len()", str(length)),) * is_fixed
         bases.append(Base(found.name, found.code, parameters, ((first, length),)))
         first += length
     return tuple(bases)

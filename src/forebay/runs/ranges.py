@@ -5,7 +5,8 @@
 
 A sample is known by the name that its Dataset gives it, or else by its number: the index in the
 Dataset that it comes from, after the samples of the Datasets before. Whatever selects, joins and
-reorders, it stays the same one. A range is known by its place, and has the numbers of its samples.
+reorders, it stays the same one. A range is known by its place, and has the numbers of its samples;
+`named_samples.py` numbers those that have names.
 
 A run that is continued uses the same ranges: the ledger records the size of a range. Progress,
 status and failures are counted in samples.
@@ -43,7 +44,7 @@ from forebay.ledger.inputs import InputRow, read_entries
 from forebay.ledger.records import Counts, Input
 from forebay.observe.progress import Progress, label_of, log_samples_failed
 from forebay.outputs.places import newest_ledger
-from forebay.runs.fingerprint import Extents
+from forebay.runs.fingerprint import Extents, names_samples, parts_of_samples, text_of_part
 from forebay.runs.run import Session
 
 # ---- samples -------------------------------------------------------------------------------------
@@ -99,6 +100,19 @@ class Samples:
         places = _array(self.places)
         return places + np.array(shifts)[np.searchsorted(starts, places, "right") - 1]
 
+    @property
+    def have_names(self) -> bool:
+        """Whether some of the Datasets name their samples."""
+        return any(map(names_samples, self.bases))
+
+    def name_of(self, index: int) -> str | None:
+        """Return the name that its Dataset gives a sample; None if it gives none."""
+        if not self.have_names:
+            return None
+        place, firsts = int(self.places[index]), [*accumulate(self.lengths[:-1], initial=0)]
+        at = bisect_right(firsts, place) - 1
+        return sample_name(self.bases[at], place - firsts[at])
+
     def inputs(self) -> Iterator[Input]:
         """Yield the samples as inputs; one that is selected again has "#2" behind what it is."""
         keys = self.keys()
@@ -123,11 +137,13 @@ class _Names:
     """The names that a base gives its samples."""
 
     def __init__(self, base: Any, length: int, number: int) -> None:
-        self._source_of, self._number = getattr(base, "source_of", None), number
-        self.are_known = callable(self._source_of)
+        self._base, self._number = base, number
+        self.are_known = names_samples(base)
         self._again: Any = None
         if self.are_known:
             import numpy as np
+
+            self._parts = [*parts_of_samples(base, length).values()]
 
             self._again = _occurrences(np.fromiter(map(self._hash, range(length)), np.int64))
 
@@ -137,23 +153,34 @@ class _Names:
         Args:
             more: Tells a sample that is selected again from the first.
         """
-        name = self._name(index)
+        name = sample_name(self._base, index)
+        assert name is not None, "only of a base that names its samples"
         # Samples with one name are numbered in the order of the base.
         count = 1 if self._again is None else int(self._again[index])
         row = f"{self._number} {count}{more} {name}"
+        for part in self._parts:
+            # What the Dataset has of a sample beside its name, such as its label.
+            value = part[index]
+            if type(value) is not str:
+                row += f" {text_of_part(value)}"
+            elif not value or not f"/{name}".endswith(f"/{value}"):
+                row += f" {value}"
         return Input(name, row, "" if is_url(name) else identity_of(name))
-
-    def _name(self, index: int) -> str:
-        assert self._source_of is not None
-        given = self._source_of(index)
-        given = str(given) if isinstance(given, int) else given
-        return name_text(given, f"the Dataset's source_of({index})")
 
     def _hash(self, index: int) -> int:
         try:
-            return hash(self._name(index))
+            return hash(sample_name(self._base, index))
         except Exception:  # noqa: BLE001 - it is raised again if the sample is selected
             return hash((index,))
+
+
+def sample_name(base: Any, index: int) -> str | None:
+    """Return the name that a Dataset gives a sample; None if it gives none."""
+    if not names_samples(base):
+        return None
+    given = base.source_of(index)
+    given = str(given) if isinstance(given, int) else given
+    return name_text(given, f"the Dataset's source_of({index})")
 
 
 def _occurrences(keys: Any) -> Any:
@@ -294,8 +321,9 @@ class Cut:
     size: int
     facts: str = ""
 
-    def listing(self, identities: Sequence[str]) -> Listing:
-        """List the ranges as rows; each has an identity, which changes with its samples."""
+    def listing_of(self, keys: Any) -> Listing:
+        """List the ranges as rows; each has its samples' numbers as its identity."""
+        identities = [text_of(keys[at : at + self.size]) for at in range(0, len(keys), self.size)]
 
         def rows() -> Iterator[Input]:
             firsts = range(0, self.samples, self.size)
@@ -328,8 +356,7 @@ def sample_ranges(session: Session, cut: Cut, samples: Samples) -> Listing:
     with other samples does not remove what was made of those before.
     """
     keys = samples.keys()
-    identities = [text_of(keys[at : at + cut.size]) for at in range(0, len(keys), cut.size)]
-    listing = cut.listing(identities)
+    listing = cut.listing_of(keys)
     if session.starts_over:
         return listing
     now = {each.row: each.identity for each in listing}
@@ -343,34 +370,38 @@ def sample_ranges(session: Session, cut: Cut, samples: Samples) -> Listing:
     with reading("a range"):
         lost = sum(_number_lost(each, present) for each in stale)
     if lost and session.options.version is None:
-        raise ChangedError(
-            f"{lost:,} of the samples in {session.output!r} are not in this dataset, and what was "
-            "made of them would be removed\n"
-            "  Nothing was started, and nothing is lost. Choose one:\n"
-            "  - start over, removing all of it: resume=False, or --restart;\n"
-            "  - keep only the files whose samples have the places that they had: version='2', or "
-            "--version 2;\n"
-            "  - another output folder."
-        )
+        raise lost_samples(session, lost)
     files = counted(len(stale), "file")
     session.say(f"{files} made again, since other samples have their places now")
     return listing
+
+
+def lost_samples(session: Session, lost: int) -> ChangedError:
+    """Return the error for a dataset without samples that an output folder has."""
+    return ChangedError(
+        f"{lost:,} of the samples in {session.output!r} are not in this dataset, and what was "
+        "made of them would be removed\n"
+        "  Nothing was started, and nothing is lost. Choose one:\n"
+        "  - start over, removing all of it: resume=False, or --restart;\n"
+        "  - keep only the files whose samples have the places that they had: version='2', or "
+        "--version 2;\n"
+        "  - another output folder."
+    )
 
 
 def _number_lost(made: InputRow, present: Any) -> int:
     """Return how many samples of a range are not among these numbers, which are sorted."""
     import numpy as np
 
-    count, ends = range_of(made.row)[1], made.identity.split("-")
-    if len(ends) == 2:
-        first, last = map(int, ends)
-        return last + 1 - first - int(np.subtract(*np.searchsorted(present, [last + 1, first])))
-    data = base64.b64decode(made.identity, validate=True)
-    return int((~np.isin(np.frombuffer(data, f"<u{len(data) // count}"), present)).sum())
+    numbers = numbers_in(made.identity, range_of(made.row)[1])
+    if type(numbers) is not range:
+        return int((~np.isin(numbers, present)).sum())
+    ends = np.searchsorted(present, [numbers.stop, numbers.start])
+    return len(numbers) - int(np.subtract(*ends))
 
 
-def enrol_ranges(session: Session, cut: Cut, listing: Listing) -> None:
-    """Make the ranges the inputs of a session, and record the cut.
+def enrol_ranges(session: Session, cut: Cut, listing: Listing, **others: str) -> None:
+    """Make the ranges the inputs of a session, and record the cut, and other strings.
 
     A range whose file is missing, or has another size, is made again. Files of ranges that the
     dataset no longer has are removed.
@@ -382,7 +413,7 @@ def enrol_ranges(session: Session, cut: Cut, listing: Listing) -> None:
         [at for name, nbytes, at in ledger.outputs() if at < 0 or there.get(name) != nbytes]
     )
     session.perform_pending()
-    ledger.set_meta(_KEY, json.dumps(asdict(cut)))
+    ledger.set_meta(_KEY, json.dumps(asdict(cut)), **others)
 
 
 def text_of(numbers: Any) -> str:
@@ -395,6 +426,22 @@ def text_of(numbers: Any) -> str:
         return f"{numbers[0]}-{numbers[-1]}"
     found = _array(numbers)
     return base64.b64encode(found.astype("<u8" if found.max() >> 32 else "<u4").tobytes()).decode()
+
+
+def numbers_in(text: str, count: int) -> Any:
+    """Return the numbers, a range or an array, that `text_of` made a string of."""
+    import numpy as np
+
+    ends = text.split("-")
+    if len(ends) == 2:
+        first, last = map(int, ends)
+        found: Any = range(first, last + 1)
+    else:
+        data = base64.b64decode(text, validate=True)
+        found = np.frombuffer(data, f"<u{len(data) // count}").astype(np.int64)
+    if len(found) != count:
+        raise ValueError(f"{len(found)} numbers of {count} samples")
+    return found
 
 
 class SampleProgress(Progress):

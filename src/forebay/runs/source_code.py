@@ -40,6 +40,15 @@ def is_plain(value: object) -> bool:
     return isinstance(value, PLAIN)
 
 
+def is_sequence(value: object) -> bool:
+    """Return whether a value has one element after the other: a list, an array, packed items."""
+    if isinstance(value, list | tuple):
+        return True
+    kinds = (("numpy", "ndarray"), ("torch", "Tensor"), ("forebay.packed", "PackedSequence"))
+    found = tuple(getattr(sys.modules[name], each) for name, each in kinds if name in sys.modules)
+    return isinstance(value, found) and getattr(value, "ndim", 1) > 0
+
+
 def type_name(value: object) -> str:
     """Return the full name of a value's type, such as "builtins.list"."""
     return f"{type(value).__module__}.{type(value).__qualname__}"

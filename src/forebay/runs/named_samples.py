@@ -1,0 +1,287 @@
+"""Samples that have names: known by them from call to call, wherever they are in the dataset.
+
+    names, identities ── record of the output folder ──> numbers: as before, or new
+    ranges of numbers ── those of the ledger ──> the same: its file stays
+                                            └──> another: what its samples had is taken over
+
+The number of a sample stays with its name as long as its file does. A new sample gets a number that
+none had before, and so does one whose file changed. A file that cannot be seen is not changed. So
+a range with the numbers that it had is done, and its file stays as it is. Another range is made
+again, but of its samples only those are made whose numbers no file has: the results of the others
+are taken over from the files of the earlier run, of which links stay in `.forebay/earlier` until
+all ranges are done.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.base.earlier_rows import EarlierRows
+from forebay.base.formatting import counted
+from forebay.base.output_names import EARLIER, recorded_name
+from forebay.ledger.database import DONE, files_of, reading
+from forebay.ledger.inputs import InputRow
+from forebay.ledger.records import Input, key_of
+from forebay.runs.ranges import (
+    Cut,
+    enrol_ranges,
+    failed_samples,
+    lost_samples,
+    numbers_in,
+    range_of,
+)
+from forebay.runs.run import Session
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+# The numbers of samples that have names begin here, after those of all others.
+FIRST = 1 << 40
+# The key in the ledger under which names and identities are recorded, in the order of the numbers.
+RECORD = "samples"
+# Hashes: of a name, and of its file's identity, or 0 while that was not seen.
+_NAMED = np.dtype([("name", "S12"), ("file", "<u4")])
+# Identities of files that cannot be seen, or of names that are not those of files.
+_UNSEEN = ("", "missing")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberedSamples:
+    """The numbers of a dataset's samples.
+
+    Attributes:
+        keys: The number of each sample, in the order of the dataset.
+        record: The names and identities of all numbers, for the ledger.
+        replaced: The numbers that samples had whose files changed.
+        new: How many have a name that the output folder did not know.
+        unseen: How many samples have files that cannot be seen, and could be before.
+    """
+
+    keys: npt.NDArray[np.int64]
+    record: str
+    replaced: npt.NDArray[np.int64]
+    new: int
+    unseen: int
+
+
+def hashes_of(inputs: Iterable[Input]) -> npt.NDArray[Any]:
+    """Return the hashes of samples' names and of the identities of their files."""
+    names, files = bytearray(), []
+    for each in inputs:
+        key = key_of(each.source, each.row).encode("utf-8", "surrogatepass")
+        names += blake2b(key, digest_size=12).digest()
+        file = blake2b(each.identity.encode(), digest_size=4).digest()
+        is_seen = each.identity not in _UNSEEN
+        files.append(max(int.from_bytes(file, "little"), 1) if is_seen else 0)
+    found = np.empty(len(files), _NAMED)
+    found["name"], found["file"] = np.frombuffer(bytes(names), "S12"), files
+    return found
+
+
+def numbered(session: Session, inputs: Iterable[Input]) -> NumberedSamples:
+    """Return the numbers of samples; of two with one name and row it is the same."""
+    text = None if session.starts_over else session.ledger.get_meta(RECORD)
+    with reading("the names of samples"):
+        known = np.frombuffer(base64.b64decode(text or "", validate=True), _NAMED).copy()
+    return _numbered(known, hashes_of(inputs))
+
+
+def _numbered(known: npt.NDArray[Any], found: npt.NDArray[Any]) -> NumberedSamples:
+    names, at, places = np.unique(found["name"], return_index=True, return_inverse=True)
+    files = found["file"][at]
+    order = np.argsort(known["name"], kind="stable")
+    # Of the numbers that a name had, the last.
+    last = np.searchsorted(known["name"], names, "right", sorter=order) - 1
+    numbers = order[np.maximum(last, 0)] if len(order) else np.zeros(len(names), np.int64)
+    is_known = np.zeros(len(names), bool) if not len(order) else known["name"][numbers] == names
+    is_known &= last >= 0
+    was = np.where(is_known, known["file"][numbers] if len(order) else 0, 0)
+    is_changed = is_known & (files != 0) & (was != 0) & (files != was)
+    replaced = numbers[is_changed]
+    is_first_seen = is_known & (was == 0)
+    known["file"][numbers[is_first_seen]] = files[is_first_seen]
+    (new,) = np.nonzero(~is_known | is_changed)
+    new = new[np.argsort(at[new])]  # in the order of the dataset
+    numbers[new] = len(known) + np.arange(len(new))
+    record = np.concatenate([known, found[at[new]]])
+    return NumberedSamples(
+        keys=numbers[places.reshape(-1)].astype(np.int64) + FIRST,
+        record=base64.b64encode(record.tobytes()).decode(),
+        replaced=replaced.astype(np.int64) + FIRST,
+        new=int((~is_known).sum()),
+        unseen=int((is_known & (files == 0) & (was != 0)).sum()),
+    )
+
+
+# ---- ranges --------------------------------------------------------------------------------------
+
+# The key in the ledger under which the files in the folder of earlier ones are listed.
+_EARLIER = "earlier"
+
+
+class _EarlierFile(NamedTuple):
+    """A file of an earlier run, from which results may be taken over.
+
+    Attributes:
+        name: Relative to the output folder.
+        first: The first sample of its range, an index in the dataset of that time.
+        numbers: Those of the range, as the ledger has them.
+        failed: Which of the range have no row in it.
+        columns: What the ledger says of its columns.
+    """
+
+    name: str
+    size: int
+    first: int
+    count: int
+    numbers: str
+    failed: list[int]
+    columns: Any
+
+    @classmethod
+    def of(cls, entry: InputRow) -> _EarlierFile | None:
+        """Return the file of a range that is done; None if it has none."""
+        files = files_of(entry.outputs)
+        if not files:
+            return None
+        first, count = range_of(entry.row)
+        record = json.loads(entry.metadata)[0]
+        failed = [int(each.index) - first for each in failed_samples(record)[0]]
+        return cls(*files[0], first, count, entry.identity, failed, record["columns"])
+
+
+def enrol_named(session: Session, cut: Cut, inputs: Iterable[Input]) -> EarlierRows:
+    """Make the ranges of samples the inputs of a session; find what is taken over for them."""
+    samples = numbered(session, inputs)
+    listing = cut.listing_of(samples.keys)
+    with reading("earlier files"):
+        earlier = [*_recorded(session)]
+    if session.starts_over:
+        enrol_ranges(session, cut, listing, **{RECORD: samples.record})
+        session.folder.discard([each.name for each in earlier])
+        return EarlierRows()
+    now = {each.row: each.identity for each in listing}
+    made = [each for each in session.ledger.listed() if each.state == DONE and each.identity]
+    with reading("a range"):
+        _say_what_changed(session, made, samples)
+        stale = [each for each in made if now.get(each.row) != each.identity]
+        kept = {each.row for each in made} - {each.row for each in stale}
+        earlier += filter(None, map(_EarlierFile.of, stale))
+        again = [range_of(each.row) for each in listing if each.row not in kept]
+        rows = _taken_over(session, samples, earlier, again)
+    # First, so that no range has numbers that are not recorded.
+    session.ledger.set_meta(RECORD, samples.record)
+    enrol_ranges(session, cut, listing)
+    return rows
+
+
+def _taken_over(
+    session: Session,
+    samples: NumberedSamples,
+    files: list[_EarlierFile],
+    again: list[tuple[int, int]],
+) -> EarlierRows:
+    """Return where the results of samples of these ranges are; keep links to those files."""
+    file = np.full(len(samples.keys), -1, np.int32)
+    row = np.zeros(len(samples.keys), np.int64)
+    is_again = np.zeros(len(samples.keys), bool)
+    for first, count in again:
+        is_again[first : first + count] = True
+    order = np.argsort(samples.keys, kind="stable")
+    ordered = samples.keys[order]
+    for number, each in enumerate(files):
+        numbers = np.asarray(numbers_in(each.numbers, each.count), np.int64)
+        rows = np.delete(np.arange(each.count), each.failed)
+        # Of samples with one number, all.
+        begin, end = (np.searchsorted(ordered, numbers[rows], side) for side in ("left", "right"))
+        times = end - begin
+        at = order[np.repeat(begin, times) + _counted_up(times)]
+        file[at], row[at] = number, np.repeat(rows, times)
+    file[~is_again] = -1
+    used = sorted({*file.tolist()} - {-1})
+    kept = _kept(session, [files[number] for number in used])
+    places = np.full(len(files) + 1, -1, np.int32)
+    there = [number for number, each in zip(used, kept, strict=True) if each is not None]
+    places[there] = np.arange(len(there))
+    taken = [each for each in kept if each is not None]
+    locations = tuple((str(session.folder.locate(each.name)), each.first) for each in taken)
+    return EarlierRows(locations, places[file], row, taken[0].columns if taken else None)
+
+
+def _counted_up(times: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return 0, 1, … for each of some counts, one after the other."""
+    total = int(times.sum())
+    return np.arange(total) - np.repeat(np.cumsum(times) - times, times)
+
+
+def _say_what_changed(session: Session, made: list[InputRow], samples: NumberedSamples) -> None:
+    """Say which samples are new, changed or gone; raise ChangedError if all of them are others."""
+    ranges = [np.asarray(numbers_in(each.identity, range_of(each.row)[1])) for each in made]
+    was = np.unique(np.concatenate([*ranges, np.empty(0, np.int64)]))
+    if not len(was):
+        return
+    changed = int(np.isin(samples.replaced, was).sum())
+    gone = int((~np.isin(was, samples.keys)).sum()) - changed
+    if gone == len(was) and session.options.version is None:
+        raise lost_samples(session, gone)
+    counts = {"new": samples.new, "changed": changed, "no longer in the dataset": gone}
+    told = [f"{count:,} {'is' if count == 1 else 'are'} {what}" for what, count in counts.items()]
+    told = [each for each, count in zip(told, counts.values(), strict=True) if count]
+    if told:
+        left = ": what was made of these leaves the output" if gone else ""
+        session.say(f"of {counted(len(samples.keys), 'sample')} {', '.join(told)}{left}")
+    if samples.unseen:
+        session.say(
+            f"the files of {counted(samples.unseen, 'sample')} cannot be seen now: what was made "
+            "of them stays"
+        )
+
+
+# ---- earlier files -------------------------------------------------------------------------------
+
+
+def _recorded(session: Session) -> Iterator[_EarlierFile]:
+    """Yield the files that an interrupted run left for those after it."""
+    for fields in json.loads(session.ledger.get_meta(_EARLIER) or "[]"):
+        found = _EarlierFile(*fields)
+        folder, _, name = found.name.rpartition("/")
+        if folder != EARLIER or recorded_name(name) != name:
+            raise ValueError(f"the earlier file {found.name!r}")
+        yield found
+
+
+def _kept(session: Session, files: list[_EarlierFile]) -> list[_EarlierFile | None]:
+    """Link the files to the folder of earlier ones, and record them; None for one that is gone."""
+    folder, kept = session.folder, list[_EarlierFile | None]()
+    for each in files:
+        name = each.name
+        if not name.startswith(f"{EARLIER}/"):
+            name = f"{EARLIER}/{uuid.uuid4().hex[:12]}-{each.name}"
+        is_there = folder.size(each.name) == each.size
+        kept.append(each._replace(name=name) if is_there else None)
+        if is_there and name != each.name:
+            folder.link(each.name, name)
+    recorded = {each.name for each in _recorded(session)}
+    left = [each for each in kept if each is not None]
+    if left or recorded:
+        folder.flush()
+        session.ledger.set_meta(_EARLIER, json.dumps(left))
+        folder.discard(recorded - {each.name for each in left})
+    return kept
+
+
+def forget_earlier(session: Session) -> None:
+    """Remove the earlier files, once all ranges are done."""
+    with reading("earlier files"):
+        names = [each.name for each in _recorded(session)]
+    if names:
+        session.folder.discard(names)
+        session.ledger.set_meta(_EARLIER, "[]")
