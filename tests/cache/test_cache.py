@@ -101,7 +101,7 @@ def test_what_changed_is_noticed(pictures):
     with pytest.raises(forebay.ChangedError, match="parameter shift: 0 -> 1") as caught:
         make(Pictures(shift=1), folder)
     assert "version=" in str(caught.value) and "resume=False" in str(caught.value)
-    assert "if every sample has the index that it had" in str(caught.value)
+    assert "if every sample has the name or index that it had" in str(caught.value)
     assert forebay.open_cache(folder)[5]["image"].max() == 5
     assert make(Pictures(shift=1), folder, resume=False)[5]["image"].max() == 6
 

@@ -163,13 +163,9 @@ def difference(old: Fingerprint, new: Fingerprint) -> str:
     compared: a folder that was moved is the same work. A Dataset that only one of them has is a
     change if the other one has another instead.
     """
-    pairs = _paired(old.bases, new.bases, accepts=False)
-    gained = [each for each, at in zip(new.bases, pairs, strict=True) if at is None]
-    lost = [each for at, each in enumerate(old.bases) if at not in {*pairs}]
     compared: list[tuple[Any, Any]] = [(old, new)]
-    if gained and lost:  # one pair tells enough: of one class, if there are such
-        both = ((one, other) for one in lost for other in gained if one.name == other.name)
-        compared.append(next(both, (lost[0], gained[0])))
+    if (both := _changed_bases(old, new)) is not None:
+        compared.append(both)
     lines: list[str] = []
     shown, large, weights = [], [], []
     for one, other in compared:
@@ -196,6 +192,28 @@ def difference(old: Fingerprint, new: Fingerprint) -> str:
     if large:
         lines.append(f"changed, and too large to show: {_listed(large)}")
     return "\n".join(lines + _capped(shown))
+
+
+def changed_name(old: Fingerprint, new: Fingerprint) -> str:
+    """Return what a message says has changed: the work, or a Dataset that it is done with."""
+    both = _changed_bases(old, new)
+    if both is None or difference(replace(old, bases=()), replace(new, bases=())):
+        return new.name
+    return f"the dataset {both[1].name}"
+
+
+def _changed_bases(old: Fingerprint, new: Fingerprint) -> tuple[Base, Base] | None:
+    """Return a Dataset as it was and as it is, or another one in its place; None if none changed.
+
+    One pair tells enough: of one class, if there are such.
+    """
+    pairs = _paired(old.bases, new.bases, accepts=False)
+    gained = [each for each, at in zip(new.bases, pairs, strict=True) if at is None]
+    lost = [each for at, each in enumerate(old.bases) if at not in {*pairs}]
+    if not (gained and lost):
+        return None
+    both = ((one, other) for one in lost for other in gained if one.name == other.name)
+    return next(both, (lost[0], gained[0]))
 
 
 def _listed(names: list[str]) -> str:

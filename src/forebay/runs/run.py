@@ -52,7 +52,7 @@ from forebay.outputs.places import open_place
 from forebay.pools.base import InlinePool, Pool, ThreadPool
 from forebay.pools.processes import ProcessPool, occupy_standard_descriptors
 from forebay.runs import report
-from forebay.runs.fingerprint import Fingerprint, difference, number_bases
+from forebay.runs.fingerprint import Fingerprint, changed_name, difference, number_bases
 from forebay.runs.job import PreprocessJob, name_of_work
 from forebay.runs.recorded_settings import SETTINGS
 from forebay.runs.report import FailureBudget, Report
@@ -594,16 +594,18 @@ class Session:
         if was is None or not options.resume or renamed:
             return was is not None
         with reading("the work"):
-            changes = difference(Fingerprint.from_json(was), self._described())
+            before = Fingerprint.from_json(was)
+            changes = difference(before, self._described())
         if not changes or options.version is not None:
             return False
         if ledger.get_meta("trial") == "yes":
             return True
         keep = was_version or "2"
-        known = "name or index" if self.verb == "preprocess" else "index"
-        only = f", if every sample has the {known} that it had" if self._described().bases else ""
+        has_samples = bool(self._described().bases)
+        only = ", if every sample has the name or index that it had" if has_samples else ""
         raise ChangedError(
-            f"{self._described().name} changed since the earlier run: {self.output!r} would mix "
+            f"{changed_name(before, self._described())} changed since the earlier run: "
+            f"{self.output!r} would mix "
             f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
             "  Nothing was started, and nothing is lost. Choose one:\n"
             "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
