@@ -55,7 +55,8 @@ class EarlierRows:
         found = []
         for number in sorted({*file.tolist()} - {-1}):
             (at,) = (file == number).nonzero()
-            found.append(Taken(*self.files[number], (at + first).tolist(), row[at].tolist()))
+            location, start = self.files[number]
+            found.append(Taken(location, start, (at + first).tolist(), row[at].tolist()))
         return found
 
     def left(self, first: int, count: int) -> Sequence[int]:

@@ -17,7 +17,7 @@ import struct
 from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ import torch
 
 from forebay.base.arrow_arrays import array_of, array_of_numpy
 from forebay.base.datasets import OwnedGenerators
-from forebay.base.earlier_rows import EarlierRows, Taken
-from forebay.base.files import Folder, local_file, open_regular
+from forebay.base.earlier_rows import EarlierRows
+from forebay.base.files import Folder, open_regular
 from forebay.base.formatting import counted
 from forebay.base.process import descriptor_path
 from forebay.base.randomness import seed_generators, seed_of_text
@@ -45,6 +45,7 @@ from forebay.caching.columns import (
     spec_of,
     widened,
 )
+from forebay.caching.earlier_shards import earlier_leaves
 from forebay.caching.layout import (
     BLOCK,
     MOST_BLOCK_BYTES,
@@ -567,9 +568,10 @@ class ShardWork:
         failures: list[Failure] = []
         failed, cause = 0, None
         path = out.file(shard_name(first // plan.per_shard))
+        earlier = self._earlier.taken(first, row["count"])
         with (
             _marked(self._marks / str(first)) as mark,
-            earlier_leaves(self._earlier.taken(first, row["count"]), plan.structure) as leaves_at,
+            earlier_leaves(earlier, Shard, plan.structure) as leaves_at,
             ShardWriter(path, plan.structure, list(plan.specs), first) as writer,
         ):
             for index in range(first, first + row["count"]):
@@ -613,26 +615,6 @@ class ShardWork:
         except MisfitError as error:
             return error
         return None
-
-
-@contextmanager
-def earlier_leaves(
-    taken: Sequence[Taken], structure: Node
-) -> Iterator[Callable[[int], list[Any] | None]]:
-    """Yield what returns the leaves of a sample that an earlier shard has; None for another one."""
-    places: dict[int, tuple[Shard, int]] = {}
-    with ExitStack() as stack:
-        for each in taken:
-            shard = Shard(stack.enter_context(local_file(each.location)))
-            if shard.structure == structure:
-                rows = zip(each.indices, each.rows, strict=True)
-                places.update((index, (shard, row)) for index, row in rows if row < len(shard))
-
-        def leaves(index: int) -> list[Any] | None:
-            shard, row = places.get(index, (None, 0))
-            return None if shard is None else shard.leaves(row)
-
-        yield leaves
 
 
 def record_of(path: Path, writer: ShardWriter) -> dict[str, Any]:

@@ -559,7 +559,7 @@ class PartWriter:
             self._taken = end
 
     def _hold(self, indices: list[int], predictions: Columns | pa.Table) -> None:
-        if not self._held and not isinstance(predictions, pa.Table):
+        if not self._held and isinstance(predictions, dict):
             for name in predictions.keys() & self._own:
                 raise OutputError(
                     f"two columns would be called {name!r}: one that the model returned, and one "
@@ -567,9 +567,8 @@ class PartWriter:
                 )
         self._indices += indices
         self._held.append(predictions)
-        is_table = isinstance(predictions, pa.Table)
-        each = predictions.columns if is_table else predictions.values()
-        self._held_bytes += sum(array.nbytes for array in each)
+        arrays = predictions.values() if isinstance(predictions, dict) else predictions.columns
+        self._held_bytes += sum(array.nbytes for array in arrays)
         if self._held_bytes >= GROUP_BYTES:
             self._write()
 
@@ -581,7 +580,7 @@ class PartWriter:
                 chosen = self._metadata.take(index)
                 columns.update(zip(chosen.column_names, chosen.columns, strict=True))
             first = self._held[0]
-            for name in first.column_names if isinstance(first, pa.Table) else first:
+            for name in first if isinstance(first, dict) else first.column_names:
                 columns[name] = _joined([each[name] for each in self._held])
             rows = pa.table(columns)
             check_memory(rows.nbytes)

@@ -259,11 +259,13 @@ def _enrolled(
         timeout = session.options.timeout * -(-size // reader.batch_size)
         session.options = replace(session.options, timeout=timeout)
     cut = Cut(samples, size)
-    if isinstance(listed, Samples) and not listed.have_names:
+    if not isinstance(listed, Samples):
+        names, inputs = names_in(listed.listing)
+    elif listed.have_names:
+        names, inputs = names_in(listed.of(session).inputs())
+    else:
         enrol_ranges(session, cut, sample_ranges(session, cut, listed.of(session)))
         return reader, cut, None, EarlierRows()
-    is_table = not isinstance(listed, Samples)
-    names, inputs = names_in(listed.listing if is_table else listed.of(session).inputs())
     earlier = enrol_named(session, cut, inputs)
     return reader, cut, names(), earlier
 

@@ -141,7 +141,7 @@ class _EarlierFile(NamedTuple):
     name: str
     size: int
     first: int
-    count: int
+    samples: int
     numbers: str
     failed: list[int]
     columns: Any
@@ -198,8 +198,8 @@ def _taken_over(
     order = np.argsort(samples.keys, kind="stable")
     ordered = samples.keys[order]
     for number, each in enumerate(files):
-        numbers = np.asarray(numbers_in(each.numbers, each.count), np.int64)
-        rows = np.delete(np.arange(each.count), each.failed)
+        numbers = np.asarray(numbers_in(each.numbers, each.samples), np.int64)
+        rows = np.delete(np.arange(each.samples), each.failed)
         # Of samples with one number, all.
         begin, end = (np.searchsorted(ordered, numbers[rows], side) for side in ("left", "right"))
         times = end - begin
@@ -216,10 +216,11 @@ def _taken_over(
     return EarlierRows(locations, places[file], row, taken[0].columns if taken else None)
 
 
-def _counted_up(times: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _counted_up(times: npt.NDArray[Any]) -> Any:
     """Return 0, 1, … for each of some counts, one after the other."""
     total = int(times.sum())
-    return np.arange(total) - np.repeat(np.cumsum(times) - times, times)
+    starts = np.repeat(np.cumsum(times) - times, times)
+    return np.arange(total) - starts
 
 
 def _say_what_changed(session: Session, made: list[InputRow], samples: NumberedSamples) -> None:
