@@ -542,9 +542,7 @@ MOST_TEXT = 1000
 class ShardWork:
     """Makes one shard, for rows of "first" and "count".
 
-    Args:
-        earlier: Which samples are taken over from shards of an earlier run.
-        name_of: Returns the name of a sample; None if it has none.
+    Samples that `earlier` has are taken over from shards of an earlier run.
     """
 
     def __init__(
