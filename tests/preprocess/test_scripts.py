@@ -133,3 +133,61 @@ def test_torch_uses_one_thread_in_a_worker(tmp_path, monkeypatch, inputs, source
     rows = report.metadata.to_pylist()
     assert {(row["mean"], row["threads"]) for row in rows} == {(512.0, 1)}
     assert (report.done, report.failed) == (4, 0)
+
+
+POOLS = textwrap.dedent(
+    """
+    import multiprocessing
+    import sys
+    import threading
+    from concurrent.futures import ProcessPoolExecutor
+
+    import forebay
+
+
+    def square(number):
+        return number * number
+
+
+    def work(source, out):
+        context = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(1) as executor, context.Pool(1) as pool:
+            return {"made": [*executor.map(square, [3]), *pool.map(square, [4])]}
+
+
+    if __name__ == "__main__":
+        if "thread" in sys.argv:
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        report = forebay.preprocess(
+            work, [sys.argv[1]], sys.argv[2], num_workers=1, retries=0, progress=False
+        )
+        print(report.failures or report.metadata["made"].to_pylist())
+    """
+)
+
+
+@pytest.mark.parametrize("way", ["", "thread"])
+def test_a_function_of_a_script_may_start_pools_of_its_own(tmp_path, inputs, way):
+    """They pickle the script's functions by their names, in forked workers and in new ones."""
+    script = tmp_path / "script.py"
+    script.write_text(POOLS)
+    done = finish(start(inputs / "bad.txt", tmp_path / "out", way, program=(script,)))
+    assert done == (0, "[[9, 16]]\n", "")
+
+
+def test_a_call_that_importing_a_module_makes_again_says_where_it_is(tmp_path, inputs):
+    """Workers that import the module of the function would each make the call."""
+    module = tmp_path / "imported.py"
+    module.write_text(
+        "import sys, threading, forebay\n"
+        "def work(source, out): ...\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "forebay.preprocess(work, sys.argv[1], sys.argv[2], num_workers=1, progress=False)\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text("import imported\n")
+    code, _, err = finish(start(inputs, tmp_path / "out", program=(script,)))
+    assert code == 1
+    assert f"{module}, line 4, calls forebay.preprocess when it is imported" in err
+    assert "under `if __name__ == '__main__':`" in err
+    assert "another run holds" not in err

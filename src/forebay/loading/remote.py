@@ -28,6 +28,7 @@ from forebay.observe.progress import note
 from forebay.options import Ray
 from forebay.pools.base import Pool
 from forebay.pools.events import Assignment, Event, TaskFinished, TasksReturned
+from forebay.pools.job_loading import load_job
 from forebay.pools.processes import ProcessPool
 from forebay.pools.ray_nodes import Hosting, NodeCheck, shipped
 from forebay.pools.ray_pool import AnswerReceiver, RayPool
@@ -130,7 +131,7 @@ def _hosted_job(spec: bytes, descriptor: int, extent: int) -> HostedJob:
     from forebay.loading.batch_job import HostedJob
 
     slab = Slab.attach(descriptor, extent)
-    loaded: BatchSpec = pickle.loads(spec)  # noqa: S301 - from our own trainer
+    loaded: BatchSpec = load_job(spec)  # from our own trainer
     keeps_tasks = loaded.concurrency > 1  # it has begun all that it holds
     return HostedJob(loaded, slab, keeps_tasks=keeps_tasks, on_class=make_known)
 

@@ -158,7 +158,7 @@ def handlers_deferred() -> Iterator[None]:
 def execute(control: socket.socket, answers: int, payload: bytes, keep: Iterable[int]) -> int:
     """Start the zygote as a fresh interpreter; return its process ID, to be waited for."""
     with os.fdopen(memory_file("forebay"), "w+b") as file:
-        pickle.dump((sys.path, sys.argv), file)
+        pickle.dump((sys.path, sys.argv, vars(sys.modules["__main__"]).get("__file__")), file)
         file.write(payload)
         file.seek(0)  # which writes what is buffered
         descriptors = control.fileno(), answers, file.fileno()

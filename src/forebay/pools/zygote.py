@@ -38,6 +38,7 @@ from forebay.base.memory_files import memory_file
 from forebay.base.process import OOM_AFTER_WORKERS, die_when_memory_runs_out
 from forebay.failures import Failure
 from forebay.pools.events import Assignment, Event, Job, TaskFailed, TaskFinished, as_sent
+from forebay.pools.job_loading import load_job
 from forebay.pools.worker import Channel, failure_of, portable, serve, without_our_frames
 
 # ---- linux ---------------------------------------------------------------------------------------
@@ -193,8 +194,10 @@ def run(
 def main(control: int, answers: int, payload: int) -> NoReturn:
     """Serve in a new interpreter."""
     with os.fdopen(payload, "rb") as file:
-        sys.path[:], sys.argv[:] = pickle.load(file)  # noqa: S301 - from the driver
+        sys.path[:], sys.argv[:], script = pickle.load(file)  # noqa: S301 - from the driver
         body = file.read()
+    if script is not None:  # for what the user's function starts with multiprocessing
+        sys.modules["__main__"].__file__ = script
     run(socket.socket(fileno=control), answers, body)
 
 
@@ -225,7 +228,7 @@ class _Zygote:
         self._job: Job | Failure
         try:
             # It comes from the driver, never from a disk.
-            self._job = pickle.loads(job) if isinstance(job, bytes) else job  # noqa: S301
+            self._job = load_job(job) if isinstance(job, bytes) else job
         except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
             self._job = failure_of(error)
         self._driver.send(("ready",))

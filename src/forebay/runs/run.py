@@ -50,6 +50,7 @@ from forebay.observe.simulation import Totals, Tuner
 from forebay.options import AutoWorkers, PreprocessOptions, whole_cores
 from forebay.outputs.places import open_place
 from forebay.pools.base import InlinePool, Pool, ThreadPool
+from forebay.pools.job_loading import check_not_loading
 from forebay.pools.processes import ProcessPool, occupy_standard_descriptors
 from forebay.runs import report
 from forebay.runs.fingerprint import Fingerprint, changed_name, difference, number_bases
@@ -234,6 +235,7 @@ class Session:
         Args:
             settings: Those of the call, to be recorded; None to leave those of the earlier run.
         """
+        check_not_loading(verb)
         self.options, self.starts_over = options, False
         self.output = location_text(output)
         check_in_reach(self.output, options)
