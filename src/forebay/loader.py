@@ -36,7 +36,7 @@ from forebay.loading.facts import (
 )
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.position import Position
-from forebay.loading.samplers import SetEpochRecorders, UnreadSampler, sampler_for_plan, torch_init
+from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
 from forebay.loading.settings import Settings, check, check_worker_method
 from forebay.mixing import MixedDataset, checked_weights
 from forebay.observe.figures import Statistics
@@ -213,10 +213,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             in_order=in_order,
         )
         check(Settings(self))
-        is_plain = self._by_torchs_rules and self.buffer is None
-        samplers = None if self._by_torchs_rules else super()._index_sampler
-        recorders = SetEpochRecorders(samplers, None if is_plain else dataset)
-        self._loader_progress = LoaderProgress(recorders)
+        self._loader_progress = LoaderProgress()
 
     # ---- iterating -----------------------------------------------------------------------------
 
@@ -364,7 +361,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         returned before are skipped; with `in_order=False` they are not known, so that only a state
         from before or after an epoch can be loaded.
 
-        A batch that raised counts as returned, unless the sampler raised.
+        A batch that raised counts as returned, unless the sampler raised. Call `set_epoch` of a
+        sampler or dataset of your own before you resume, as in torch: it is not in the state.
         """
         return self._loader_progress.position(Settings(self)).to_state()
 
@@ -393,6 +391,8 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def replay(self, *, epoch: int, batch: int) -> Any:
         """Rebuild one batch in this process, for debugging, without affecting the iteration.
+
+        The dataset is used as it is: if it has `set_epoch`, call that for the epoch first.
 
         Args:
             epoch: The batch's epoch, from 0.

@@ -109,7 +109,7 @@ def test_the_next_epochs_are_made_while_this_one_is_not_taken():
 
 @pytest.mark.parametrize("said", [(0, 1, 2, 3), (5, 5, 9, 2), (0, 2, 4, 6)], ids=str)
 def test_set_epoch_is_honoured(said):
-    """Foreseen or not: what was made for another epoch is dropped."""
+    """Whatever it says: a dataset that has it is not read beyond its epoch."""
     dataset = Told()
     with DataLoader(dataset, batch_size=3, num_workers=2, buffer="1MB") as loader:
         for epoch in said:

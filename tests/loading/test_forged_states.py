@@ -128,7 +128,7 @@ FORGED = {
     "a list of sources": ("made_with.sources", [1]),
     "any order": ("made_with.in_order", False),
     "overtaken batches": ("outstanding", [1]),
-    "an epoch beyond 64 bits": ("set_epoch", [None, 1 << 70, None]),
+    "an epoch beyond 64 bits": ("set_epoch", 1 << 70),
     "a mixture": ("mixture", {"weights": [1.0], "since": 0, "counts": []}),
 }
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import Squares, Stream
 from streams import until
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, Sampler
 
 from forebay import Buffer, DataLoader, OptionError
 
@@ -224,6 +224,75 @@ def test_set_epoch_may_be_forwarded(arguments):
             sampler.set_epoch(epoch)
             order = [(epoch + each) % 5 for each in range(5)]
             assert [batch.item() for batch in loader] == order
+
+
+class Anything(Dataset):
+    """Answers to any name, as mocks and tables with lazy columns do."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+    def __getattr__(self, name):
+        return lambda *args: f"column {name}"
+
+
+class Nothing(Anything):
+    """Answers None to any name."""
+
+    def __getattr__(self, name):
+        return None
+
+
+class Items(dict):
+    """Its attributes are its items."""
+
+    __getattr__, __setattr__ = dict.get, dict.__setitem__
+
+
+class Around:
+    """Has another dataset, or itself."""
+
+    def __init__(self):
+        self.dataset = self
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+
+def each_other():
+    """Return one of two wrappers that refer to each other."""
+    one, other = Around(), Around()
+    one.dataset, other.dataset = other, one
+    return one
+
+
+ODD = {
+    "answers to any name": Anything,
+    "answers None": Nothing,
+    "attributes are items": lambda: Items({index: index for index in range(4)}),
+    "its own dataset": Around,
+    "two of each other": each_other,
+}
+WAYS = [{}, {"seed": 0}, {"seed": 0, "num_workers": 1}, {"num_workers": 1, "buffer": "1MB"}]
+
+
+@pytest.mark.parametrize("arguments", WAYS, ids=repr)
+@pytest.mark.parametrize("make", ODD.values(), ids=ODD)
+def test_a_dataset_may_answer_to_any_name_or_refer_to_itself(make, arguments):
+    """A protocol is what its class defines; nothing is written into it, and it has a state."""
+    dataset = make()
+    before = dict(dataset) if isinstance(dataset, dict) else dict(vars(dataset))
+    with DataLoader(dataset, batch_size=2, **arguments) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+        assert loader.state_dict()["epoch"] == 1
+        assert loader.state_dict()["dataset"] is None
+    assert (dict(dataset) if isinstance(dataset, dict) else vars(dataset)) == before
 
 
 class Stopping(Sampler):

@@ -1,4 +1,4 @@
-"""`set_epoch`, of samplers and of datasets: it is heeded, whatever was guessed and made ahead."""
+"""`set_epoch`, of samplers and of datasets: it is heeded, and nothing of the user's is changed."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_right_guess_keeps_what_was_made():
 
 
 def test_set_epoch_on_a_batch_sampler_that_passes_it_on():
-    """The one within is told by it, and nobody takes a guess for the user's word."""
+    """It is called by the user alone; the next epoch is read when it begins."""
 
     class Passing(BatchSampler):
         def set_epoch(self, epoch):
@@ -117,7 +117,7 @@ def test_set_epoch_on_a_batch_sampler_that_passes_it_on():
 @pytest.mark.parametrize("within", [False, True], ids=["dataset", "subset"])
 @pytest.mark.parametrize("way", ["here", "workers", "persistent", "ahead", "threads", "spawn"])
 def test_set_epoch_on_a_dataset_reaches_live_workers(way, within):
-    """Before the first epoch, between others, and where another one was guessed."""
+    """Before the first epoch, and between others: workers get copies of the dataset as it is."""
     arguments = {
         "here": {"seed": 0},
         "workers": {"seed": 0, "num_workers": 2},
@@ -137,16 +137,16 @@ def test_set_epoch_on_a_dataset_reaches_live_workers(way, within):
         assert dataset.epoch == 6
 
 
-def test_set_epoch_on_a_dataset_is_replayed():
-    """Each epoch is made again as it was; the dataset is left at the present one."""
+@pytest.mark.parametrize("arguments", [{"seed": 0}, {"num_workers": 1, "buffer": "1MB"}], ids=str)
+def test_nothing_is_written_into_what_has_set_epoch(arguments):
+    """Neither into a sampler nor into a dataset; their methods are called by the user alone."""
     dataset = Epochal(4)
-    with DataLoader(dataset, seed=0, num_workers=1, buffer="1MB") as loader:
-        for epoch in (3, 4, 9):
-            dataset.set_epoch(epoch)
-            list(loader)
-        for epoch, said in enumerate((3, 4, 9, 14)):
-            assert loader.replay(epoch=epoch, batch=1)[1].item() == said
-        assert dataset.epoch == 9
+    sampler = DistributedSampler(dataset, num_replicas=1, rank=0)
+    before = set(vars(sampler)), set(vars(dataset))
+    with DataLoader(dataset, sampler=sampler, **arguments) as loader:
+        list(loader)
+        assert (set(vars(sampler)), set(vars(dataset))) == before
+        assert (sampler.epoch, dataset.epoch) == (0, -1)
 
 
 def test_shuffling_goes_by_set_epoch_if_that_is_called():
@@ -161,8 +161,8 @@ def test_shuffling_goes_by_set_epoch_if_that_is_called():
         assert [batch.item() for batch in loader] == second
 
 
-def test_a_sampler_with_a_generator_survives_a_wrong_guess():
-    """What was read for the guess is taken back."""
+def test_a_sampler_with_a_generator_beside_a_dataset_with_set_epoch():
+    """It is read no further than its epoch."""
 
     def epochs(**arguments):
         dataset = Epochal(6)

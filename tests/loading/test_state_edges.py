@@ -271,7 +271,7 @@ EDITS = {
     "epoch": ("epoch", [1.5, "0", -1, 1 << 62, None, True]),
     "sample": ("sample", [10**9, -1]),
     "worker whose turn it is": ("next_worker", [5, -1]),
-    "set_epoch": ("set_epoch", [[1, 2, 3, 4, 5], ["x"], 3]),
+    "set_epoch": ("set_epoch", [[3], "x", True, 1 << 70]),
     "sampler": ("sampler", [5, [{}], [{"generator": "!!"}], [{"generator": 3}], [5]]),
     "dataset": ("dataset", [3]),
     "generator": ("generator", ["!!", 5, "AAAA"]),

@@ -17,6 +17,19 @@ from typing import Any, NamedTuple
 from forebay.base.randomness import TORCH_BITS, numpy_and_torch, seed_of_text
 
 
+def defines(thing: Any, *names: str) -> bool:
+    """Return whether an object has methods of a protocol, by its class or as its own attributes.
+
+    What its `__getattr__` answers does not count: that of a proxy, a mock or a dict with attributes
+    may answer to any name.
+    """
+    own = getattr(thing, "__dict__", None)
+    own = own if type(own) is dict else {}
+    if isinstance(thing, type):
+        return False
+    return all(callable(own.get(name) or getattr(type(thing), name, None)) for name in names)
+
+
 def is_map_style(dataset: object) -> bool:
     """Return whether samples have an index: whether there are `__getitem__` and `__len__`.
 
@@ -33,7 +46,7 @@ def getitems_of(dataset: Any) -> Any:
     subset = getattr(sys.modules.get("torch.utils.data"), "Subset", None)
     if type(dataset) is subset and getitems_of(dataset.dataset) is None:
         return None  # its own one only calls `__getitem__` for each
-    return getattr(dataset, "__getitems__", None)
+    return dataset.__getitems__ if defines(dataset, "__getitems__") else None
 
 
 def sequence_rows(dataset: Any) -> dict[str, Any]:
@@ -184,13 +197,15 @@ class _Search:
     def __init__(self, roots: Mapping[str, Any]) -> None:
         self.is_cut = False
         self._kinds, self._known = _kinds()
-        self._near = deque((path, value, None) for path, value in roots.items())
+        self._near: deque[tuple[str, Any, _Long | None]] = deque()
+        self._near.extend((path, value, None) for path, value in roots.items())
         self._far: deque[tuple[str, Any, _Long | None]] = deque()  # in long containers
         self._all: deque[_Long] = deque()  # those of which everything is looked at
 
     def found(self) -> Iterator[tuple[str, Any]]:
         """Yield the path and each generator, those nearest to the roots first."""
-        known, kinds, kept = self._known, self._kinds, []  # kept so that no ID is used again
+        known, kinds = self._known, self._kinds
+        kept: list[Any] = []  # so that no ID is used again
         for path, value, container in self._waiting():
             if id(value) in known:
                 continue
@@ -279,7 +294,8 @@ def _pairs(value: Any, kind: Any) -> Iterator[tuple[Any, Any]]:
 
 def _sample(path: str, value: Any, kind: Any, long: _Long) -> Iterator[tuple[str, Any]]:
     """Yield some items of a long container, of each type."""
-    length, most, of = kind.__len__(value), max(SAMPLED >> 2 * long.depth(), 2), None
+    length, most = kind.__len__(value), max(SAMPLED >> 2 * long.depth(), 2)
+    of: Iterable[tuple[Any, Any]] | None = None
     if length > MANY_ITEMS and kind in (list, tuple):
         chosen = (*(length * at // most for at in range(most)), length - 1)
         of = ((at, kind.__getitem__(value, at)) for at in chosen)

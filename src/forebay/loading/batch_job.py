@@ -47,7 +47,6 @@ from forebay.loading.messages import (
     WorkerExhausted,
     WorkerState,
 )
-from forebay.loading.samplers import owner_of_set_epoch
 from forebay.memory.packing import Packer, collate_into
 from forebay.memory.slab import Slab
 from forebay.observe.record import FINEST_S, MEASURED_S, SAMPLED_S, SlowSample, Timing
@@ -168,8 +167,7 @@ class BatchJob:
         self._turns = turns
         self._seeds: SeedsIfDrawn | None = None
         self._worker_id = 0
-        self._begun: tuple[int, int | None] | None = None  # epoch, and the dataset's
-        self._dataset_epoch: int | None = None
+        self._begun: int | None = None  # the epoch of an iterable dataset
         self._map_fetcher: MapFetcher | None = None
         self._iterable_fetcher: IterableFetcher | None = None
         self._init_error: BaseException | None = None
@@ -257,7 +255,8 @@ class BatchJob:
         """Prepare for collation; overridden where batches are packed."""
 
     def _made(self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher) -> BatchResult:
-        timer, kept = self.timer, nullcontext()
+        timer = self.timer
+        kept: AbstractContextManager[None] = nullcontext()
         timer.began_at = time.perf_counter()
         try:
             if isinstance(fetcher, MapFetcher):
@@ -292,10 +291,9 @@ class BatchJob:
         return self.timer.timing(self._worker_id, fetcher.slowest if fetcher else None)
 
     def _fetcher(self, request: BatchRequest) -> MapFetcher | IterableFetcher:
-        """Return the fetcher for a request, after setting the dataset's epoch."""
+        """Return the fetcher for a request."""
         if self._spec.is_iterable:
-            # A prefetched epoch starts again if `set_epoch` was called with another value.
-            if (request.epoch, request.dataset_epoch) != self._begun:
+            if request.epoch != self._begun:
                 self._begin_iterable(request)
             assert self._iterable_fetcher is not None
             return self._iterable_fetcher
@@ -312,12 +310,10 @@ class BatchJob:
             self._map_fetcher = MapFetcher(
                 spec, self._turns, self._seeds, self._threads, self._later
             )
-        self._set_dataset_epoch(request)
         return self._map_fetcher
 
     def _begin_iterable(self, request: BatchRequest) -> None:
         spec, is_first = self._spec, self._iterable_fetcher is None
-        self._set_dataset_epoch(request)
         # In a worker's first epoch worker_init_fn may have seeded the generators itself.
         if request.worker_seed is not None and request.epoch != spec.first_epoch:
             torch_internals.seed_as_worker(request.worker_seed, self._worker_id)
@@ -330,18 +326,12 @@ class BatchJob:
         if request.worker_seed is not None:
             seed = scrambled(request.worker_seed + self._worker_id)
         self._iterable_fetcher = IterableFetcher(spec, seed, state)
-        self._begun = request.epoch, request.dataset_epoch
+        self._begun = request.epoch
         # Skip the batches that the dead worker returned before; reading them is the only way.
         for _ in range(request.preceding):
             with suppress(Exception):  # it was raised that time, too
                 # Collated as well, for the random numbers that this may draw.
                 spec.collate_fn(self._iterable_fetcher.fetch(request))
-
-    def _set_dataset_epoch(self, request: BatchRequest) -> None:
-        epoch = request.dataset_epoch
-        if epoch is not None and epoch != self._dataset_epoch:
-            self._dataset_epoch = epoch
-            owner_of_set_epoch(self._spec.dataset).set_epoch(epoch)
 
     def _notes(self, request: BatchRequest, index: Any) -> tuple[str, ...]:
         """Return the notes for an exception: sample, batch, and how to reproduce it."""
@@ -367,7 +357,7 @@ class LocalJob(BatchJob):
         self, request: BatchRequest, generators: Callable[[], AbstractContextManager[Any]]
     ) -> None:
         """Begin to iterate an iterable dataset, if this is the first request of its epoch."""
-        if self._spec.is_iterable and request.epoch != (self._begun or (None,))[0]:
+        if self._spec.is_iterable and request.epoch != self._begun:
             with generators():
                 self._begin_iterable(request)
 

@@ -37,9 +37,9 @@ from forebay.loading.planner import Planner
 from forebay.loading.position import DAMAGED, Position
 from forebay.loading.samplers import (
     NO_STATE,
-    SetEpochRecorders,
     chain_of,
     draw_seed,
+    fingerprint,
     has_state,
     holds_position,
     set_generator,
@@ -139,7 +139,7 @@ class Pipeline:
         planner: Decides which batches are requested; None before the first epoch.
     """
 
-    def __init__(self, settings: Settings, recorders: SetEpochRecorders, trace: Trace) -> None:
+    def __init__(self, settings: Settings, trace: Trace) -> None:
         self.seed: int | None = settings.loader.seed
         self.mixture: Mixture | None = settings.plan.mixture if settings.plan else None
         self.feed: Feed | LocalFeed | None = None
@@ -147,7 +147,7 @@ class Pipeline:
         self.keeps_workers = settings.keeps_workers
         self.reader: int | None = None
         self.last: tuple[BatchRequest, tuple[Failure, ...]] | None = None
-        self.recorders, self._trace = recorders, trace
+        self._trace = trace
         self._tuning = settings.tuning(trace)
         self.generator_before: str | None = None
         self.drew_base_seed = True
@@ -232,9 +232,10 @@ class Pipeline:
         if settings.ranks is not None and not self._has_agreed:
             self._check_ranks(settings.ranks, settings, position)
         feed = self.feed
-        fingerprint = self._dataset_fingerprint(settings)
+        seen = self._dataset_fingerprint(settings)
         # Workers got copies of the dataset, which the user may have changed since.
-        if feed is None or not feed.is_open or fingerprint != self._dataset_seen:
+        is_old = seen != self._dataset_seen or settings.renews_workers
+        if feed is None or not feed.is_open or is_old:
             self.close(between_epochs=True)
             seed = None
             # Threads draw from the generators of the process, unless the user set a seed.
@@ -242,7 +243,7 @@ class Pipeline:
                 loader.seed is not None or loader.backend != "thread"
             ):
                 seed = self.seed
-            self._replaces_workers, self._dataset_seen = False, fingerprint
+            self._replaces_workers, self._dataset_seen = False, seen
             states = tuple(planner.worker_states)
             spec = settings.spec(base_seed, seed, position.epoch, states)
             device = self.hand_out.device
@@ -273,7 +274,7 @@ class Pipeline:
     def planner_for(self, settings: Settings) -> Planner:
         """Return the planner; create it if there is none."""
         if self.planner is None:
-            self.planner = Planner(self._source(settings), self.recorders, settings)
+            self.planner = Planner(self._source(settings), settings)
         return self.planner
 
     def _source(self, settings: Settings) -> Source:
@@ -283,7 +284,7 @@ class Pipeline:
             plan, ahead = self._plan(settings), settings.lookahead(self._trace)
             return PlanSource(plan, settings.auto_collation, settings.is_sliced, ahead)
         seed = None if settings.by_torchs_rules else self.seed
-        return SamplerSource(settings.index_sampler, seed, self.recorders, settings)
+        return SamplerSource(settings.index_sampler, seed, settings)
 
     def _plan(self, settings: Settings) -> Plan:
         assert settings.plan is not None and self.seed is not None
@@ -305,9 +306,9 @@ class Pipeline:
         loader = settings.loader
         if settings.is_iterable or settings.is_local or loader.persistent_workers:
             return None
-        if not settings.runs_ahead or loader.backend == "thread":
+        if not settings.is_filled or loader.backend == "thread":
             return None
-        return self.recorders.dataset_fingerprint(loader.dataset)
+        return fingerprint(loader.dataset)
 
     def refresh(self) -> None:
         """Replace the workers and make prefetched batches again, at the next epoch."""
@@ -415,8 +416,8 @@ class LoaderProgress:
         pipeline: The pipeline of the last iteration; None before the first.
     """
 
-    def __init__(self, recorders: SetEpochRecorders, resumed: Position | None = None) -> None:
-        self.recorders, self.resumed = recorders, resumed
+    def __init__(self, resumed: Position | None = None) -> None:
+        self.resumed = resumed
         self.trace, self.failures = Trace(), FailureLog()
         self.pipeline: Pipeline | None = None
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()  # those in use
@@ -424,7 +425,7 @@ class LoaderProgress:
 
     def __reduce__(self) -> Any:
         """Copy and pickle no pipelines and no counts."""
-        return LoaderProgress, (self.recorders, self.resumed)
+        return LoaderProgress, (self.resumed,)
 
     # ---- an epoch ------------------------------------------------------------------------------
 
@@ -457,7 +458,7 @@ class LoaderProgress:
     def pipeline_for(self, settings: Settings, *, is_new: bool) -> Pipeline:
         """Return the pipeline of the last iteration; a new one if there is none, or `is_new`."""
         if self.pipeline is None or is_new:
-            self.pipeline = Pipeline(settings, self.recorders, self.trace)
+            self.pipeline = Pipeline(settings, self.trace)
             self._pipelines.add(self.pipeline)
         return self.pipeline
 
@@ -484,10 +485,10 @@ class LoaderProgress:
             return self._start(settings, self._next_epoch, 0)
         feed, is_over = pipeline.feed, not planner.has_next()
         states = (feed and feed.worker_states()) or planner.worker_states
-        sampler_states, values = planner.sampler_states()
+        sampler_states, order = planner.sampler_states()
         epoch = planner.epoch + is_over
         position = self._start(settings, epoch, planner.origin_of(epoch))
-        position = replace(position, seed=pipeline.seed, sampler=sampler_states, set_epoch=values)
+        position = replace(position, seed=pipeline.seed, sampler=sampler_states, set_epoch=order)
         if settings.is_iterable and settings.is_local and states:
             # The state of the worker is that of the same object.
             position = replace(position, dataset=None)
@@ -524,7 +525,7 @@ class LoaderProgress:
             epoch=epoch,
             origin=origin,
             seed=loader.seed,
-            set_epoch=self.recorders.values(),
+            set_epoch=settings.sampler_epoch,
             sampler=None if settings.is_iterable else states_of(settings.index_sampler),
             dataset=settings.dataset_state(),
             generator=state_of_generator(loader.generator) if draws else None,
@@ -536,7 +537,6 @@ class LoaderProgress:
         if self.pipeline is not None:
             self.pipeline.reader = None
         self.pipeline = None
-        self.recorders.restore(position.set_epoch)
         self.resumed, self._next_epoch = position, position.epoch
 
     def set_weights(self, settings: Settings, weights: tuple[float, ...]) -> None:
@@ -626,6 +626,8 @@ def restore_states(settings: Settings, position: Position) -> None:
     if position.dataset is not None and not _has_already(dataset, position.dataset):
         dataset.load_state_dict(copy.deepcopy(position.dataset))
     set_states(sampler, position.sampler)
+    if position.set_epoch is not None and settings.has_epoch:
+        chain_of(sampler)[-1].set_epoch(position.set_epoch)
 
 
 def _has_already(dataset: Any, state: Any) -> bool:

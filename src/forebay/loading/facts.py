@@ -28,7 +28,7 @@ from forebay.loading.epochs import LoaderProgress, Pipeline
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult
 from forebay.loading.planner import Planner
 from forebay.loading.position import Position
-from forebay.loading.samplers import SetEpochRecorders, holds_position, set_states
+from forebay.loading.samplers import holds_position, set_states
 from forebay.loading.settings import Settings
 from forebay.loading.sources import PlanSource, SamplerSource, Source, Start
 from forebay.observe.figures import numbers_in
@@ -207,7 +207,7 @@ class LiveLoader(LivePage):
 def replayed(settings: Settings, progress: LoaderProgress, epoch: int, batch: int) -> Any:
     """Return one batch, made again in this thread; see `DataLoader.replay`."""
     loader, resumed = settings.loader, progress.resumed
-    pipeline = progress.pipeline or Pipeline(settings, progress.recorders, progress.trace)
+    pipeline = progress.pipeline or Pipeline(settings, progress.trace)
     is_seeded = loader.seed is not None or loader.backend != "thread"
     if settings.by_torchs_rules or pipeline.seed is None or not is_seeded:
         raise OptionError(
@@ -216,26 +216,22 @@ def replayed(settings: Settings, progress: LoaderProgress, epoch: int, batch: in
         )
     if epoch < 0 or batch < 0:
         raise IndexError(f"epoch {epoch}, batch {batch}: both count from 0")
-    planner, recorders = pipeline.planner_for(settings), pipeline.recorders
+    planner = pipeline.planner_for(settings)
     source: Source = planner.source
-    values, skip = planner.values_of(epoch), 0
+    order, skip = planner.order_of(epoch), 0
     start = Start(epoch, batch)
     if isinstance(source, PlanSource):
         source, start = _plan_source(source, planner, resumed, start)
     elif source.sampler_states() is not None:
         source, start, skip = _sampler_source(pipeline, settings, start)
     with generators_kept(), one_thread():
-        found = source.open(start, values).read(skip + 1)
+        found = source.open(start, order).read(skip + 1)
         if len(found) <= skip:
             raise IndexError(f"epoch {epoch} has no batch {batch}")
         index, position, repeated, _ = found[-1]
         request = BatchRequest(index, epoch, batch, position, repeated)
-        recorders.call_on_dataset(values)
-        try:
-            spec = replace(settings.spec(seed=pipeline.seed), concurrency=1)  # in this thread
-            result = BatchJob(spec).make(request)
-        finally:
-            recorders.call_on_dataset(recorders.values())
+        spec = replace(settings.spec(seed=pipeline.seed), concurrency=1)  # in this thread
+        result = BatchJob(spec).make(request)
     if isinstance(result, BatchError):
         raise result.error
     assert isinstance(result, BatchResult), "the dataset is a map-style one"
@@ -289,7 +285,7 @@ def _sampler_source(
     dataset = settings.loader.dataset
     sampler = copy.deepcopy(sampler, {id(dataset): dataset})
     set_states(sampler, planned.sampler_states)
-    source = SamplerSource(sampler, pipeline.seed, SetEpochRecorders(sampler, None), settings)
+    source = SamplerSource(sampler, pipeline.seed, settings)
     if follows:  # it continues from its own position
         return source, planned.start, start.batch - planned.start.batch
     return source, start, 0

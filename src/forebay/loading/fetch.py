@@ -206,7 +206,7 @@ class MapFetcher:
         self.cpu_s = 0.0
         self._threads, self._later = threads, later
         self._beginning = threading.RLock()
-        self._current: tuple[int, int | None] | None = None  # epoch, and the dataset's
+        self._current: int | None = None  # the epoch
         self._begun: dict[int, _Begun] = {}  # by the ID of the request
         self._untimed = 0  # batches until the next one whose samples are timed
         self._spec = spec
@@ -255,7 +255,7 @@ class MapFetcher:
                 while self._later.popleft() is not request:
                     pass
             self._begin(request)
-            self._current = request.epoch, request.dataset_epoch
+            self._current = request.epoch
             self.begin_more()
 
     def _find_owned(self, epoch: int) -> None:
@@ -370,7 +370,7 @@ class MapFetcher:
         """Begin batches of the same epoch, until threads have enough to do."""
         later = self._later
         with self._beginning:
-            while later and (later[0].epoch, later[0].dataset_epoch) == self._current:
+            while later and later[0].epoch == self._current:
                 begun = sum(len(self._indices(each.request)) for each in self._begun.values())
                 if begun >= AHEAD * self._spec.concurrency:
                     break

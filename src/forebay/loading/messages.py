@@ -75,8 +75,6 @@ class BatchRequest(NamedTuple):
         batch: Its number in the epoch, from 0.
         position: Of its first sample in the epoch, which the others follow; or of each of them.
         worker_id: The only worker that may make it; None for any.
-        dataset_epoch: The argument for the dataset's `set_epoch` before the batch is made; None
-            for no call.
     """
 
     index: Any
@@ -86,7 +84,6 @@ class BatchRequest(NamedTuple):
     repeated: int = 0
     worker_id: int | None = None
     preceding: int = 0
-    dataset_epoch: int | None = None
     worker_seed: int | None = None
     shared_seed: int | None = None
     slot: Slot | None = None

@@ -3,8 +3,8 @@
     source ──> planner ── requests ──> feed ── results ──> planner ──> iterator
 
 The planner runs in the trainer's thread, when a batch is taken. With a buffer it requests batches
-of epochs that have not begun. Such an epoch depends on later calls of `set_epoch`, which the
-planner predicts; requests made on a wrong prediction are dropped.
+of epochs that have not begun. Such an epoch may depend on a later `set_epoch` of the sampler, which
+the planner predicts; requests made on a wrong prediction are dropped.
 
 With a buffer, the thread that runs the engine calls `request_more`, so that the buffer fills while
 the trainer is busy. Only the trainer's thread reads a sampler, and reads it further ahead instead.
@@ -36,7 +36,14 @@ from forebay.loading.messages import (
     WorkerExhausted,
     WorkerState,
 )
-from forebay.loading.samplers import SamplerStates, SetEpochRecorders, Values, next_values
+from forebay.loading.samplers import (
+    SamplerStates,
+    chain_of,
+    epoch_of,
+    fingerprint,
+    is_foreseen,
+    next_epoch,
+)
 from forebay.loading.settings import Settings
 from forebay.loading.sources import Reader, Selection, Source, Start
 from forebay.options import MAX_BATCHES
@@ -56,7 +63,7 @@ class PlannedEpoch:
     """An epoch whose batches are being requested."""
 
     start: Start
-    values: Values
+    order: int | None
     first_task: int
     reader: Reader
     sampler_states: SamplerStates | None
@@ -70,7 +77,7 @@ class PlannedEpoch:
 class Planner:
     """Requests the batches of a source, epoch after epoch, and passes on the results."""
 
-    def __init__(self, source: Source, recorders: SetEpochRecorders, settings: Settings) -> None:
+    def __init__(self, source: Source, settings: Settings) -> None:
         loader = settings.loader
         self.source = source
         self.epoch, self.batch, self.samples = -1, 0, 0
@@ -80,12 +87,12 @@ class Planner:
         self.shared_seed: int | None = None
         self.is_over = True
         self._feed: Feed | LocalFeed | None = None
-        self._recorders, self._depth = recorders, settings.depth()
+        self._depth = settings.depth()
+        self._sampler = settings.index_sampler if settings.has_epoch else None
         takes_turns = settings.is_iterable or not settings.is_local
         takes_turns = takes_turns and settings.by_torchs_rules
         self._turns = max(loader.num_workers, 1) if takes_turns else 0
         self._in_order, self._runs_ahead = settings.in_order, settings.runs_ahead
-        self._shares_dataset = loader.backend == "thread" or settings.is_local
         self._worker_seed = loader.seed if settings.is_iterable else None
         self._peeks_from = math.inf
         self._epochs: deque[PlannedEpoch] = deque()
@@ -93,7 +100,7 @@ class Planner:
         self._next_task = 0
         self._sampler_states: dict[int, SamplerStates] = {}  # by task: the sampler states after it
         self._current_states: SamplerStates | None = None
-        self._values: dict[int, Values] = {}  # before each epoch that has begun
+        self._orders: dict[int, int | None] = {}  # `epoch_of` the sampler, by epoch that has begun
         self._seen: Any = None  # the fingerprint when the sampler was last read
         self._is_stale = False
         self._requesting = threading.RLock()  # reentrant: a signal's handler may use the loader
@@ -107,18 +114,14 @@ class Planner:
         feed: Feed | LocalFeed,
         start: Start,
         next_worker: int = 0,
-        values: Values | None = None,
     ) -> None:
-        """Begin an epoch; keep its batches that were requested in advance, if they are valid.
-
-        Args:
-            values: The arguments of `set_epoch` for it; None for the last ones.
-        """
+        """Begin an epoch; keep its batches that were requested in advance, if they are valid."""
         is_new, self._feed = feed is not self._feed, feed
         if is_new:
             self._requesting = threading.RLock()
         with self._requesting:
-            self._values[start.epoch] = self._recorders.values() if values is None else values
+            if start.epoch != self.epoch or self.is_over:  # not the rest of an epoch
+                self._orders[start.epoch] = epoch_of(self._sampler)
             first_task = self._first_kept(start, is_new=is_new)
         self._drop(first_task)
         with self._requesting:
@@ -128,7 +131,7 @@ class Planner:
             is_other = start.by_sample or start.length is not None
             self._peeks_from = 0 if is_other else self.source.peeks_from()
             if not self._epochs:
-                self._open(start, self._values[start.epoch], next_worker)
+                self._open(start, self._orders[start.epoch], next_worker)
                 self._seen = self._fingerprint()  # reading a sampler may change it, too
             self._put_missing()
         if self._is_driven:
@@ -142,7 +145,7 @@ class Planner:
             self._leave(epochs.popleft())
         if epochs:
             planned = epochs[0]
-            is_kept = planned.values == self._values[start.epoch] and planned.start == start
+            is_kept = planned.order == self._orders[start.epoch] and planned.start == start
             if is_kept and not is_new and not self._is_stale:
                 return planned.first_task
             self.source.set_sampler_states(planned.sampler_states)
@@ -220,7 +223,7 @@ class Planner:
         self._is_stale = True
         if not self.is_over and self._feed is not None:
             start = self.start._replace(batch=self.batch, sample=self.sample)
-            self.begin(self._feed, start, self.next_worker, self._values[self.epoch])
+            self.begin(self._feed, start, self.next_worker)
 
     @property
     def _open_feed(self) -> Feed | LocalFeed:
@@ -283,16 +286,16 @@ class Planner:
         requested = (request.batch for request in list(self._requests.values()))
         return (*requested, *before[self._epochs[0].batch - self.start.batch :])
 
-    def sampler_states(self) -> tuple[SamplerStates | None, Values]:
-        """Return the states of the source's samplers, and the last arguments of `set_epoch`."""
+    def sampler_states(self) -> tuple[SamplerStates | None, int | None]:
+        """Return the states of the source's samplers, and `epoch_of` the sampler."""
         if self.has_next():
             before = (
                 self._epochs[0].sampler_states if self._epochs else self.source.sampler_states()
             )
-            return self._current_states or before, self._values[self.epoch]
+            return self._current_states or before, self._orders[self.epoch]
         after = next((each for each in tuple(self._epochs) if each.start.epoch > self.epoch), None)
         states = after.sampler_states if after is not None else self.source.sampler_states()
-        return states, self._recorders.values()
+        return states, epoch_of(self._sampler)
 
     def numbers_of(self, tasks: list[int]) -> list[tuple[int, int]]:
         """Return epoch and number of each batch that `tasks` request, in order."""
@@ -308,15 +311,15 @@ class Planner:
         """Return the record of an epoch that is being returned or requested; None if neither."""
         return next((each for each in tuple(self._epochs) if each.start.epoch == epoch), None)
 
-    def values_of(self, epoch: int) -> Values:
-        """Return the recorded or expected arguments of `set_epoch` before an epoch."""
-        if epoch in self._values or not self._values:
-            return self._values.get(epoch, self._recorders.values())
-        last = max(self._values)
-        values, before = self._values[last], self._values.get(last - 1)
+    def order_of(self, epoch: int) -> int | None:
+        """Return `epoch_of` the sampler in an epoch, or as it is expected to be."""
+        if epoch in self._orders or not self._orders:
+            return self._orders.get(epoch, epoch_of(self._sampler))
+        last = max(self._orders)
+        order, before = self._orders[last], self._orders.get(last - 1)
         for _ in range(last, epoch):
-            values, before = next_values(values, before), values
-        return values
+            order, before = next_epoch(order, before), order
+        return order
 
     # ---- requests ------------------------------------------------------------------------------
 
@@ -374,7 +377,11 @@ class Planner:
         self._is_stale |= seen is not None and seen != self._seen
 
     def _fingerprint(self) -> Any:
-        return self._recorders.fingerprint() if self._runs_ahead else None
+        """Return a value that differs once a sampler was changed, except by its `set_epoch`."""
+        if not self._runs_ahead or self._sampler is None:
+            return None
+        ignored = frozenset({"epoch"} if is_foreseen(self._sampler) else ())
+        return [fingerprint(each, ignored) for each in chain_of(self._sampler)]
 
     def _read(self, count: int) -> list[NewTask]:
         """Return new requests of the last epoch; fewer than `count` at its end."""
@@ -410,7 +417,6 @@ class Planner:
             repeated,
             worker,
             preceding,
-            None if self._shares_dataset else epoch.values[-1],
             epoch.worker_seed,
             self.shared_seed,
         )
@@ -454,24 +460,22 @@ class Planner:
                 return False
         elif not last.reader.is_complete or last.batch == last.start.batch:
             return False
-        if self._shares_dataset and last.values[-1] is not None:
-            return False  # the only copy of the dataset is still at this epoch
         number = last.start.epoch
-        before = self._epochs[-2].values if len(self._epochs) > 1 else self._values.get(number - 1)
+        before = self._epochs[-2].order if len(self._epochs) > 1 else self._orders.get(number - 1)
         start = Start(number + 1, origin=last.start.origin + (self.source.end_of(last.start) or 0))
-        self._open(start, next_values(last.values, before), 0)
+        self._open(start, next_epoch(last.order, before), 0)
         return True
 
-    def _open(self, start: Start, values: Values, next_worker: int) -> None:
+    def _open(self, start: Start, order: int | None, next_worker: int) -> None:
         states, seed, ended = self.source.sampler_states(), self._worker_seed, set()
         if start.epoch == self.epoch:
             workers = enumerate(self.worker_states)
             ended = {worker for worker, state in workers if state.phase == "ended"}
-        reader = self.source.open(start, values)
+        reader = self.source.open(start, order)
         seed = None if seed is None else worker_seed_of(seed, start.epoch)
         task, batch = self._next_task, start.batch
         self._epochs.append(
-            PlannedEpoch(start, values, task, reader, states, next_worker, ended, seed, batch)
+            PlannedEpoch(start, order, task, reader, states, next_worker, ended, seed, batch)
         )
 
     def _leave(self, epoch: PlannedEpoch) -> None:

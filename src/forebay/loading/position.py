@@ -73,6 +73,7 @@ class Position:
         seed: The seed of all batches; None by torch's rules.
         generator: By torch's rules: state of the generator before the epoch; None if the user has
             to restore it.
+        set_epoch: The argument of the last `set_epoch` of the sampler; see `epoch_of`.
     """
 
     made_with: MadeWith
@@ -84,7 +85,7 @@ class Position:
     origin: int = 0
     counts_samples: bool = False
     seed: int | None = None
-    set_epoch: tuple[int | None, ...] = ()
+    set_epoch: int | None = None
     sampler: SamplerStates | None = None
     dataset: Any = None
     generator: str | None = None
@@ -120,7 +121,7 @@ class Position:
         """Return a dict, JSON-serializable if the states of the user's objects are."""
         state = {each.name: getattr(self, each.name) for each in fields(self)}
         state["made_with"] = asdict(self.made_with)
-        state["set_epoch"], state["outstanding"] = list(self.set_epoch), list(self.outstanding)
+        state["outstanding"] = list(self.outstanding)
         state["worker_states"] = [list(each) for each in self.worker_states]
         return {"version": VERSION, **state}
 
@@ -139,7 +140,6 @@ class Position:
             values = _checked(state, POSITION)
             made["windows"] = made["windows"] and tuple(made["windows"])
             values["made_with"] = MadeWith(**made)
-            values["set_epoch"] = tuple(values["set_epoch"])
             values["outstanding"] = tuple(values["outstanding"])
             values["worker_states"] = tuple(WorkerState(*each) for each in values["worker_states"])
             values["mixture"] = _mixture_of(values["mixture"])
@@ -431,7 +431,7 @@ POSITION: Checks = {
     "origin": (False, _is_count),
     "counts_samples": (False, bool),
     "seed": (True, lambda value: type(value) is int),
-    "set_epoch": (False, lambda value: _is_list(value, _is_epoch) and len(value) <= 3),
+    "set_epoch": (True, _is_epoch),
     "sampler": (True, lambda value: _is_list(value, _is_sampler_state)),
     "dataset": (True, object),
     "generator": (True, str),

@@ -3,11 +3,10 @@
 A loader with a plan does not read its sampler: the plan decides the order. The sampler exists for
 code that reads `loader.sampler`, and for libraries that create another loader from it.
 
-    sampler.set_epoch(3)  ──>  SetEpochRecorder.value = 3  ──>  values of the next planned epoch
-
-With a buffer, batches are made for epochs that have not begun, so the argument of the next call of
-`set_epoch` is predicted: the last one plus the last step, or plus one. If the prediction was wrong,
-the batches are dropped and made again.
+With a buffer, batches are made for epochs that have not begun. Of forebay's own samplers, and of
+torch's DistributedSampler, the argument of the next `set_epoch` is predicted: the last one plus the
+last step, or plus one. If the prediction was wrong, the batches are dropped and made again. What
+has another `set_epoch` is read when its epoch begins.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import copy
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence, Sized
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -33,7 +31,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from forebay.base.datasets import sequence_rows
+from forebay.base.datasets import defines, sequence_rows
 from forebay.base.randomness import seeded_generator
 from forebay.base.torch_internals import version_of
 from forebay.mixing import MixedDataset
@@ -180,8 +178,7 @@ def set_generator(generator: torch.Generator, state: str) -> None:
 
 def has_state(thing: Any) -> bool:
     """Return whether an object has both `state_dict` and `load_state_dict`."""
-    has_both = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
-    return has_both and not isinstance(thing, type)
+    return all(defines(thing, name) for name in ("state_dict", "load_state_dict"))
 
 
 # What was saved, and the type of the object that is to be restored.
@@ -193,8 +190,16 @@ NO_STATE = (
 
 def chain_of(sampler: Any) -> list[Any]:
     """Return a sampler and, if it has one, its inner sampler, as in a BatchSampler."""
-    inner = getattr(sampler, "sampler", None)
-    return [sampler] if inner is None else [sampler, inner]
+    inner = _attribute(sampler, "sampler")
+    return [sampler, inner] if isinstance(inner, Iterable) else [sampler]
+
+
+def _attribute(thing: Any, name: str) -> Any:
+    """Return an attribute of a user's object; None if it has none, or raises anything else."""
+    try:
+        return getattr(thing, name, None)
+    except Exception:  # noqa: BLE001 - `__getattr__` is the user's
+        return None
 
 
 def is_self_contained(sampler: Any) -> bool:
@@ -335,144 +340,58 @@ def length_of(thing: Any) -> int | None:
 
 # ---- set epoch -----------------------------------------------------------------------------------
 
-# Last arguments of `set_epoch` on: the outer sampler, the inner sampler, the dataset. None if it
-# was never called, or does not exist.
-Values = tuple[int | None, ...]
 
+def takes_set_epoch(thing: Any) -> bool:
+    """Return whether a user's sampler or dataset, or one within it, has a `set_epoch`.
 
-class SetEpochRecorder:
-    """Replaces the `set_epoch` of one object and records the argument of each call.
-
-    It is an attribute of that object, and is copied and pickled with it.
-
-    Attributes:
-        value: The last argument; None before the first call.
+    Then what it yields is known only when its epoch begins. Nothing is called, or written into it.
     """
-
-    def __init__(self, target: Any) -> None:
-        """Record the calls on `target`."""
-        self.value: int | None = None
-        self.writes: frozenset[str] = frozenset({"set_epoch"})
-        self._target = target
-        self._own = getattr(target, "__dict__", {}).get("set_epoch")
-
-    @classmethod
-    def on(cls, target: Any) -> SetEpochRecorder | None:
-        """Return the recorder of an object, after installing it; None if that is not possible."""
-        if not hasattr(target, "set_epoch"):
-            return None
-        installed = getattr(target, "__dict__", {}).get("set_epoch")
-        if isinstance(installed, SetEpochRecorder):
-            return installed
-        recorder = cls(target)
-        try:
-            target.set_epoch = recorder
-        except AttributeError:  # it has __slots__
-            return None
-        return recorder
-
-    def __call__(self, epoch: int) -> Any:
-        """Record the argument and call the object's own `set_epoch`."""
-        with suppress(TypeError):  # the user's `set_epoch` may take something else
-            epoch = operator.index(epoch)  # also for tensors and NumPy integers
-        self.value = epoch
-        return self.apply(epoch)
-
-    def apply(self, epoch: int) -> Any:
-        """Call the object's own `set_epoch` without recording it as the user's call."""
-        before = attributes(self._target)
-        returned = self._call(epoch)
-        after = attributes(self._target)
-        self.writes |= {name for name in after if before.get(name, self) != after[name]}
-        return returned
-
-    def _call(self, epoch: int) -> Any:
-        target, kind = self._target, type(self._target)
-        if self._own is not None:
-            return self._own(epoch)
-        if hasattr(kind, "set_epoch"):
-            return kind.set_epoch(target, epoch)
-        return target.__getattr__("set_epoch")(epoch)  # a wrapper that forwards attributes
-
-
-class SetEpochRecorders:
-    """The recorders on the samplers and the dataset of a loader.
-
-    Args:
-        sampler: The outer sampler; None to leave samplers without recorders.
-        dataset: The dataset, or a subset of one that has `set_epoch`; None for no recorder.
-    """
-
-    def __init__(self, sampler: Any, dataset: Any) -> None:
-        """Install the recorders."""
-        inner = getattr(sampler, "sampler", None)
-        self._targets = (sampler, inner, owner_of_set_epoch(dataset))
-        self._all = [SetEpochRecorder.on(each) for each in self._targets]
-
-    def fingerprint(self) -> Any:
-        """Return a value that differs once a sampler was changed, except by `set_epoch`."""
-        return [
-            fingerprint(thing, frozenset() if recorder is None else recorder.writes)
-            for thing, recorder in zip(self._targets[:2], self._all, strict=False)
-        ]
-
-    def dataset_fingerprint(self, dataset: Any) -> Any:
-        """Return a value that differs once a dataset was changed, except by `set_epoch`."""
-        recorder = self._all[2]
-        owner, writes = self._targets[2], frozenset() if recorder is None else recorder.writes
-        own = fingerprint(dataset, writes if owner is dataset else frozenset())
-        return own if owner in (None, dataset) else (own, fingerprint(owner, writes))
-
-    def values(self) -> Values:
-        """Return the last argument of `set_epoch` on each object."""
-        return tuple(None if each is None else each.value for each in self._all)
-
-    def restore(self, values: Sequence[int | None]) -> None:
-        """Call `set_epoch` with the arguments recorded in a saved state."""
-        for recorder, value in zip(self._all, values, strict=False):
-            if recorder is not None and value is not None:
-                recorder(value)
-
-    def call_on_dataset(self, values: Values) -> None:
-        """Call the dataset's `set_epoch` with its value, without recording the call."""
-        self._call((None, None, *values[-1:]))
-
-    @contextmanager
-    def on_samplers(self, values: Values) -> Iterator[None]:
-        """Call `set_epoch` of the samplers with these values for the duration of the block."""
-        self._call((*values[:2], None))
-        try:
-            yield
-        finally:
-            self._call((*self.values()[:2], None))
-
-    def _call(self, values: Sequence[int | None]) -> None:
-        users = self.values()
-        for recorder, value in zip(self._all, values, strict=False):
-            if recorder is not None and value is not None:
-                recorder.apply(value)
-        # A `set_epoch` may call that of another object, which then recorded this call.
-        for recorder, value in zip(self._all, users, strict=True):
-            if recorder is not None:
-                recorder.value = value
-
-
-def next_values(last: Values, before: Values | None) -> Values:
-    """Return the expected arguments of the next `set_epoch`.
-
-    Args:
-        before: The arguments for the epoch before that one; None if they are not known.
-    """
-    if before is None:
-        before = (None,) * len(last)
-    return tuple(
-        None if new is None else new + (1 if old is None else new - old)
-        for old, new in zip(before, last, strict=True)
+    return not is_foreseen(thing) and any(
+        callable(_attribute(each, "set_epoch")) for each in [*chain_of(thing), *within(thing)]
     )
 
 
-def owner_of_set_epoch(dataset: Any) -> Any:
-    """Return the dataset that has a `set_epoch`, looking into subsets; None if there is none."""
-    while dataset is not None and not hasattr(dataset, "set_epoch"):
-        dataset = getattr(dataset, "dataset", None)
-    return dataset
+def within(dataset: Any) -> Iterator[Any]:
+    """Yield a dataset and those within it, as in a Subset, each once."""
+    seen: set[int] = set()
+    while dataset is not None and id(dataset) not in seen:
+        seen.add(id(dataset))
+        yield dataset
+        # Not by `getattr`: a class that answers to any name may do so without an end.
+        own = getattr(dataset, "__dict__", None)
+        dataset = own.get("dataset") if type(own) is dict else None
+
+
+def is_foreseen(sampler: Any) -> bool:
+    """Return whether `set_epoch` of a sampler does what is known: forebay's own, and torch's."""
+    *outer, inner = chain_of(sampler)
+    is_known = type(inner) is DistributedSampler or isinstance(inner, _Planned)
+    return is_known and [*map(type, outer)] in ([], [BatchSampler])
+
+
+def epoch_of(sampler: Any) -> int | None:
+    """Return the argument of the last `set_epoch` if that is foreseen; None for others.
+
+    The argument is expected to grow by one, or as it did before.
+    """
+    return chain_of(sampler)[-1].epoch if is_foreseen(sampler) else None
+
+
+def at_epoch(sampler: Any, epoch: int | None) -> Any:
+    """Return a sampler with an `epoch_of` of its own; the sampler itself if that is the same."""
+    if epoch == epoch_of(sampler):
+        return sampler
+    sampler = copy.copy(sampler)
+    if type(sampler) is BatchSampler:
+        sampler.sampler = copy.copy(sampler.sampler)
+    chain_of(sampler)[-1].set_epoch(epoch)
+    return sampler
+
+
+def next_epoch(last: int | None, before: int | None) -> int | None:
+    """Return the expected argument of the next `set_epoch`.
+
+    Args:
+        before: The argument for the epoch before that one; None if it is not known.
+    """
+    return None if last is None else last + (1 if before is None else last - before)

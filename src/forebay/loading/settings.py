@@ -42,11 +42,13 @@ from forebay.loading.messages import (
 )
 from forebay.loading.position import MadeWith
 from forebay.loading.samplers import (
+    epoch_of,
     has_state,
     is_self_contained,
     length_of,
     planned_sampler,
     resized,
+    takes_set_epoch,
 )
 from forebay.loading.workers import WorkerTuning
 from forebay.mixing import MixedDataset
@@ -282,10 +284,34 @@ class Settings:
         """Return whether batches are made for epochs that have not begun.
 
         Not for a datapipe, which is seeded when its epoch begins, and not with `in_order=False`,
-        where batches of two epochs would mix.
+        where batches of two epochs would mix. Nor for a sampler or dataset of the user that has
+        `set_epoch`, since its next epoch depends on a call that is still to come.
         """
-        is_seeded_late = self.by_torchs_rules and isinstance(self.loader.dataset, IterDataPipe)
-        return self.is_filled and self.in_order and not is_seeded_late
+        if not self.is_filled or not self.in_order:
+            return False
+        if takes_set_epoch(self.loader.dataset) or takes_set_epoch(self.index_sampler):
+            return False
+        return not (self.by_torchs_rules and isinstance(self.loader.dataset, IterDataPipe))
+
+    @property
+    def renews_workers(self) -> bool:
+        """Return whether each epoch needs workers with copies of the dataset as it is then.
+
+        So it does if the dataset has `set_epoch`. Workers that persist in torch do so here, too.
+        """
+        is_torchs = self.by_torchs_rules and self.loader.buffer is None
+        is_copied = not self.is_local and self.loader.backend != "thread"
+        return is_copied and not is_torchs and takes_set_epoch(self.loader.dataset)
+
+    @property
+    def has_epoch(self) -> bool:
+        """Return whether the sampler may have an epoch that is part of the position."""
+        return not self.by_torchs_rules and not self.is_iterable
+
+    @property
+    def sampler_epoch(self) -> int | None:
+        """The argument of the last `set_epoch` of the sampler; see `epoch_of`."""
+        return epoch_of(self.index_sampler) if self.has_epoch else None
 
     @property
     def tracks_state(self) -> bool:

@@ -21,8 +21,7 @@ from torch.utils.data import BatchSampler
 from forebay.base.randomness import PrivateGenerators
 from forebay.loading.samplers import (
     SamplerStates,
-    SetEpochRecorders,
-    Values,
+    at_epoch,
     holds_position,
     is_self_contained,
     length_of,
@@ -108,8 +107,12 @@ class Source(ABC):
     count: Callable[[Any], int] = staticmethod(len)
 
     @abstractmethod
-    def open(self, start: Start, values: Values) -> Reader:
-        """Return a reader of one epoch."""
+    def open(self, start: Start, order: int | None) -> Reader:
+        """Return a reader of one epoch.
+
+        Args:
+            order: The argument of the sampler's `set_epoch` for it; see `epoch_of`.
+        """
 
     def samples_returned(self, start: Start, batches: int, samples: int) -> int:
         """Return how many samples of an epoch were returned, over all ranks."""
@@ -150,9 +153,8 @@ class PlanSource(Source):
         self.auto_collation, self.as_tensors = auto_collation, as_tensors
         self.count = len if auto_collation else _one
 
-    def open(self, start: Start, values: Values) -> Reader:
+    def open(self, start: Start, order: int | None) -> Reader:
         """See `Source`. If the sampler's `set_epoch` was called, its argument decides the order."""
-        order = next((value for value in values[:2] if value is not None), None)
         if order is not None:
             self._orders[start.epoch] = order
         return Reader(self._selections(self._plan_of(start), start, order))
@@ -205,31 +207,27 @@ class SamplerSource(Source):
         iterator: The iterator over the sampler that torch created, for the next `open`; else None.
     """
 
-    def __init__(
-        self, sampler: Any, seed: int | None, recorders: SetEpochRecorders, settings: Settings
-    ) -> None:
+    def __init__(self, sampler: Any, seed: int | None, settings: Settings) -> None:
         self.kind, self.is_arithmetic = "torch" if seed is None else "sampler", False
         self.count = _length if settings.auto_collation else _one
         self.sampler = sampler
         self.iterator: Iterator[Any] | None = None
-        self._seed, self._recorders = seed, recorders
+        self._seed = seed
         # How ranks share each batch; None if the sampler yields only this rank's batches.
         self._plan, self.as_tensors = settings.shared, settings.is_sliced
 
-    def open(self, start: Start, values: Values) -> Reader:
+    def open(self, start: Start, order: int | None) -> Reader:
         """See `Source`."""
         if self._seed is None:
             iterator, self.iterator = self.iterator, None
-            return Reader(self._selections(start, iterator))
+            return Reader(self._selections(self.sampler, start, iterator))
         seed = seed_of(self._seed, SAMPLER, start.epoch)
         generators = nullcontext if is_self_contained(self.sampler) else PrivateGenerators(seed)
-        reader = Reader(self._selections(start), generators)
-        with self._recorders.on_samplers(values):
-            reader.begin()  # many samplers read their epoch when iteration starts
+        reader = Reader(self._selections(at_epoch(self.sampler, order), start), generators)
+        reader.begin()  # many samplers read their epoch when iteration starts
         return reader
 
-    def _selections(self, start: Start, iterator: Any = None) -> Iterator[Selection]:
-        sampler: Any = self.sampler
+    def _selections(self, sampler: Any, start: Start, iterator: Any = None) -> Iterator[Selection]:
         if start.length is not None:
             sampler, iterator = resized(sampler, start.length), None
         if self._plan is not None and self._plan.world_size > 1:
@@ -308,7 +306,7 @@ class IterableSource(Source):
         self._index = None if batch_size is None else [None] * batch_size
         self.count = _one if batch_size is None else len
 
-    def open(self, start: Start, values: Values) -> Reader:
+    def open(self, start: Start, order: int | None) -> Reader:
         """See `Source`. The selections never end; the workers report the end of the data."""
         return Reader(itertools.repeat(Selection(self._index)))
 

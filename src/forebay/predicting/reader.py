@@ -33,7 +33,6 @@ from forebay.loader import DataLoader
 from forebay.loading.epochs import feed_of
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.planner import Planner
-from forebay.loading.samplers import SetEpochRecorders, Values
 from forebay.loading.settings import Settings
 from forebay.loading.sources import Reader, Selection, Source, Start
 from forebay.observe.record import Trace
@@ -131,7 +130,7 @@ class RangeReader:
         trace: Trace | None = None,
     ) -> Iterator[Loaded]:
         settings = Settings(self._loader(num_workers, backend))
-        planner = Planner(RangeSource(batches), SetEpochRecorders(None, None), settings)
+        planner = Planner(RangeSource(batches), settings)
         trace = Trace() if trace is None else trace
         spec, tuning = settings.spec(seed=SEED), settings.tuning(trace)
         device = copying_device(self.device) if num_workers else None
@@ -167,7 +166,7 @@ class RangeSource(Source):
     def __init__(self, batches: Iterable[Sequence[int]]) -> None:
         self._batches = batches
 
-    def open(self, start: Start, values: Values) -> Reader:
+    def open(self, start: Start, order: int | None) -> Reader:
         """See `Source`; a sample's position is its index."""
         return Reader(Selection(list(batch), batch[0]) for batch in self._batches)
 
