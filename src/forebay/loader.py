@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -27,6 +28,7 @@ from forebay.loading.epochs import LoaderProgress, restore_states
 from forebay.loading.facts import (
     LiveLoader,
     SampleCheck,
+    apart,
     compared,
     diagnosis_of,
     replayed,
@@ -301,11 +303,12 @@ class DataLoader(TorchDataLoader[_T_co]):
         return report_of(Settings(self), self._loader_progress, path)
 
     def check(self, samples: int = 4) -> SampleCheck:
-        """Make some samples twice in this process and twice in workers, and compare them.
+        """Make some samples twice in this process and twice in two workers, and compare them.
 
         With a seed, samples that differ draw from a generator that forebay cannot reach, or depend
-        on more than the seed; without one, what differs is random. It needs four times the time of
-        these samples, and does not affect the iteration.
+        on more than the seed; without one, what differs is random. Files that were opened before
+        the workers began, and that these read from one shared position, are named, too. It needs
+        four times the time of these samples, and does not affect the iteration.
 
         Args:
             samples: How many, at least 1; they are spread over the dataset.
@@ -321,21 +324,24 @@ class DataLoader(TorchDataLoader[_T_co]):
         settings = Settings(self)
         if settings.is_iterable or not settings.length:
             raise OptionError("check() needs a map-style dataset with samples")
-        indices = spread(samples, settings.length)
+        indices, here = spread(samples, settings.length), apart(self.dataset)
 
         def made(num_workers: int) -> list[Any]:
-            with DataLoader(
-                self.dataset,
-                batch_size=len(indices),
-                sampler=indices,
-                collate_fn=list,
-                num_workers=num_workers,
-                worker_init_fn=self.worker_init_fn if num_workers else None,
-                multiprocessing_context=self.multiprocessing_context if num_workers else None,
-                seed=self.seed,
-            ) as loader:
-                found: list[Any] = next(iter(loader))
-                return found
+            with (
+                warnings.catch_warnings(),
+                DataLoader(
+                    self.dataset if num_workers else here,
+                    batch_size=max(len(indices) // 8, 1),  # so that both workers read at once
+                    sampler=indices,
+                    collate_fn=list,
+                    num_workers=num_workers,
+                    worker_init_fn=self.worker_init_fn if num_workers else None,
+                    multiprocessing_context=self.multiprocessing_context if num_workers else None,
+                    seed=self.seed,
+                ) as loader,
+            ):
+                warnings.filterwarnings("ignore", "This DataLoader will create")
+                return [sample for batch in loader for sample in batch]
 
         with generators_kept():
             return compared(indices, made, self.seed)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 import forebay
 
@@ -112,3 +113,36 @@ def test_impossible_checks_are_refused():
         forebay.DataLoader(Stream(), batch_size=1, seed=0).check()
     with pytest.raises(forebay.OptionError, match="with samples"):
         forebay.DataLoader(Odd(drawn, 0), batch_size=1, seed=0).check()
+
+
+class InOneFile(Dataset):
+    """Reads its samples from a file that it opens when it is made, or when it is first read."""
+
+    def __init__(self, path, is_open):
+        self.path, self.file = path, io.FileIO(path) if is_open else None
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        if self.file is None:
+            self.file = io.FileIO(self.path)
+        self.file.seek(4 * index)
+        return self.file.read(4)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # not closed
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_file_that_workers_share_is_named(is_open, tmp_path):
+    """Whether two have read at once in the check or not; the check leaves none open."""
+    path = tmp_path / "numbers"
+    path.write_bytes(bytes(4 * 9))
+    dataset = InOneFile(path, is_open)
+    found = forebay.DataLoader(Subset(dataset, range(9)), batch_size=2, seed=0).check()
+    assert found.shared_files == ((str(path),) if is_open else ())
+    assert bool(found) == (not is_open)
+    if is_open:
+        assert "numbers: it was open before the workers began" in str(found)
+        assert "Open it when the first sample is read" in str(found)
+        dataset.file.close()
+    assert is_open or dataset.file is None

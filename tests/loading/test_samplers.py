@@ -27,6 +27,8 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from forebay import DataLoader
+
 # A machine of one core is warned of two workers.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker"),
@@ -487,3 +489,47 @@ def test_a_dataset_has_no_length_to_give_if_a_sampler_decides(loader_class, num_
     """Whatever its `__len__` raises."""
     loader = loader_class(WithoutLength(), num_workers=num_workers, **arguments)
     assert numbers(loader) == [[1, 4], [9]]
+
+
+class Reusing:
+    """A batch sampler that fills one and the same object for each batch."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        for first in (0, 2, 4):
+            self.batch[0], self.batch[1] = first, first + 1
+            yield self.batch
+
+
+class Lazy(Reusing):
+    """Each of its batches is a generator."""
+
+    def __iter__(self):
+        return ((index for index in (first, first + 1)) for first in (0, 2, 4))
+
+
+REUSED = {
+    "list": lambda: Reusing([0, 0]),
+    "array": lambda: Reusing(numpy.zeros(2, numpy.int64)),
+    "tensor": lambda: Reusing(torch.zeros(2, dtype=torch.int64)),
+    "generator": lambda: Lazy(None),
+}
+MADE_AHEAD = [
+    {},
+    {"seed": 0, "num_workers": 1},
+    {"num_workers": 1, "buffer": "1MB"},
+    {"backend": "thread", "num_workers": 1, "seed": 0},
+]
+
+
+@pytest.mark.parametrize("arguments", MADE_AHEAD, ids=repr)
+@pytest.mark.parametrize("make", REUSED.values(), ids=REUSED)
+def test_a_batch_sampler_may_use_its_object_again(make, arguments):
+    """What it yields is copied, however far ahead it is read; a generator is read."""
+    with DataLoader(range(6), batch_sampler=make(), **arguments) as loader:
+        assert [each.tolist() for each in loader] == [[0, 1], [2, 3], [4, 5]]

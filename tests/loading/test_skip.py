@@ -260,3 +260,32 @@ def test_with_nothing_to_skip_nothing_is_listed():
     with loader_of("2 workers", Squares(9)) as loader:
         assert len(list(loader)) == 3
         assert loader.failures == []
+
+
+class Emptying(Squares):
+    """Its `__getitems__` takes the indices out of the list, and has one bad sample."""
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise ValueError("bad")
+        return index
+
+    def __getitems__(self, indices):
+        return [self[indices.pop()] for _ in range(len(indices))][::-1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_dataset_may_change_the_list_of_indices(num_workers):
+    """Only the bad sample is left out, and a state counts all the others."""
+
+    def make():
+        return DataLoader(Emptying(8), batch_size=4, on_error="skip", num_workers=num_workers)
+
+    with make() as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 1, 2, 3]
+        state = loader.state_dict()
+        assert next(batches).tolist() == [4, 6, 7]
+        assert [failure.source for failure in loader.failures] == [5]
+    with resumed(state, make) as loader:
+        assert [batch.tolist() for batch in loader] == [[4, 6, 7]]

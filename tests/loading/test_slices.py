@@ -385,3 +385,28 @@ def test_workers_with_a_function_of_their_own_are_started(tmp_path):
     """`worker_init_fn` is called in workers."""
     with DataLoader(tensors(), 4, num_workers=1, worker_init_fn=print) as loader:
         assert not Settings(loader).is_sliced
+
+
+def negative(batch, *, collate_fn_map=None):
+    """Collate tensors in a way of its own."""
+    return -torch.stack(batch)
+
+
+def firsts_backwards(batch, *, collate_fn_map=None):
+    """Collate tuples in a way of its own."""
+    return torch.stack([each[0] for each in reversed(batch)])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", ["samples", "a tensor", "tuples"])
+def test_functions_that_replace_torchs_are_called(kind, num_workers, monkeypatch):
+    """Those in `default_collate_fn_map`, for what would be sliced, or stacked by a worker."""
+    dataset, replaced, function, want = {
+        "samples": (list(torch.arange(2.0)), torch.Tensor, negative, [0.0, -1.0]),
+        "a tensor": (torch.arange(2.0), torch.Tensor, negative, [0.0, -1.0]),
+        "tuples": (TensorDataset(torch.arange(2.0)), tuple, firsts_backwards, [1.0, 0.0]),
+    }[kind]
+    table = torch.utils.data._utils.collate.default_collate_fn_map
+    monkeypatch.setitem(table, replaced, function)
+    loader = DataLoader(dataset, batch_size=2, num_workers=num_workers)
+    assert [batch.tolist() for batch in loader] == [want]

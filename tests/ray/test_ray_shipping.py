@@ -6,8 +6,10 @@ import importlib
 import linecache
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -85,6 +87,22 @@ def test_an_installed_package_travels_by_name(modules, tmp_path):
     assert b"tool_of_tests" in payload and b"upper" not in payload
     ended = load_elsewhere(payload, "", "/")
     assert b"ModuleNotFoundError: No module named 'tool_of_tests'" in ended.stderr
+
+
+def test_a_project_that_holds_the_package_travels_without_it(tmp_path):
+    """As with `pip install --target`: modules beside the package are the project's."""
+    shutil.copytree(Path(SOURCE) / "forebay", tmp_path / "forebay")
+    (tmp_path / "tool_of_tests.py").write_text(TOOL)
+    script = (
+        "import forebay, tool_of_tests; from forebay.pools.ray_nodes import shipped; "
+        "print(len(shipped(tool_of_tests.loud)), len(shipped(forebay.Ray)), forebay.__file__)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    by_value, by_name, package = ended.stdout.split()
+    assert Path(package).is_relative_to(tmp_path)
+    assert int(by_value) > 200 > int(by_name)
 
 
 def test_a_function_of_the_package_itself_travels_by_name():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource
@@ -442,3 +443,17 @@ def private_folder() -> str | None:
         if is_private(folder):
             return folder
     return None
+
+
+def read_positions() -> dict[int, tuple[str, int]]:
+    """Return, by descriptor, the path and the position of each file open for reading alone."""
+    found = {}
+    with suppress(OSError):  # no /proc
+        for name in os.listdir("/proc/self/fd"):
+            fd = int(name)
+            with suppress(OSError):  # that of the listing itself is closed by now
+                is_read = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+                if is_read and stat.S_ISREG(os.fstat(fd).st_mode):
+                    path = os.readlink(f"/proc/self/fd/{name}")
+                    found[fd] = path, os.lseek(fd, 0, os.SEEK_CUR)
+    return found

@@ -20,7 +20,7 @@ from torch._C._autograd import _profiler_enabled
 from torch._utils import ExceptionWrapper
 from torch.storage import TypedStorage, UntypedStorage
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.collate import default_collate, default_collate_fn_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from forebay.errors import without_credentials
@@ -79,14 +79,32 @@ def numpy_seed(base_seed: int, worker_id: int) -> Any:
 def replace_tensor_collation(
     replace: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Callable[[], None]:
-    """Replace the function with which default_collate stacks tensors."""
+    """Replace the function with which default_collate stacks tensors, unless it is the user's."""
     original = default_collate_fn_map[torch.Tensor]
+    if original.__module__ != default_collate.__module__:
+        return lambda: None
     default_collate_fn_map[torch.Tensor] = replace(original)
 
     def undo() -> None:
         default_collate_fn_map[torch.Tensor] = original
 
     return undo
+
+
+def collates_as_usual() -> bool:
+    """Return whether default_collate does with numbers, tensors, arrays and containers as it came.
+
+    Users register functions of their own in torch's `default_collate_fn_map`.
+    """
+    for kinds, function in list(default_collate_fn_map.items()):
+        if function.__module__ == default_collate.__module__:
+            continue
+        if function.__module__.startswith("forebay."):  # in a worker: with the same result
+            continue
+        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+        if any(kind.__module__ in ("builtins", "numpy", "torch") for kind in kinds):
+            return False
+    return True
 
 
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,6 +22,7 @@ from torch.utils.data import StackDataset, Subset, TensorDataset, default_collat
 
 from forebay.base.batches import PackedBytes, differing, leaves
 from forebay.base.formatting import counted
+from forebay.base.torch_internals import collates_as_usual
 from forebay.collating.rules import (
     ByField,
     Collation,
@@ -313,7 +314,9 @@ class Slicer:
 
 def slicing(dataset: Any, collate_fn: Any) -> Slicer | None:
     """Return what makes batches by indexing; None if indexing does not suffice."""
-    return _slicing(dataset) if collate_fn is default_collate else None
+    if collate_fn is not default_collate or not collates_as_usual():
+        return None
+    return _slicing(dataset)
 
 
 def _slicing(dataset: Any) -> Slicer | None:

@@ -17,10 +17,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from forebay.base.batches import differing
 from forebay.base.formatting import counted
 from forebay.base.libraries import one_thread
-from forebay.base.process import memory_for_files, pressure, read_limit, usable_cores
+from forebay.base.process import (
+    memory_for_files,
+    pressure,
+    read_limit,
+    read_positions,
+    usable_cores,
+)
 from forebay.base.randomness import generators_kept
 from forebay.errors import OptionError
 from forebay.loading.batch_job import BatchJob
@@ -311,21 +319,24 @@ class SampleCheck:
         samples: How many were compared.
         seed: The loader's seed; None if it has none.
         differences: The first difference of each sample and field.
+        shared_files: Files that this process has open and that workers read from the position that
+            all of them share, so that one may get what another asked for.
     """
 
     samples: int
     seed: int | None
     differences: tuple[Difference, ...]
+    shared_files: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        """Return whether all samples were the same each time."""
-        return not self.differences
+        """Return whether all samples were the same each time, and no file is shared."""
+        return not self.differences and not self.shared_files
 
     def __str__(self) -> str:
         """Return the answer as sentences."""
         what = counted(self.samples, "sample")
         seed = "without a seed" if self.seed is None else f"with seed={self.seed}"
-        if not self.differences:
+        if self:
             return f"{what}, made twice here and twice in workers {seed}, were the same each time."
         lines = [
             f"  sample {each.index!r}{each.field and ', ' + each.field}: {each.between} differ"
@@ -337,8 +348,38 @@ class SampleCheck:
             else "They draw from a generator that forebay cannot reach, one made in __getitem__ "
             "for example, or depend on earlier samples, the time or the process."
         )
+        if not self.differences:
+            advice = ""
+        for path in self.shared_files:
+            lines.append(
+                f"  {path}: it was open before the workers began, and they read it from one shared "
+                "position"
+            )
+        if self.shared_files:
+            advice = (
+                "Two workers that read such a file at once get each other's bytes, without an "
+                f"error. Open it when the first sample is read, in each worker. {advice}".rstrip()
+            )
         heading = f"{what}, made twice here and twice in workers {seed}:"
         return "\n".join([heading, *lines, advice])
+
+
+def apart(dataset: Any, depth: int = 8) -> Any:
+    """Return a copy of a dataset, and of those within it, that shares all that they have.
+
+    What it opens when a sample is read, it opens for itself: workers that begin later do not share
+    that file.
+    """
+    own = getattr(dataset, "__dict__", None)
+    if type(own) is not dict or isinstance(dataset, torch.Tensor) or not depth:
+        return dataset
+    try:
+        other = copy.copy(dataset)
+        if "dataset" in own and own["dataset"] is not dataset:
+            vars(other)["dataset"] = apart(own["dataset"], depth - 1)
+    except Exception:  # noqa: BLE001 - the user's class may refuse
+        return dataset
+    return other
 
 
 def spread(count: int, length: int) -> list[int]:
@@ -351,7 +392,11 @@ def compared(
     indices: Sequence[Any], made: Callable[[int], Sequence[Any]], seed: int | None
 ) -> SampleCheck:
     """Make samples in several ways, and compare them."""
-    here, again, worker, other = made(0), made(0), made(1), made(1)
+    before = read_positions()
+    worker, other = made(2), made(2)
+    after = read_positions()  # first: between these two, only workers have read
+    here, again = made(0), made(0)
+    moved = {path for fd, (path, at) in before.items() if after.get(fd, (path, at)) != (path, at)}
     pairs = (
         ("two results in this process", here, again),
         ("two results in workers", worker, other),
@@ -363,4 +408,4 @@ def compared(
             for field in differing(one, two):
                 difference = Difference(indices[number], field, between)
                 found.setdefault((number, field), difference)
-    return SampleCheck(len(indices), seed, tuple(found.values()))
+    return SampleCheck(len(indices), seed, tuple(found.values()), tuple(sorted(moved)))

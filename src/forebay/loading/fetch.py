@@ -37,7 +37,7 @@ from forebay.collating.rules import collated
 from forebay.errors import OptionError
 from forebay.failures import Failure
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
-from forebay.loading.samplers import NO_STATE, has_state
+from forebay.loading.samplers import NO_STATE, copied, has_state
 from forebay.observe.record import SlowSample
 from forebay.plan import COLLATE, SAMPLE, child_seed, seed_of
 
@@ -235,11 +235,12 @@ class MapFetcher:
         if self._threads is not None:
             return self._fetched_at_once(request)
         if not self._spec.auto_collation:
-            samples = self._one_by_one(request, [index])
+            samples = self._one_by_one(request, [copied(index, is_batch=False)])
             return samples[0] if samples else samples
         if self._getitems is not None:
             try:
-                return self._call_seeded(request, SAMPLE, lambda: self._getitems(index))
+                # A copy: some empty the list that they are given.
+                return self._call_seeded(request, SAMPLE, lambda: self._getitems(copied(index)))
             except Exception:
                 if not self._spec.skip_errors:
                     raise

@@ -16,7 +16,9 @@ import copy
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sized
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, KeysView, Sized, ValuesView
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -200,6 +202,22 @@ def _attribute(thing: Any, name: str) -> Any:
         return getattr(thing, name, None)
     except Exception:  # noqa: BLE001 - `__getattr__` is the user's
         return None
+
+
+def copied(index: Any, *, is_batch: bool = True) -> Any:
+    """Return a copy of what a sampler yielded, which it may use again for the next batch.
+
+    Args:
+        is_batch: Whether it has the indices of a batch; then it may be a generator of them.
+    """
+    if isinstance(index, list):
+        return index[:]
+    if isinstance(index, torch.Tensor):
+        return index.clone() if index.dim() else index
+    if isinstance(index, np.ndarray | array | set | dict | deque):
+        return copy.copy(index)
+    is_view = isinstance(index, Iterator | KeysView | ValuesView)
+    return list(index) if is_batch and is_view else index
 
 
 def is_self_contained(sampler: Any) -> bool:

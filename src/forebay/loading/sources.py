@@ -22,6 +22,7 @@ from forebay.base.randomness import PrivateGenerators
 from forebay.loading.samplers import (
     SamplerStates,
     at_epoch,
+    copied,
     holds_position,
     is_self_contained,
     length_of,
@@ -249,6 +250,7 @@ class SamplerSource(Source):
             rows = rows_of(sampler) if self.as_tensors else None
             for number, index in enumerate(rows or iterator or sampler):
                 is_empty = False
+                index = copied(index, is_batch=self.count is not _one)
                 if number >= skip or number in outstanding:
                     states = states_of(self.sampler) if follows else None
                     yield Selection(index, position, 0, states)

@@ -83,7 +83,7 @@ def leave_out(folder: str, path: Sequence[str]) -> None:
 
 def _project_modules() -> list[ModuleType]:
     paths = sysconfig.get_paths()
-    ours = Path(__file__).resolve().parents[3]
+    ours = Path(__file__).resolve().parents[1]
     installed = [ours, *(Path(paths[name]).resolve() for name in ("stdlib", "platstdlib"))]
     found = []
     for name, module in list(sys.modules.items()):
