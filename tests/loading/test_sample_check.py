@@ -142,7 +142,7 @@ def test_a_file_that_workers_share_is_named(is_open, tmp_path):
     assert found.shared_files == ((str(path),) if is_open else ())
     assert bool(found) == (not is_open)
     if is_open:
-        assert "numbers: it was open before the workers began" in str(found)
-        assert "Open it when the first sample is read" in str(found)
+        assert "numbers: open before the workers began" in str(found)
+        assert "Open it in each worker" in str(found)
         dataset.file.close()
     assert is_open or dataset.file is None

@@ -457,3 +457,9 @@ def read_positions() -> dict[int, tuple[str, int]]:
                     path = os.readlink(f"/proc/self/fd/{name}")
                     found[fd] = path, os.lseek(fd, 0, os.SEEK_CUR)
     return found
+
+
+def moved_since(before: dict[int, tuple[str, int]]) -> set[str]:
+    """Return the files whose positions have changed since `read_positions` returned `before`."""
+    now = read_positions()
+    return {found[0] for fd, found in before.items() if now.get(fd, found) != found}

@@ -24,6 +24,7 @@ from forebay.base.formatting import counted
 from forebay.base.libraries import one_thread
 from forebay.base.process import (
     memory_for_files,
+    moved_since,
     pressure,
     read_limit,
     read_positions,
@@ -350,18 +351,18 @@ class SampleCheck:
         )
         if not self.differences:
             advice = ""
-        for path in self.shared_files:
-            lines.append(
-                f"  {path}: it was open before the workers began, and they read it from one shared "
-                "position"
-            )
         if self.shared_files:
-            advice = (
-                "Two workers that read such a file at once get each other's bytes, without an "
-                f"error. Open it when the first sample is read, in each worker. {advice}".rstrip()
-            )
+            lines.append(f"  {_shared(*self.shared_files)}")
         heading = f"{what}, made twice here and twice in workers {seed}:"
-        return "\n".join([heading, *lines, advice])
+        return "\n".join(filter(None, [heading, *lines, advice]))
+
+
+def _shared(*paths: str) -> str:
+    return (
+        f"{', '.join(paths)}: open before the workers began, which read from one shared position. "
+        "Two that read at once get each other's bytes, without an error. Open it in each worker, "
+        "when the first sample is read"
+    )
 
 
 def apart(dataset: Any, depth: int = 8) -> Any:
@@ -392,11 +393,16 @@ def compared(
     indices: Sequence[Any], made: Callable[[int], Sequence[Any]], seed: int | None
 ) -> SampleCheck:
     """Make samples in several ways, and compare them."""
-    before = read_positions()
-    worker, other = made(2), made(2)
-    after = read_positions()  # first: between these two, only workers have read
+    before, moved = read_positions(), set[str]()
+    try:
+        worker, other = made(2), made(2)
+    except Exception as error:
+        moved = moved_since(before)
+        if moved:
+            error.add_note(f"forebay: {_shared(*sorted(moved))}")
+        raise
+    moved = moved_since(before)  # now, when only workers have read
     here, again = made(0), made(0)
-    moved = {path for fd, (path, at) in before.items() if after.get(fd, (path, at)) != (path, at)}
     pairs = (
         ("two results in this process", here, again),
         ("two results in workers", worker, other),
