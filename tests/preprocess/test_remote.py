@@ -239,6 +239,23 @@ def test_a_store_that_takes_no_files_stops_the_run(memory, inputs, monkeypatch):
     assert (report.done, report.failed, report.resumed) == (6, 0, 3)
 
 
+def test_an_input_that_may_not_be_read_is_tried_once(memory, tmp_path, monkeypatch):
+    """Another try needs other credentials."""
+    put_inputs(memory, 2)
+    get_file, tried = memory.get_file, []
+
+    def denied(_, remote, *rest, **options):
+        tried.append(remote)
+        if remote.endswith("1.txt"):
+            raise PermissionError(13, "Access Denied", remote)
+        return get_file(remote, *rest, **options)
+
+    monkeypatch.setattr(type(memory), "get_file", denied)
+    report = run(tell, "memory://bucket/in/", tmp_path / "out", retries=3)
+    assert [failure.error for failure in report.failures] == ["PermissionError"]
+    assert len(tried) == 2
+
+
 # ---- inputs -------------------------------------------------------------------------------------
 
 

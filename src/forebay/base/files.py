@@ -19,6 +19,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from forebay.base.store_errors import store_advice, store_error_words
 from forebay.errors import (
     ForebayError,
     InputError,
@@ -256,8 +257,9 @@ def names_among(folder: str, names: Sequence[str]) -> list[str] | None:
 
 
 def _unreachable(url: str, error: Exception) -> InputError:
-    advice = "Check the URL, your credentials, and that its file system is installed (s3:// s3fs)."
-    return InputError(f"{printable(url)}: it cannot be reached: {error}\n  {advice}")
+    advice = store_advice(error, "Check the URL, and what is there.")
+    words = store_error_words(error)
+    return InputError(f"{printable(url)}: it cannot be reached: {words}\n  {advice}")
 
 
 # ---- store ---------------------------------------------------------------------------------------
@@ -402,9 +404,10 @@ class Store:
         try:
             system, path = connect(self.url)
         except Exception as error:
+            advice = store_advice(error, "Check the URL.")
             raise self._error(
-                f"{self.url} cannot be reached: {error}\n  Nothing was started. Check the "
-                "URL, and that its file system is installed (s3:// needs s3fs)."
+                f"{self.url} cannot be reached: {store_error_words(error)}\n"
+                f"  Nothing was started. {advice}"
             ) from error
         return system, path.rstrip("/")
 
@@ -428,11 +431,11 @@ class Store:
             raise
         except Exception as error:
             url = self.locate(name) if name else self.url
-            raise self._error(
-                f"{url} cannot be {done}: {type(error).__name__}: {error}\n"
-                "  Check that it exists, your credentials, and the network; then make the same "
-                "call again."
-            ) from error
+            advice = store_advice(
+                error, "Check the URL and your rights there; then make the same call again."
+            )
+            words = f"{type(error).__name__}: {store_error_words(error)}"
+            raise self._error(f"{url} cannot be {done}: {words}\n  {advice}") from error
 
 
 class Folder:
@@ -496,7 +499,7 @@ def place_of(
 
 
 class NoInputError(Exception):
-    """There is no such input; the cause says why."""
+    """There is no such input, or it may not be read; the cause says which."""
 
 
 @contextmanager
@@ -522,8 +525,8 @@ def download(source: str, folder: Path | None = None) -> Iterator[Path]:
         path = Path(scratch, file_name(remote) or "input")
         try:
             system.get_file(remote, str(path))
-        except FileNotFoundError as error:
-            raise NoInputError from error
+        except (FileNotFoundError, PermissionError) as error:
+            raise NoInputError from error  # another try would not help
         yield _existing(path, source)
 
 
@@ -534,7 +537,9 @@ def fetched(url: str) -> Iterator[Path]:
         with download(url) as path:
             yield path
     except NoInputError as error:
-        raise InputError(f"{url} does not exist") from error
+        is_denied = isinstance(error.__cause__, PermissionError)
+        what = "may not be read" if is_denied else "does not exist"
+        raise InputError(f"{url} {what}") from error
 
 
 @contextmanager

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
+from forebay.base.store_errors import BROKEN, DENIED, MISSING, THROTTLED
+
 MIB = 1 << 20
 # Bytes in flight at first and at most, and how many requests: each has a thread.
 START_BYTES, MOST_BYTES, MOST_REQUESTS = 64 * MIB, 512 * MIB, 256
@@ -37,8 +39,8 @@ HEDGE_AFTER, HEDGE_SHARE, LEAST_KNOWN, KNOWN = 2.0, 0.02, 20, 128
 # Of how many answers the latencies are counted.
 LATEST = 256
 
-# What may happen to a request.
-THROTTLED, BROKEN, WRONG, DENIED, MISSING = "throttled", "broken", "wrong", "denied", "missing"
+# What may happen to a request beside what `store_errors` names: other bytes came.
+WRONG = "wrong"
 
 Key = int | tuple[int, int]  # a block, or a part of one for one client
 Rank = tuple[int, int, int]  # whether nobody waits for it, epoch, when it is due: lowest first

@@ -38,13 +38,10 @@ import numpy as np
 from forebay.base.memory_files import memory_file
 from forebay.base.output_names import PRIVATE
 from forebay.base.process import OOM_AFTER_WORKERS, die_when_memory_runs_out
+from forebay.base.store_errors import BROKEN, MISSING, THROTTLED, store_advice
 from forebay.caching.fetch_policy import (
-    BROKEN,
-    DENIED,
-    MISSING,
     MOST_REQUESTS,
     NEEDED,
-    THROTTLED,
     WRONG,
     Get,
     GivenUp,
@@ -160,10 +157,14 @@ class Fetcher:
             return bytes(self._bucket.read(name))
         except BucketError as error:
             if error.kind == MISSING:
+                advice = store_advice(
+                    error,
+                    "Check the URL; forebay.cache(dataset, url) makes a cache there, or finishes "
+                    "one.",
+                )
                 raise InputError(
                     f"{where}: there is no such object, so there is no finished cache\n"
-                    f"  The bucket said: {error}. Check the URL; forebay.cache(dataset, url) makes "
-                    "a cache there, or finishes one."
+                    f"  The bucket said: {str(error).rstrip('.')}. {advice}"
                 ) from error
             raise _refused(where, error.kind, str(error)) from error
 
@@ -522,13 +523,15 @@ class Fetcher:
 
 
 def _refused(where: str, kind: str, words: str) -> ForebayError:
-    advice = {
-        DENIED: "Check the credentials: those of the environment count, or of fsspec's settings.",
+    known = {
         MISSING: "Call forebay.cache again, with the same dataset and URL: it writes what is "
         "missing.",
         THROTTLED: "Lower the number of nodes that read, or keep more of the cache on disk: disk=.",
-    }.get(kind, "Check the network, then make the same call again: nothing is lost.")
-    return InputError(f"{where}: {kind}: {words}\n  {advice}")
+    }
+    otherwise = known.get(kind, "Check the bucket; then make the same call again.")
+    advice = store_advice(BucketError(kind, words), otherwise)
+    what = "it cannot be read" if kind == BROKEN else kind
+    return InputError(f"{where}: {what}: {words}\n  {advice}")
 
 
 def _in_memory(name: str, data: bytes) -> int:

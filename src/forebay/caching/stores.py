@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import re
 import shutil
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
@@ -21,7 +20,7 @@ import numpy.typing as npt
 
 from forebay.base.files import atomic_file, connect, open_regular, read_regular, settings_of
 from forebay.base.process import kernel
-from forebay.caching.fetch_policy import BROKEN, DENIED, MISSING, THROTTLED
+from forebay.base.store_errors import BROKEN, store_error_kind, store_error_words
 from forebay.errors import OutputError, shown_location, without_credentials
 
 # ---- bucket --------------------------------------------------------------------------------------
@@ -35,14 +34,6 @@ from forebay.errors import OutputError, shown_location, without_credentials
 
 # Longer than `fetch_policy` lets a request take.
 _TIMEOUT = timedelta(seconds=120)
-_THROTTLED = re.compile(r"\b(?:503|429)\b|SlowDown|TooManyRequests|RequestLimitExceeded", re.I)
-_DENIED = re.compile(
-    r"\b40[13]\b|AccessDenied|Forbidden|ExpiredToken|InvalidAccessKeyId|SignatureDoesNotMatch"
-    r"|NoCredential|Unable to locate credentials|token.{0,20}expired",
-    re.I,
-)
-# Also of an object that ends before the range: it was written anew, or cut.
-_MISSING = re.compile(r"\b404\b|\b416\b|InvalidRange|NoSuchKey|NoSuchBucket|not ?found", re.I)
 # What fsspec's settings are called in obstore.
 _S3_SETTINGS = {
     "key": "access_key_id",
@@ -57,7 +48,7 @@ class BucketError(Exception):
     """A request failed.
 
     Attributes:
-        kind: What happened, as `fetch_policy` calls it.
+        kind: What happened; see `store_errors`.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -65,17 +56,10 @@ class BucketError(Exception):
         super().__init__(without_credentials(message))
         self.kind = kind
 
-
-def kind_of(error: BaseException) -> str:
-    """Return what `fetch_policy` calls an exception of a library."""
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, FileNotFoundError):
-        return MISSING
-    if _THROTTLED.search(text):
-        return THROTTLED
-    if isinstance(error, PermissionError) or _DENIED.search(text):
-        return DENIED
-    return MISSING if _MISSING.search(text) else BROKEN
+    @classmethod
+    def of(cls, error: BaseException) -> BucketError:
+        """Return what an exception of a library means."""
+        return cls(store_error_kind(error), store_error_words(error))
 
 
 class Bucket(ABC):
@@ -99,8 +83,7 @@ class Bucket(ABC):
         try:
             found = memoryview(self._read(name, offset, length)).cast("B")
         except Exception as error:
-            words = " ".join(str(error).split())[:300] or type(error).__name__
-            raise BucketError(kind_of(error), words) from error
+            raise BucketError.of(error) from error
         if length not in (None, len(found)):
             raise BucketError(BROKEN, f"{len(found):,} bytes came instead of {length:,}")
         return found
@@ -186,7 +169,7 @@ def bucket_at(url: str) -> Bucket:
         try:
             return _Fsspec(url)
         except Exception as error:
-            raise BucketError(kind_of(error), " ".join(str(error).split())[:300]) from error
+            raise BucketError.of(error) from error
 
 
 # ---- pins ----------------------------------------------------------------------------------------

@@ -231,6 +231,9 @@ def _list_url(url: str) -> Listing:
                 tables = [table for table in TABLES if system.isfile(inside + table)]
                 return _list_url(joined(url, _only_table(tables, shown)))
         found = url_files(system, path, is_glob=is_glob)
+        first = path.partition("/")[0]
+        if not found and first and not glob.has_magic(first) and not system.exists(first):
+            raise InputError(f"{shown}: there is no {first!r}\n  Check the URL.")
     urls = [_full_url(system, name, url) for name in found]
     if None in found.values():  # nothing is known of them but their names
         return _found(shown, lambda: _walk_list(urls), "no files there")

@@ -1,0 +1,58 @@
+"""What stores say becomes a kind, few words, and advice that can help."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from forebay.base.store_errors import (
+    BROKEN,
+    DENIED,
+    MISSING,
+    THROTTLED,
+    store_advice,
+    store_error_kind,
+    store_error_words,
+)
+
+NO_BUCKET = OSError(
+    "Object at location c/x not found: Error performing GET http://127.0.0.1:503/b/c/x in 53.9ms - "
+    'Server returned non-2xx status code: 404 Not Found: <?xml version="1.0"?>\n <Error>'
+    "<Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>"
+)
+REFUSED = OSError(
+    "Generic S3 error: Error performing GET http://127.0.0.1:9/b/404/403 in 1.8ms - HTTP error: "
+    'error sending request\n\nDebug source:\nGeneric { store: "S3", retry_timeout: 180s, source: '
+    'ConnectError("tcp connect error", Os { code: 111, kind: ConnectionRefused, message: '
+    '"Connection refused" })'
+)
+FORBIDDEN = OSError("Server returned non-2xx status code: 403 Forbidden: no such key id")
+UNKNOWN = ValueError("Protocol not known: nonsense")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words", "advice"),
+    [
+        (NO_BUCKET, MISSING, "NoSuchBucket: The specified bucket does not exist", "name of the b"),
+        (REFUSED, BROKEN, "ConnectionRefused: http://127.0.0.1:9/b/404/403", "endpoint and the ne"),
+        (FORBIDDEN, DENIED, str(FORBIDDEN), "your credentials, .* is of no use"),
+        (PermissionError("no"), DENIED, "no", "your credentials"),
+        (UNKNOWN, BROKEN, "Protocol not known: nonsense", "s3fs"),
+        (FileNotFoundError("b/x"), MISSING, "b/x", "^otherwise$"),
+        (OSError("SlowDown"), THROTTLED, "SlowDown", "^otherwise$"),
+        (ConnectionResetError(), BROKEN, "ConnectionResetError", "endpoint and the network"),
+        (OSError("File is not a zip file"), BROKEN, "File is not a zip file", "^otherwise$"),
+    ],
+)
+def test_an_error_is_said_in_few_words_with_what_helps(error, kind, words, advice):
+    """A refusal that lasts is not called a fault of the network, nor repeated."""
+    assert (store_error_kind(error), store_error_words(error)) == (kind, words)
+    assert re.search(advice, store_advice(error, "otherwise"))
+
+
+def test_a_long_text_is_cut_between_words():
+    """Half a word may look like another."""
+    words = store_error_words(OSError("bucket " * 200))
+    assert len(words) < 310
+    assert words.endswith("bucket …")
