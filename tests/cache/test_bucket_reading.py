@@ -48,6 +48,13 @@ def sample(index):
         "rare": None if index % 3 else index,
         "vector": rng.standard_normal(3),
         "logical": torch.tensor([bool(index % 2)]),
+        "objects": [
+            {"box": [at, 0.5], "parts": [{"name": f"part {at}"}] * at}
+            | ({"rare": b"x"} if at else {})
+            for at in range(index % 4)
+        ],
+        "either": index if index % 5 else f"word {index}",
+        **({"extra": (index, ("x",) * (index % 3))} if index % 7 == 0 else {}),
     }
 
 
@@ -540,8 +547,11 @@ def test_a_damaged_shard_is_an_error_that_names_the_bytes_and_both_checksums(cop
     assert "have the checksum" in first
 
 
-def test_a_cache_that_was_written_anew_is_never_mixed_with_the_old_one(copied, tmp_path):
+def test_a_cache_that_was_written_anew_is_never_mixed_with_the_old_one(
+    copied, tmp_path, monkeypatch
+):
     """A job that reads the old one ends with an error."""
+    monkeypatch.setattr("forebay.runs.cache.LEAST_SHARDS", 8)
     cached = forebay.open_cache(URL)
     cached[0]
     other = Made(lambda index: sample(index + 1), SAMPLES)

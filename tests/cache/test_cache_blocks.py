@@ -14,9 +14,10 @@ from same import assert_same
 
 import forebay
 from forebay.base.files import Folder
+from forebay.base.value_types import schema_of
 from forebay.caching import arrow_shards
-from forebay.caching.columns import Index, schema_of
-from forebay.caching.layout import BLOCK, BLOCKS, Blocks, names_of
+from forebay.caching.index import Index
+from forebay.caching.layout import BLOCK, BLOCKS, Blocks
 
 
 def make(dataset, folder, **options):
@@ -37,8 +38,7 @@ def test_a_block_is_read_and_checked_without_the_rest_of_its_shard(tmp_path, mon
     index = Index.read(Folder(tmp_path))
     blocks = index.read_blocks(Folder(tmp_path))
     assert len(blocks) == index.blocks[0] >= 3 * len(index.sizes) > 300
-    assert len({str(specs) for specs in index.specs}) == 2
-    names = names_of(index.plan.structure)
+    assert len({str(layout.specs) for layout in index.layouts}) == 2
     for number, name in enumerate(index.plan.names()):
         data, found = (tmp_path / name).read_bytes(), pa.ipc.open_file(tmp_path / name)
         at = range(len(blocks))[blocks.of_shard(number)]
@@ -46,9 +46,9 @@ def test_a_block_is_read_and_checked_without_the_rest_of_its_shard(tmp_path, mon
         for block in at:
             body = data[blocks.offset[block] :][: blocks.length[block]]
             assert zlib.crc32(body) == blocks.crc32[block]
-            alone = pa.ipc.read_record_batch(
-                pa.py_buffer(body), schema_of(names, index.specs[number])
-            )
+            layout = index.layouts[number]
+            schema = schema_of(layout.names, layout.specs)
+            alone = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
             whole = found.get_batch(block - at.start)
             assert alone.columns == whole.columns and len(alone) == blocks.rows(block)
             first = int(blocks.first[block])
@@ -167,9 +167,9 @@ def test_a_damaged_list_of_blocks_is_an_error(tmp_path, damage):
         lambda told: told["blocks"].update(crc32="x"),
         lambda told: told.pop("blocks"),
         lambda told: told["outside"].pop(),
-        lambda told: told["columns_of"].__setitem__(0, 7),
-        lambda told: told["columns_of"].__setitem__(0, None),
-        lambda told: told["columns"][0].pop(),
+        lambda told: told["layout_of"].__setitem__(0, 7),
+        lambda told: told["layout_of"].__setitem__(0, None),
+        lambda told: told["layouts"][0]["columns"].pop(),
         lambda told: told["sizes"].__setitem__(0, 1 << 70),
         lambda told: told["sizes"].__setitem__(0, -1),
     ],

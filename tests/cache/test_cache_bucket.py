@@ -20,7 +20,7 @@ from served import served
 import forebay
 from forebay.base.files import Folder, Store
 from forebay.caching import copies
-from forebay.caching.columns import Index
+from forebay.caching.index import Index
 from forebay.testing.faults import Gate
 
 URL = "memory://bucket/cache"

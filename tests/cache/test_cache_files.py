@@ -20,7 +20,7 @@ import forebay
 from forebay.base.files import Folder
 from forebay.caching import arrow_shards
 from forebay.caching.arrow_shards import Shards
-from forebay.caching.columns import Index
+from forebay.caching.index import Index
 
 
 def make(dataset, folder, **options):
@@ -156,6 +156,6 @@ def test_maps_are_bounded(folder, monkeypatch):
     """The oldest makes room; samples of it stay whole."""
     monkeypatch.setattr(arrow_shards, "MOST_MAPS", 3)
     shards = Shards(folder, Index.read(Folder(folder)).plan)
-    kept = [shards[at].leaves(0)[0] for at in (0, 1, 2, 3, 4, 0, 5)]
+    kept = [shards[at].sample(0)["image"] for at in (0, 1, 2, 3, 4, 0, 5)]
     assert [int(one[0, 0, 0]) for one in kept] == [0, 1, 2, 3, 4, 0, 5]
     assert len(shards._open) == 3

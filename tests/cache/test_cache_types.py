@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import struct
 from collections import OrderedDict, namedtuple
+from dataclasses import dataclass, field, fields
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from pathlib import Path
 from types import SimpleNamespace
+from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from cached import Made, Point
+from PIL import Image
 from same import assert_same
 from torch.utils.data import default_collate
 
 import forebay
 from forebay.base.earlier_rows import EarlierRows
+from forebay.base.value_classes import MisfitError
 from forebay.caching import arrow_shards
-from forebay.caching.arrow_shards import ShardWork
-from forebay.caching.columns import CachePlan, spec_of
-from forebay.caching.layout import MisfitError, structure_of
+from forebay.caching.arrow_shards import ShardWork, layout_of
+from forebay.caching.index import CachePlan
 from forebay.failures import MAX_TEXT
 from forebay.runs.ranges import failed_samples
 
@@ -149,23 +156,54 @@ def test_one_tensor_used_again_and_again_is_copied_in_time(tmp_path):
 
 
 REFUSED = {
-    "a large int": (
-        lambda: {"a": 1 << 63},
-        "'a' is 9223372036854775808, which does not fit in 64 bits",
+    "a huge int": (lambda: {"a": 1 << 20_000}, "'a' is an integer of 20,001 bits"),
+    "an object": (lambda: [object()], "'0' is of type builtins.object, which has no form as data"),
+    "an object in a list": (
+        lambda: {"a": [{"b": 1}, {"b": [{"c": object()}]}]},
+        "'a[…].b[…].c' is of type builtins.object",
     ),
-    "an object": (lambda: [object()], "'0' is of type builtins.object"),
-    "a set": (lambda: {1}, "'sample' is of type builtins.set"),
-    "an object array": (lambda: np.array([None]), "dtype object"),
+    "an object array": (lambda: np.array([object()]), "'sample[…]' is of type builtins.object"),
+    "records of NumPy": (lambda: np.zeros(2, [("a", "i4")]), "dtype [('a', '<i4')]"),
+    "a function": (lambda: {"a": len}, "'a' is of type builtins.builtin_function_or_method"),
     "a gradient": (lambda: torch.ones(1, requires_grad=True), "requires a gradient"),
     "a sparse tensor": (lambda: torch.eye(2).to_sparse(), "sparse"),
     "a meta tensor": (lambda: torch.ones(1, device="meta"), "on the device meta"),
     "a parameter": (lambda: torch.nn.Parameter(torch.ones(1)), "torch.nn.parameter.Parameter"),
-    "a tuple as key": (lambda: {(1, 2): 3}, "the key (1, 2), of type tuple"),
-    "NaN as key": (lambda: {math.nan: 3}, "the key nan, of type float"),
-    "a lone surrogate as key": (lambda: {"x": {"a\udc80": 3}}, r"'x' has the key 'a\udc80'"),
     "nothing at all": (lambda: [{}, ()], "the sample is [{}, ()], which contains nothing to store"),
-    "an own dict": (lambda: type("Mine", (dict,), {})(a=1), "of type Mine"),
+    "itself": (lambda: [*endless()], "is nested deeper than 64 levels, or contains itself"),
+    "a time zone": (
+        lambda: {"a": datetime(2020, 1, 1, tzinfo=Zone())},
+        "'a' has a time zone of type test_cache_types.Zone",
+    ),
+    "a long time": (lambda: {"a": timedelta.max}, "which no column of times can hold"),
 }
+
+
+def test_what_the_first_samples_show_is_refused_before_the_run_begins(tmp_path):
+    """Even if only one of them cannot be stored."""
+    asked = []
+
+    def make(index):
+        asked.append(index)
+        return {"a": [index, object()] if index == 50 else [index]}
+
+    with pytest.raises(forebay.FailuresError, match=r"sample 50: 'a\.1' is of type .*object"):
+        forebay.cache(Made(make, 100), tmp_path, num_workers=0, progress=False)
+    assert asked == [0, 50, 99]
+
+
+class Zone(tzinfo):
+    """A time zone that only its own code knows."""
+
+    def utcoffset(self, when):
+        return timedelta(hours=1)
+
+
+def endless():
+    """Return a list that contains itself."""
+    found = []
+    found.append({"a": found})
+    return found
 
 
 @pytest.mark.parametrize(("make", "words"), REFUSED.values(), ids=REFUSED)
@@ -194,36 +232,108 @@ def test_numpys_strings_become_those_of_python(tmp_path):
     assert {(type(word), type(data)) for word, data in found} == {(str, bytes)}
 
 
-OtherPoint = namedtuple("Point", "x y")
+OtherPoint = namedtuple("OtherPoint", "x y")
+
+
+@dataclass(frozen=True)
+class Box:
+    """A dataclass whose samples have several forms."""
+
+    corners: object
+    label: object = None
+
+
+@dataclass(slots=True)
+class Late:
+    """A dataclass of which a field may be unset."""
+
+    first: int
+    second: object = field(init=False)
+
+
+def late(index):
+    found = Late(index)
+    if index % 2:
+        found.second = "x"
+    return found
+
+
+def some_keys(index):
+    return {key: value for at, (key, value) in enumerate(zip("abc", (1, None, "x"), strict=True))
+            if index >> at & 1}  # fmt: skip
+
 
 UNLIKE = {
-    "type": (lambda i: i if i else 0.5, "is of type int here and of type float in other samples"),
-    "dtype": (
-        lambda i: torch.ones(1, dtype=torch.float64 if i else torch.float32),
-        "a torch tensor of float64 here and a torch tensor of float32",
+    "type": lambda i: (1, "a", 2.5, None, True, b"x", [1], {"a": 1}, (1, 2))[i],
+    "dtype": lambda i: torch.ones(1, dtype=torch.float64 if i % 2 else torch.float32),
+    "strings of NumPy": lambda i: np.array(["ab" * i], dtype=f"U{2 * i + 1}"),
+    "bytes of NumPy": lambda i: np.array([b"ab" * i], dtype=f"S{2 * i + 1}"),
+    "strings of any length": lambda i: np.array(["ab" * i, "x"], np.dtypes.StringDType()),
+    "object arrays": lambda i: np.array([["a" * i, None], [i, "b"]][: i % 3], object),
+    "keys": some_keys,
+    "keys and containers": lambda i: (
+        {"a": torch.ones(i % 2 + 1)} | ({"b": [some_keys(i)]} if i > 3 else {})
     ),
-    "strings of NumPy": (
-        lambda i: np.array(["ab" if i else "a"]),
-        "a NumPy array of <U2 here and a NumPy array of <U1 in other samples; use one length",
+    "keys in another order": lambda i: OrderedDict([("a", i), ("b", 2)][:: 1 if i % 2 else -1]),
+    "length": lambda i: [0] * i,
+    "lengths of tuples": lambda i: (torch.ones(i), *range(i)),
+    "depth": lambda i: [0] if i else 0,
+    "kind": lambda i: (0,) if i % 2 else [0],
+    "class": lambda i: Point(i, i) if i % 2 else OtherPoint(i, str(i)),
+    "dataclass": lambda i: Box([Box(i, late(i))] * (i % 3), (None, "x", 1)[i % 3]),
+    "unset fields": late,
+    "sets": lambda i: [{i, "a"}, frozenset({(i, 1)}), set()],
+    "any keys": lambda i: {i: "a", (i, "x"): [i], None: 1},
+    "many keys": lambda i: {f"key {at}": at for at in range(i * 30)},
+    "late None": lambda i: {"a": [{"x": None if i > 6 else i}] if i % 3 else [{}]},
+    "large int": lambda i: (1 << 20 * i) * (-1) ** i,
+    "times": lambda i: (
+        *(
+            datetime.fromisoformat(f"2020-02-03 04:05:06.00000{i}"),
+            datetime(2020, 7, 1, tzinfo=UTC),
+            date(1, 1, 1),
+        ),
+        *(time(1, 2, 3, i), timedelta(-1, 2, i)),
+        datetime(2020, 10, 25, 1, 30, tzinfo=(UTC, timezone(timedelta(hours=-i)), ZONE)[i % 3]),
     ),
-    "keys": (lambda i: {"a": 1, "b": 2} if i else {"a": 1}, "has the keys ['a', 'b'] here"),
-    "length": (lambda i: [0] * (i + 1), "items here and 1 in other samples; make a tensor"),
-    "depth": (lambda i: [0] if i else 0, "the sample is a list here, but not in other samples"),
-    "kind": (lambda i: (0,) if i else [0], "a tuple here and a list in other samples"),
-    "class": (
-        lambda i: Point(i, i) if i else OtherPoint(i, i),
-        "is a cached.Point with the fields ['x', 'y'] here and a test_cache_types.Point with",
-    ),
+    "pandas": lambda i: [pd.Timestamp(i), pd.Timedelta(i), pd.Timestamp(i, tz="UTC")][: i % 4],
+    "written": lambda i: [Decimal("1.50"), 1 + 2j, Path("/a"), UUID(int=i)][: i % 5],
+    "NumPy's numbers": lambda i: [np.float32(i), np.int8(i), np.bool_(i), np.datetime64(i, "s")],
+    "deep": lambda i: [[[[i] * i]] * i, []],
+    "one key or another": lambda i: {"a": {"b": i}} if i % 2 else {"a": {"c": [1.5] * i}},
 }
+ZONE = ZoneInfo("Europe/Berlin")
 
 
-@pytest.mark.parametrize(("make", "words"), UNLIKE.values(), ids=UNLIKE)
-def test_samples_that_are_unlike_are_refused(make, words, tmp_path):
-    """The message says how they differ, and names all that do."""
-    with pytest.raises(forebay.FailuresError) as caught:
-        forebay.cache(Made(make, 3), tmp_path, num_workers=0, progress=False)
-    assert str(caught.value).startswith("2 of 3 samples could not be cached: 1, 2\n")
-    assert words in str(caught.value)
+@pytest.mark.parametrize("shards", [1, 9])
+@pytest.mark.parametrize("make", UNLIKE.values(), ids=UNLIKE)
+def test_samples_that_are_unlike_come_back_as_they_were(make, shards, tmp_path, monkeypatch):
+    """Whether the first samples show how they differ, and whether they share a shard."""
+    monkeypatch.setattr(CACHE, "LEAST_SHARDS", shards)
+    dataset = Made(make, 9)
+    cached = forebay.cache(dataset, tmp_path, num_workers=0, progress=False)
+    again = forebay.open_cache(tmp_path, transform=lambda sample: sample)
+    for index in range(9):
+        assert_alike(dataset[index], cached[index])
+        assert_alike(dataset[index], again[index])
+    assert cached.table().num_rows == 9
+
+
+def assert_alike(one, other):
+    """Fail unless both are the same; keys of a dict may stand in another order."""
+    assert_same(in_order(one), in_order(other))
+
+
+def in_order(value):
+    """Return a value in which the keys of each dict are sorted, and images are their parts."""
+    if type(value) is dict:
+        return {key: in_order(value[key]) for key in sorted(value, key=repr)}
+    if isinstance(value, Image.Image):
+        return [value.mode, value.size, value.tobytes(), value.getpalette()]
+    if isinstance(value, Box | Late):
+        names = (each.name for each in fields(value) if hasattr(value, each.name))
+        return [type(value), {name: in_order(getattr(value, name)) for name in names}]
+    return [*map(in_order, value)] if type(value) in (list, tuple) else value
 
 
 class MuteError(Exception):
@@ -240,8 +350,7 @@ def test_the_message_of_a_shard_names_the_first_samples_and_counts_the_others(tm
     def fail(index):
         raise failed.get(index, ValueError("bad\nindeed"))
 
-    node, spec = structure_of(1), spec_of(1)
-    plan = CachePlan(22_000, 22_000, node, [spec])
+    plan = CachePlan(22_000, 22_000, layout_of([1]))
     work = ShardWork(Made(fail, 22_000), plan, tmp_path, EarlierRows(), lambda _: None)
     with pytest.raises(forebay.FailuresError) as caught:
         work({"first": 0, "count": 22_000}, SimpleNamespace(file=tmp_path.joinpath))

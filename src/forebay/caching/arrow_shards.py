@@ -11,51 +11,42 @@ open file, and all processes share pages that are only read.
 from __future__ import annotations
 
 import json
-import math
 import os
 import struct
 from base64 import b64encode
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from forebay.base.arrow_arrays import array_of, array_of_numpy
 from forebay.base.datasets import OwnedGenerators
 from forebay.base.earlier_rows import EarlierRows
 from forebay.base.files import Folder, open_regular
 from forebay.base.formatting import counted
 from forebay.base.process import descriptor_path
 from forebay.base.randomness import seed_generators, seed_of_text
-from forebay.caching import columns, layout
-from forebay.caching.columns import (
-    CachePlan,
-    Column,
-    Index,
-    Spec,
-    arrow_type,
-    schema_of,
-    spec_of,
-    widened,
-)
-from forebay.caching.earlier_shards import earlier_leaves
-from forebay.caching.layout import (
-    BLOCK,
-    MOST_BLOCK_BYTES,
-    Blocks,
-    MisfitError,
-    Node,
-    checksums,
+from forebay.base.value_casts import widened_array
+from forebay.base.value_classes import Classes, MisfitError
+from forebay.base.value_columns import column_of
+from forebay.base.value_inference import named_misfit, spec_of, widened
+from forebay.base.value_readers import Bytes, getter_of, own
+from forebay.base.value_types import Spec, arrow_type, schema_of
+from forebay.caching.earlier_shards import earlier_samples
+from forebay.caching.index import CachePlan, Index, Layout
+from forebay.caching.layout import BLOCK, MOST_BLOCK_BYTES, Blocks, checksums, shard_name
+from forebay.caching.structure import (
+    MISSING,
+    generalized,
+    is_generalized,
     leaves_of,
     names_of,
-    shard_name,
+    rebuilder,
+    structure_of,
 )
 from forebay.errors import FailuresError, InputError
 from forebay.failures import Failure, failure_to_json, message_of
@@ -66,25 +57,11 @@ KEY = "forebay"
 # Maps of a process at a time; Linux allows 65,530 in total.
 MOST_MAPS = 16_384
 
-# The NumPy dtype to read a torch dtype as, if NumPy lacks it or has another name for it.
-_READ_AS = {
-    "bool": "bool",
-    "bfloat16": "int16",
-    "complex32": "int32",
-    "complex64": "complex64",
-    "complex128": "complex128",
-}
-
 # Exceptions of NumPy, Arrow and JSON for a file that is not in the expected format.
 _DAMAGES = (
     *(OSError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(pa.ArrowException, struct.error),
 )
-
-_BYTE, _LONG = np.dtype(np.uint8), np.dtype(np.int64)
-
-Bytes = npt.NDArray[np.uint8]
-Getter = Callable[[int], Any]
 
 
 class Shard:
@@ -92,9 +69,16 @@ class Shard:
 
     Args:
         plan: The plan of the cache; None if the shard does not belong to one yet.
+        classes: See `getter_of`.
     """
 
-    def __init__(self, path: Path, plan: CachePlan | None = None, number: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        plan: CachePlan | None = None,
+        number: int = 0,
+        classes: Classes | None = None,
+    ) -> None:
         self._path = path
         try:
             self._map = _mapped(path)
@@ -102,10 +86,8 @@ class Shard:
             header = json.loads((self._reader.schema.metadata or {})[KEY.encode()])
             if header["format"] != FORMAT:
                 raise InputError(f"it has format {header['format']}; this forebay reads {FORMAT}")
-            self.specs = [columns.from_json(spec) for spec in header["columns"]]
-            self.structure = layout.from_json(header["structure"])
-            names = names_of(self.structure)
-            if self._reader.schema != schema_of(names, self.specs):
+            self.layout = Layout.from_json(header)
+            if self._reader.schema != schema_of(self.layout.names, self.layout.specs):
                 raise InputError("its columns are not those that it describes")
             record_batches(self._map.data)  # refuses compressed ones
             batches = [self._reader.get_batch(at) for at in range(self._reader.num_record_batches)]
@@ -113,14 +95,16 @@ class Shard:
                 batch.validate()
             ends = np.cumsum([batch.num_rows for batch in batches]).tolist()
             if plan is not None:
-                _check_number(plan, number, header, ends[-1] if ends else 0)
+                self._check_number(plan, number, header["first"], ends[-1] if ends else 0)
+            known = {} if classes is None else classes
             self._getters = [
                 [
-                    getter_of(spec, column, self._map)
-                    for spec, column in zip(self.specs, batch.columns, strict=True)
+                    getter_of(spec, column, self._map, known)
+                    for spec, column in zip(self.layout.specs, batch.columns, strict=True)
                 ]
                 for batch in batches
             ]
+            self._rebuild = rebuilder(self.layout.structure, known)
         except FileNotFoundError as error:
             raise InputError(
                 f"the shard {str(path)!r} was removed after the cache was opened\n"
@@ -144,23 +128,29 @@ class Shard:
         except _DAMAGES as error:
             raise _damaged(self._path, error) from error
 
+    def sample(self, row: int, *, is_copy: bool = False) -> Any:
+        """Return a sample by its position in the shard."""
+        leaves = self.leaves(row)
+        try:
+            return self._rebuild(map(own, leaves) if is_copy else iter(leaves))
+        except _DAMAGES as error:
+            raise _damaged(self._path, error) from error
+
     def table(self) -> pa.Table:
         """Return all rows, as views of the map."""
         return self._reader.read_all()
 
-
-def _check_number(plan: CachePlan, number: int, header: Any, rows: int) -> None:
-    """Raise InputError if a shard is not the one with this number."""
-    first = number * plan.per_shard
-    wanted = min(plan.per_shard, plan.samples - first)
-    if (header["first"], rows) != (first, wanted):
-        raise InputError(
-            f"it holds {counted(rows, 'sample')}, starting at sample {header['first']:,}, instead "
-            f"of {wanted:,}, starting at sample {first:,}"
-        )
-    known = layout.to_json(plan.structure), len(plan.specs)
-    if (header["structure"], len(header["columns"])) != known:
-        raise InputError("its samples have a different structure from those of this cache")
+    def _check_number(self, plan: CachePlan, number: int, found: int, rows: int) -> None:
+        """Raise InputError if this is not the shard with this number."""
+        first = number * plan.per_shard
+        wanted = min(plan.per_shard, plan.samples - first)
+        if (found, rows) != (first, wanted):
+            raise InputError(
+                f"it holds {counted(rows, 'sample')}, starting at sample {found:,}, instead of "
+                f"{wanted:,}, starting at sample {first:,}"
+            )
+        if not is_generalized(self.layout.structure, plan.layout.structure):
+            raise InputError("its samples have a different structure from those of this cache")
 
 
 def _damaged(path: Path, error: Exception) -> InputError:
@@ -175,10 +165,9 @@ def _damaged(path: Path, error: Exception) -> InputError:
 class Shards:
     """The shards of a local cache, each mapped when it is first read. Pickled as its plan."""
 
-    owns = False  # what is read views the map
-
     def __init__(self, location: Path, plan: CachePlan) -> None:
         self.location, self._plan = location, plan
+        self.classes: Classes = {}
         self._open: dict[int, Shard] = {}
 
     def __reduce__(self) -> Any:
@@ -187,7 +176,8 @@ class Shards:
     def __getitem__(self, number: int) -> Shard:
         shard = self._open.get(number)
         if shard is None:
-            shard = Shard(self.location / shard_name(number), self._plan, number)
+            path = self.location / shard_name(number)
+            shard = Shard(path, self._plan, number, self.classes)
             if len(self._open) >= MOST_MAPS:
                 with suppress(RuntimeError):  # another thread is removing one, too
                     self._open.pop(next(iter(self._open)), None)
@@ -197,14 +187,14 @@ class Shards:
     def __len__(self) -> int:
         return self._plan.shards
 
-    def leaves(self, position: int) -> list[Any]:
-        """Return the leaves of a sample."""
+    def sample(self, position: int, *, is_copy: bool = False) -> Any:
+        """Return a sample; its tensors view the map, unless it is a copy."""
         number, row = divmod(position, self._plan.per_shard)
-        return self[number].leaves(row)
+        return self[number].sample(row, is_copy=is_copy)
 
-    def many(self, positions: Sequence[int]) -> list[list[Any]]:
-        """Return the leaves of each sample."""
-        return [*map(self.leaves, positions)]
+    def samples(self, positions: Sequence[int], *, are_copies: bool = False) -> list[Any]:
+        """Return several samples."""
+        return [self.sample(position, is_copy=are_copies) for position in positions]
 
     def table(self) -> pa.Table:
         """Return all samples as one Arrow table."""
@@ -279,149 +269,63 @@ def _field(data: memoryview, table: int, index: int) -> int:
     return offset and table + offset
 
 
-def getter_of(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:
-    """Return a function that returns the value of a row; `column` is Arrow's view of `whole`."""
-    if spec.kind == "none":
-        return lambda _: None
-    get = _present(spec, column, whole)
-    if not column.null_count:
-        return get
-    storage = column.storage if isinstance(column, pa.ExtensionArray) else column
-    valid = _flags(storage.buffers()[0], len(column), whole)
-    return lambda row: get(row) if valid[row] else None
-
-
-def _present(spec: Spec, column: pa.Array, whole: Bytes) -> Getter:
-    rows = len(column)
-    if spec.kind == "bool":
-        return _flags(column.buffers()[1], rows, whole).__getitem__
-    if spec.kind in ("int", "float"):
-        # Items of a memoryview are Python numbers.
-        return _numbers(column.buffers()[1], whole, spec.stored[0]).data.__getitem__
-    if spec.kind in ("str", "bytes"):
-        _, ends, data = column.buffers()
-        at, text = _numbers(ends, whole, _LONG).data, _numbers(data, whole).data
-        if spec.kind == "bytes":
-            return lambda row: bytes(text[at[row] : at[row + 1]])
-        return lambda row: str(text[at[row] : at[row + 1]], "utf-8", "surrogatepass")
-    dtype = _read_as(spec)
-    if spec.shape is None:
-        lists, shapes = column.field("data"), column.field("shape")
-        starts = _numbers(lists.buffers()[1], whole, _LONG) // math.prod(spec.stored[1])
-        sizes = _numbers(shapes.values.buffers()[1], whole, _LONG).tolist()
-        ends = _numbers(shapes.buffers()[1], whole, np.dtype(np.int32)).tolist()
-        flat, finish = _numbers(lists.values.buffers()[1], whole, dtype), _finish(spec)
-        return lambda row: finish(
-            flat[starts[row] : starts[row + 1]].reshape(sizes[ends[row] : ends[row + 1]])
-        )
-    storage = column.storage if isinstance(column, pa.ExtensionArray) else column
-    flat = _numbers(storage.buffers()[-1], whole, dtype)
-    if spec.kind == "number":
-        return flat.__getitem__
-    finish = _finish(spec)
-    if spec.shape == ():
-        return lambda row: finish(flat[row : row + 1].reshape(()))
-    table = flat[: rows * math.prod(spec.shape)].reshape(rows, *spec.shape)
-    return lambda row: finish(table[row])
-
-
-def own(leaf: Any) -> Any:
-    """Return a leaf that does not view a map."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.clone()
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
-
-
-def _finish(spec: Spec) -> Callable[[Any], Any]:
-    """Return a function that makes the value from an array over its bytes."""
-    if spec.kind == "array":
-        return lambda array: array if array.size else np.empty(array.shape, array.dtype)
-    dtype = getattr(torch, spec.dtype)
-    if spec.shape is None or 0 in spec.shape:  # NumPy chooses the strides of empty arrays
-        full = _finish(replace(spec, shape=()))
-        return lambda array: full(array) if array.size else torch.empty(array.shape, dtype=dtype)
-    if torch.from_numpy(np.empty(0, _read_as(spec))).dtype == dtype:
-        # A storage of these bytes only: otherwise a pickled sample would include its shard.
-        return torch.from_numpy
-    return lambda array: torch.from_numpy(array).view(dtype)
-
-
-def _read_as(spec: Spec) -> np.dtype[Any]:
-    if spec.kind != "tensor":
-        return np.dtype(spec.dtype)
-    return np.dtype(_READ_AS.get(spec.dtype, spec.stored[0]))
-
-
-def _flags(bits: pa.Buffer, rows: int, whole: Bytes) -> list[bool]:
-    flags = np.unpackbits(_numbers(bits, whole), count=rows, bitorder="little")
-    return flags.astype(bool).tolist()
-
-
-def _numbers(
-    buffer: pa.Buffer | None, whole: Bytes, dtype: np.dtype[Any] = _BYTE
-) -> npt.NDArray[Any]:
-    """Return a buffer of the map as a writable array."""
-    if buffer is None or not buffer.size:
-        return np.empty(0, dtype)
-    start = buffer.address - whole.ctypes.data
-    nbytes = buffer.size // dtype.itemsize * dtype.itemsize
-    if not 0 <= start <= len(whole) - nbytes:
-        raise ValueError("its columns are compressed")
-    return whole[start : start + nbytes].view(dtype)
-
-
 # ---- cache table ---------------------------------------------------------------------------------
 # All shards as one Arrow table over their memory maps.
 #
 # The column types of shards may differ: all samples of one shard may have the same shape, and those
-# of another not. The table has the wider type; only its small offsets are rebuilt.
+# of another not. The table has the wider type, for which only small offsets are rebuilt, unless
+# samples differ in structure.
 
 
 def table_of(shards: list[Shard]) -> pa.Table:
     """Return the rows of all shards, in order."""
-    specs = shards[0].specs
-    for shard in shards[1:]:
-        specs = [widened(*pair) for pair in zip(specs, shard.specs, strict=True)]
-    tables = [_as_wide(shard.table(), shard.specs, specs) for shard in shards]
-    return pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
+    wide = common_layout(shards)
+    return pa.concat_tables([_as_wide(shard, wide) for shard in shards])
 
 
-def _as_wide(table: pa.Table, specs: list[Spec], wide: list[Spec]) -> pa.Table:
-    for at, (own, wanted) in enumerate(zip(specs, wide, strict=True)):
-        if own != wanted:
-            kind = arrow_type(wanted)
-            chunks = [_cast(chunk, own, wanted) for chunk in table.column(at).chunks]
-            table = table.set_column(
-                at, table.field(at).with_type(kind), pa.chunked_array(chunks, kind)
-            )
-    return table
+def common_layout(shards: Sequence[Shard]) -> Layout:
+    """Return the layout that holds the samples of all shards."""
+    node = shards[0].layout.structure
+    for shard in shards:
+        if shard.layout.structure != node:
+            for row in range(len(shard)):
+                if leaves_of(node, sample := shard.sample(row)) is None:
+                    node = generalized(node, sample)
+    specs = [Spec("none")] * len(names_of(node))
+    for shard in shards:
+        if shard.layout.structure == node:
+            found = [shard.layout.specs]
+        else:
+            samples = map(shard.sample, range(len(shard)))
+            found = [[*map(spec_of, leaves_of(node, each) or ())] for each in samples]
+        for each in found:
+            specs = [widened(*pair) for pair in zip(specs, each, strict=True)]
+    return Layout(node, specs)
 
 
-def _cast(chunk: pa.Array, own: Spec, wanted: Spec) -> pa.Array:
-    kind = arrow_type(wanted)
-    if own.kind == "none":
-        return pa.nulls(len(chunk), kind)
-    if own.kind == "str":
-        return chunk.cast(kind)
-    shape = own.shape or ()
-    storage = chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk
-    values = storage.values if isinstance(storage, pa.FixedSizeListArray) else storage
-    each = math.prod((*shape, *own.stored[1]))
-    ends = array_of_numpy(np.arange(len(chunk) + 1) * each)
-    shapes = array_of([shape] * len(chunk), pa.list_(pa.int64()))
-    lists = pa.LargeListArray.from_arrays(ends, values)
-    mask = chunk.is_null() if chunk.null_count else None
-    return pa.StructArray.from_arrays([lists, shapes], fields=list(kind), mask=mask)
+def _as_wide(shard: Shard, wide: Layout) -> pa.Table:
+    """Return the rows of a shard with the columns of a wider layout."""
+    schema = schema_of(wide.names, wide.specs)
+    if shard.layout.structure != wide.structure:
+        batches = BlockBuilder(wide).batches(map(shard.sample, range(len(shard))))
+        return pa.Table.from_batches([batch.cast(schema) for batch in batches], schema)
+    columns, table = [], shard.table()
+    pairs = zip(shard.layout.specs, wide.specs, strict=True)
+    for column, pair in zip(table.columns, pairs, strict=True):
+        chunks = [widened_array(chunk, *pair) for chunk in column.chunks]
+        columns.append(pa.chunked_array(chunks, arrow_type(pair[1])))
+    return pa.table(columns, schema=schema)
 
 
 # ---- writer --------------------------------------------------------------------------------------
 #     sample ── leaves ──> columns ── full ──> record batch ──> file
-#                             └── a leaf that does not fit its column: rewrite the file, wider
+#                             └── a sample that does not fit: begin another file, with a wider
+#                                 layout; at the end, all rows are written with the widest
 #
 # The types of a sample's leaves are known only once it is loaded, but an Arrow file has one schema.
-# So a shard begins with the specs of the samples that were probed first. If a later one does not
-# fit (another shape, a string that is not UTF-8), the rows written so far are read and written
-# again.
+# So a shard begins with the layout of the samples that were probed first. A later sample may not
+# fit: another shape, a string that is not UTF-8, a key more. However often that happens, a row is
+# written twice at most.
 
 # Size of a block in bytes: a larger sample ends its block.
 BATCH_BYTES = 4 * 2**20
@@ -432,42 +336,81 @@ def specs_of(names: list[str], leaves: list[Any]) -> list[Spec]:
     return [_named(spec_of, *pair) for pair in zip(names, leaves, strict=True)]
 
 
-def wider(names: list[str], specs: list[Spec], others: list[Spec]) -> list[Spec]:
-    """Return specs that fit both."""
-    return [_named(widened, *each) for each in zip(names, specs, others, strict=True)]
-
-
 def _named(rule: Callable[..., Spec], name: str, *given: Any) -> Spec:
     try:
         return rule(*given)
     except MisfitError as error:
-        raise MisfitError(f"{name!r} {error}") from None
+        raise named_misfit(name, error) from None
+
+
+def layout_of(samples: Sequence[Any]) -> Layout:
+    """Return the layout that holds some samples."""
+    node = structure_of(samples[0])
+    for sample in samples[1:]:
+        if leaves_of(node, sample) is None:
+            node = generalized(node, sample)
+    names = names_of(node)
+    specs = [Spec("none")] * len(names)
+    for sample in samples:
+        own = specs_of(names, leaves_of(node, sample) or [])
+        specs = [_named(widened, *each) for each in zip(names, specs, own, strict=True)]
+    return Layout(node, specs)
+
+
+class BlockBuilder:
+    """Collects samples until they make a record batch."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._structure = layout.structure
+        self._schema = schema_of(layout.names, layout.specs)
+        self._columns = [column_of(spec) for spec in layout.specs]
+        self.rows = 0
+
+    def add(self, leaves: Sequence[Any]) -> bool:
+        """Append the leaves of a sample; return whether the block is full."""
+        for column, leaf in zip(self._columns, leaves, strict=True):
+            column.add(leaf)
+        self.rows += 1
+        # An empty sample is a row, too.
+        nbytes = 8 * self.rows + sum(column.nbytes for column in self._columns)
+        return nbytes >= BATCH_BYTES
+
+    def taken(self) -> pa.RecordBatch:
+        """Return all rows, and start without any."""
+        self.rows = 0
+        return pa.record_batch([each.taken() for each in self._columns], schema=self._schema)
+
+    def batches(self, samples: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+        """Yield the record batches of some samples, which fit."""
+        for sample in samples:
+            if self.add(leaves_of(self._structure, sample) or ()):
+                yield self.taken()
+        if self.rows:
+            yield self.taken()
 
 
 class ShardWriter:
-    """Writes one shard; as a context manager, finishes the file unless an exception is raised."""
+    """Writes one shard; as a context manager, finishes the file unless an exception is raised.
 
-    def __init__(self, path: Path, structure: Node, specs: list[Spec], first: int) -> None:
-        self._path, self._structure, self._first = path, structure, first
-        self._names = names_of(structure)
-        self._begin(specs)
+    Attributes:
+        layout: What the shard has, at the end.
+        firsts: Of each block, its first sample.
+    """
 
-    def _begin(self, specs: list[Spec]) -> None:
-        self.specs = specs
-        self._columns = [Column(spec) for spec in specs]
-        self._next, self._rows = self._first, 0  # the next block's first sample, and its samples
-        self.firsts: list[int] = []  # of each block, its first sample
-        header = {
-            "format": FORMAT,
-            "structure": layout.to_json(self._structure),
-            "columns": [columns.to_json(spec) for spec in specs],
-            "first": self._first,
-        }
-        schema = schema_of(self._names, specs)
-        self._schema = schema.with_metadata({KEY: json.dumps(header)})
+    def __init__(self, path: Path, layout: Layout, first: int) -> None:
+        self._path, self._first = path, first
+        self._earlier: list[Path] = []  # files of this shard with narrower layouts
+        self._begin(layout)
+
+    def _begin(self, layout: Layout) -> None:
+        self.layout, self._names = layout, layout.names
+        self._block = BlockBuilder(layout)
+        self._next, self.firsts = self._first, list[int]()
+        header = {"format": FORMAT, **layout.to_json(), "first": self._first}
+        schema = schema_of(self._names, layout.specs).with_metadata({KEY: json.dumps(header)})
         self._file = self._path.open("wb")
         options = pa.ipc.IpcWriteOptions(allow_64bit=True)  # a sample may have 2**31 numbers
-        self._writer = pa.ipc.new_file(self._file, self._schema, options=options)
+        self._writer = pa.ipc.new_file(self._file, schema, options=options)
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -481,29 +424,26 @@ class ShardWriter:
 
     def add(self, sample: Any) -> None:
         """Append a sample."""
-        self.add_leaves(leaves_of(self._structure, sample))
-
-    def add_leaves(self, leaves: list[Any]) -> None:
-        """Append a sample, given its leaves."""
-        specs = specs_of(self._names, leaves)
-        if specs != self.specs:
-            specs = wider(self._names, self.specs, specs)
-            if specs != self.specs:
-                self._restart_wider(specs)
-        self._append(leaves)
-
-    def _append(self, leaves: list[Any]) -> None:
-        for column, leaf in zip(self._columns, leaves, strict=True):
-            column.add(leaf)
-        self._rows += 1
-        # An empty sample is a row, too.
-        if 8 * self._rows + sum(column.nbytes for column in self._columns) >= BATCH_BYTES:
+        node, specs = self.layout.structure, self.layout.specs
+        leaves = leaves_of(node, sample)
+        if leaves is None:
+            own = structure_of(sample)  # raises if there is nothing to store
+            node = generalized(node, sample)
+            leaves = leaves_of(node, sample)
+            assert leaves is not None, own
+            self._set_aside(Layout(node, specs_of(names_of(node), leaves)))
+        elif (own_specs := specs_of(self._names, leaves)) != specs:
+            pairs = zip(self._names, specs, own_specs, strict=True)
+            wide = [_named(widened, *each) for each in pairs]
+            if wide != specs:
+                self._set_aside(Layout(node, wide))
+        if self._block.add(leaves):
             self._flush()
 
     def _flush(self) -> None:
         self.firsts.append(self._next)
-        self._next, self._rows = self._next + self._rows, 0
-        batch = pa.record_batch([each.taken() for each in self._columns], schema=self._schema)
+        self._next += self._block.rows
+        batch = self._block.taken()
         if batch.nbytes > MOST_BLOCK_BYTES:
             raise MisfitError(
                 f"the sample has about {batch.nbytes:,} bytes; a cache can store at most "
@@ -511,21 +451,40 @@ class ShardWriter:
             )
         self._writer.write_batch(batch)
 
-    def _finish(self) -> None:
-        if self._rows:
+    def _close(self) -> None:
+        if self._block.rows:
             self._flush()
         self._writer.close()
-
-    def _restart_wider(self, specs: list[Spec]) -> None:
-        self._finish()
         self._file.close()
-        narrow = self._path.with_name(f"{self._path.name}.narrow")
+
+    def _set_aside(self, layout: Layout) -> None:
+        """Continue in another file, with another layout."""
+        if not self.firsts and not self._block.rows:
+            self._file.close()
+            self._begin(layout)
+            return
+        self._close()
+        narrow = self._path.with_name(f"{self._path.name}.narrow{len(self._earlier)}")
         os.rename(self._path, narrow)
-        self._begin(specs)
-        shard = Shard(narrow)
-        for row in range(len(shard)):
-            self._append(shard.leaves(row))
-        narrow.unlink()
+        self._earlier.append(narrow)
+        self._begin(layout)
+
+    def _finish(self) -> None:
+        if not self._earlier:
+            self._close()
+            return
+        self._set_aside(self.layout)
+        self._file.close()
+        parts = [part for path in self._earlier if len(part := Shard(path))]
+        self._begin(common_layout(parts) if parts else self.layout)
+        for part in parts:
+            for row in range(len(part)):
+                leaves = leaves_of(self.layout.structure, part.sample(row))
+                if self._block.add(leaves or ()):
+                    self._flush()
+        self._close()
+        for path in self._earlier:
+            path.unlink()
 
 
 # ---- shard job -----------------------------------------------------------------------------------
@@ -569,13 +528,13 @@ class ShardWork:
         earlier = self._earlier.taken(first, row["count"])
         with (
             _marked(self._marks / str(first)) as mark,
-            earlier_leaves(earlier, Shard, plan.structure) as leaves_at,
-            ShardWriter(path, plan.structure, list(plan.specs), first) as writer,
+            earlier_samples(earlier, Shard) as sample_at,
+            ShardWriter(path, plan.layout, first) as writer,
         ):
             for index in range(first, first + row["count"]):
-                leaves = leaves_at(index)
-                if leaves is not None:
-                    writer.add_leaves(leaves)
+                sample = sample_at(index)
+                if sample is not MISSING:
+                    writer.add(sample)
                     continue
                 mark(index)
                 error = self._add(index, writer)
@@ -623,8 +582,8 @@ def record_of(path: Path, writer: ShardWriter) -> dict[str, Any]:
     blocks = np.zeros(len(places), BLOCK)
     blocks["first"], blocks["crc32"] = writer.firsts, found
     blocks["offset"], blocks["length"] = zip(*places, strict=True)
-    specs = [columns.to_json(spec) for spec in writer.specs]
-    return {"blocks": b64encode(blocks.tobytes()).decode(), "outside": outside, "columns": specs}
+    known = writer.layout.to_json()
+    return {"blocks": b64encode(blocks.tobytes()).decode(), "outside": outside, **known}
 
 
 def sample_failure(index: int, error: BaseException) -> Failure:

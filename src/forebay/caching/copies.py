@@ -27,7 +27,7 @@ from forebay.base.files import Folder, Store, atomic_file, refuse_foreign
 from forebay.base.formatting import byte_size
 from forebay.base.output_names import PRIVATE
 from forebay.base.process import LONGEST_WAIT_S
-from forebay.caching.columns import Index
+from forebay.caching.index import Index
 from forebay.caching.layout import (
     BLOCKS,
     INDEX,

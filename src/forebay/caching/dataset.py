@@ -18,9 +18,9 @@ from torch.utils.data import Dataset
 
 from forebay.base.files import Folder, Store, place_of
 from forebay.base.formatting import byte_size, counted, summary
-from forebay.caching.arrow_shards import Shards, own
-from forebay.caching.columns import CachePlan, Index
-from forebay.caching.layout import Classes, loaded_class, namedtuples_of, rebuilder
+from forebay.base.value_classes import Classes, Identity, loaded_class
+from forebay.caching.arrow_shards import Shards
+from forebay.caching.index import CachePlan, Index
 from forebay.errors import InputError, OptionError, shown_location
 from forebay.failures import short_tracebacks
 from forebay.options import parse_bytes
@@ -63,9 +63,7 @@ class CachedDataset(Dataset[Any]):
     ) -> None:
         self.transform, self.window = transform, window
         self._source, self._plan = source, plan
-        known = ((each, loaded_class(each)) for each in namedtuples_of(plan.structure))
-        self._classes = {**{each: cls for each, cls in known if cls}, **(classes or {})}
-        self._rebuild = rebuilder(plan.structure, self._classes)
+        source.classes = dict(classes or {})
         self._orders: dict[tuple[int, int], Windows] = {}
 
     @property
@@ -78,11 +76,16 @@ class CachedDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Return a sample."""
-        return self._sample(self._source.leaves(self._position(index)))
+        if self.transform is None:
+            return self._source.sample(self._position(index))
+        return self.transform(self._source.sample(self._position(index), is_copy=True))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples, in the order asked for."""
-        return [*map(self._sample, self._source.many([*map(self._position, indices)]))]
+        positions = [*map(self._position, indices)]
+        if self.transform is None:
+            return self._source.samples(positions)
+        return [*map(self.transform, self._source.samples(positions, are_copies=True))]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
@@ -189,7 +192,8 @@ class CachedDataset(Dataset[Any]):
         return summary("CachedDataset", facts)
 
     def __reduce__(self) -> Any:
-        classes = {at: cls for at, cls in self._classes.items() if loaded_class(at) is cls}
+        known = self._source.classes.items()
+        classes = {at: cls for at, cls in known if loaded_class(at, issubclass(cls, tuple)) is cls}
         return CachedDataset, (self._source, self._plan, self.transform, classes, self.window)
 
     def _position(self, index: int) -> int:
@@ -198,13 +202,6 @@ class CachedDataset(Dataset[Any]):
         if not 0 <= position < self._plan.samples:
             raise IndexError(f"there is no sample {index}: there are {len(self):,}")
         return position
-
-    def _sample(self, leaves: list[Any]) -> Any:
-        if self.transform is None:
-            return self._rebuild(iter(leaves))
-        return self.transform(
-            self._rebuild(iter(leaves) if self._source.owns else map(own, leaves))
-        )
 
 
 @short_tracebacks
@@ -275,10 +272,11 @@ def open_cache(
             if (index := copy_cache(place, folder, progress)) is None:
                 raise _no_cache(place)
             own_window = None if window == "auto" else together
-            return CachedDataset(
-                Shards(folder, index.plan), index.plan, transform, None, own_window
-            )
-        return CachedDataset(*_in_bucket(place.url, directory, disk), transform, None, together)
+            plan, classes = index.plan, known_classes(index)
+            return CachedDataset(Shards(folder, plan), plan, transform, classes, own_window)
+        reader = _in_bucket(place.url, directory, disk)
+        index = reader.shared.index
+        return CachedDataset(reader, index.plan, transform, known_classes(index), together)
     if directory is not None or disk != 0:
         raise OptionError(
             f"directory= and disk= are for a cache in a bucket, and {str(place.path)!r} is a "
@@ -295,16 +293,24 @@ def open_cache(
             "  Call forebay.cache again, with the same dataset and location: it writes the "
             "missing files again. If this is a copy, copy the whole folder."
         )
-    return CachedDataset(Shards(place.path, index.plan), index.plan, transform, None, together)
+    plan, classes = index.plan, known_classes(index)
+    return CachedDataset(Shards(place.path, plan), plan, transform, classes, together)
+
+
+def known_classes(index: Index) -> dict[Identity, type]:
+    """Return the classes of a cache's samples that this process has loaded."""
+    found = ((identity, loaded_class(identity, is_tuple)) for identity, is_tuple in index.classes())
+    return {identity: cls for identity, cls in found if cls is not None}
 
 
 def cached_dataset(
     place: Store | Folder,
-    plan: CachePlan,
+    index: Index,
     transform: Callable[[Any], Any] | None,
     classes: Classes,
 ) -> CachedDataset:
     """Return the dataset of a finished cache; one in a bucket is connected to when it is read."""
+    plan, classes = index.plan, {**known_classes(index), **classes}
     if isinstance(place, Folder):
         return CachedDataset(Shards(place.path, plan), plan, transform, classes)
     from forebay.caching.link import Place
@@ -319,8 +325,8 @@ def _window_of(window: float | str | None, usual: int | None) -> int | None:
 
 def _in_bucket(
     url: str, directory: str | os.PathLike[str] | None, disk: float | str
-) -> tuple[BucketReader, CachePlan]:
-    """Return what reads a cache in a bucket, after reading its index."""
+) -> BucketReader:
+    """Return what reads a cache in a bucket."""
     from forebay.caching.link import Place
     from forebay.caching.remote import BucketReader
 
@@ -331,8 +337,7 @@ def _in_bucket(
             "one is for a size\n  Nothing was started. Give both, or neither."
         )
     folder = None if directory is None else str(_local_folder(directory))
-    reader = BucketReader(Place(url, folder, nbytes))
-    return reader, reader.shared.index.plan
+    return BucketReader(Place(url, folder, nbytes))
 
 
 def _no_cache(place: Store | Folder) -> InputError:

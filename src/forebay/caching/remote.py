@@ -10,7 +10,6 @@ what it copied does not count. So reading a block that is there takes no message
 from __future__ import annotations
 
 import heapq
-import math
 import mmap
 import os
 import threading
@@ -23,11 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pyarrow import types
 
-from forebay.caching.arrow_shards import Bytes, Getter, getter_of, own, refuse_compressed
-from forebay.caching.columns import Index, Spec, schema_of
-from forebay.caching.layout import Blocks, names_of
+from forebay.base.value_classes import Classes
+from forebay.base.value_readers import Bytes, Getter, getter_of, own
+from forebay.base.value_types import Spec, schema_of
+from forebay.caching.arrow_shards import refuse_compressed
+from forebay.caching.index import Index
+from forebay.caching.layout import Blocks
 from forebay.caching.link import IN_MEMORY, ON_DISK, Link, LinkBrokenError, Place, place_of
+from forebay.caching.structure import rebuilder
 from forebay.errors import ForebayError, InputError, shown_location
 from forebay.grouping import InOrder, Window, Windows
 from forebay.memory.layout import Slot
@@ -68,10 +72,9 @@ class Shared:
         self._disk = _mapped(disk[0], mmap.ACCESS_WRITE) if disk else None
         for descriptor in (index, blocks, table, *disk):
             os.close(descriptor)
-        names = names_of(self.index.plan.structure)
-        kinds = {id(specs): specs for specs in self.index.specs}  # shards share few
-        schemas = {kind: schema_of(names, specs) for kind, specs in kinds.items()}
-        self.schemas = [schemas[id(specs)] for specs in self.index.specs]
+        known = {id(layout): layout for layout in self.index.layouts}  # shards share few
+        schemas = {at: schema_of(each.names, each.specs) for at, each in known.items()}
+        self.schemas = [schemas[id(layout)] for layout in self.index.layouts]
 
     def bytes_of(self, block: int, entry: int) -> Bytes:
         """Return the memory of a block, which may be another's by now."""
@@ -86,10 +89,9 @@ class Shared:
 class BucketReader:
     """The samples of a cache in a bucket. Pickled as the place of the cache."""
 
-    owns = True  # what is read owns its memory
-
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.classes: Classes = {}
         self._begin()
 
     @property
@@ -105,6 +107,7 @@ class BucketReader:
         # Of decoded blocks, what the table had then.
         self._decoded: OrderedDict[int, tuple[int, list[Getter]]] = OrderedDict()
         self._heads: OrderedDict[int, bytes] = OrderedDict()
+        self._rebuilders: dict[int, Callable[[Iterator[Any]], Any]] = {}
 
     def __reduce__(self) -> Any:
         return BucketReader, (self.place,)
@@ -122,6 +125,7 @@ class BucketReader:
             if self._shared is None or self._shared.id != found.facts["id"]:
                 self._shared = Shared(found, self.place)
                 self._decoded.clear()
+                self._rebuilders.clear()
                 if (kept := found.facts["disk"]) != self.place.disk:
                     log.warning(
                         "%s: another program of this node reads it with disk=%r, which holds until "
@@ -169,16 +173,25 @@ class BucketReader:
 
     # ---- samples -------------------------------------------------------------------------------
 
-    def leaves(self, position: int) -> list[Any]:
-        """Return the leaves of a sample; they own their memory."""
-        return self.many((position,))[0]
+    def sample(self, position: int, *, is_copy: bool = True) -> Any:
+        """Return a sample, which is always a copy."""
+        return self.samples((position,))[0]
 
-    def many(self, positions: Sequence[int]) -> list[list[Any]]:
-        """Return the leaves of each sample."""
+    def samples(self, positions: Sequence[int], *, are_copies: bool = True) -> list[Any]:
+        """Return samples, which are always copies."""
         found: list[Any] = [None] * len(positions)
         left = self._by_block(positions)
         self.tried(lambda: self._read_all(left, found))
-        return found
+        per_shard = self.shared.index.plan.per_shard
+        pairs = zip(positions, found, strict=True)
+        return [self._rebuilder(at // per_shard)(iter(leaves)) for at, leaves in pairs]
+
+    def _rebuilder(self, shard: int) -> Callable[[Iterator[Any]], Any]:
+        """Return the function that makes samples of a shard of their leaves."""
+        layout = self.shared.index.layouts[shard]
+        if (known := self._rebuilders.get(id(layout))) is None:
+            known = self._rebuilders[id(layout)] = rebuilder(layout.structure, self.classes)
+        return known
 
     def _by_block(self, positions: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
         """Return for each block the rows that are read, and where each goes."""
@@ -227,7 +240,7 @@ class BucketReader:
                 if known is None or known[0] != entry:
                     whole = shared.bytes_of(block, entry)
                     columns = self._columns(block, whole)
-                    known = entry, [getter_of(*each, whole) for each in columns]
+                    known = entry, [getter_of(*each, whole, self.classes) for each in columns]
                     self._decoded[block] = known
                     while len(self._decoded) > DECODED:
                         self._decoded.popitem(last=False)
@@ -248,7 +261,8 @@ class BucketReader:
         batch = pa.ipc.read_record_batch(pa.py_buffer(whole), self.shared.schemas[shard])
         if batch.num_rows != self.blocks.rows(block):
             raise ValueError(f"{batch.num_rows} rows")
-        return [*zip(self.shared.index.specs[shard], batch.columns, strict=True)]
+        specs = self.shared.index.layouts[shard].specs
+        return [*zip(specs, batch.columns, strict=True)]
 
     def _shard_of(self, block: int) -> int:
         return int(self.blocks.first[block]) // self.shared.index.plan.per_shard
@@ -287,18 +301,22 @@ class BucketReader:
             with self._decoding(block):
                 columns[block] = self._columns(block, buffer)
         there: set[Span] = set()
-        for _ in range(2):  # offsets and what has a fixed place; then what offsets say
+        while True:  # what has a fixed place, and offsets; then what these say, at each depth
             spans: set[Span] = set()
             for block, rows in wanted.items():
                 with self._decoding(block):
-                    for row, (spec, column) in product((row for row, _ in rows), columns[block]):
-                        found_spans = _spans(spec, column, row, buffers[block])
+                    for (row, _), (_, column) in product(rows, columns[block]):
+                        found_spans = _spans(column, range(row, row + 1), buffers[block])
                         spans.update((block, *span) for span in found_spans)
+            if spans <= there:
+                break
             self._fill(link, buffers, spans - there)
             there = spans
         for block, rows in wanted.items():
             with self._decoding(block):
-                getters = [getter_of(*each, buffers[block]) for each in columns[block]]
+                getters = [
+                    getter_of(*each, buffers[block], self.classes) for each in columns[block]
+                ]
                 for row, at in rows:
                     found[at] = [own(get(row)) for get in getters]
 
@@ -489,38 +507,41 @@ def _joined(spans: set[Span]) -> list[Span]:
     return joined
 
 
-def _spans(spec: Spec, column: pa.Array, row: int, whole: Bytes) -> Iterator[tuple[int, int]]:
-    """Yield where the bytes of a row's value are; if they vary, once their offsets are there."""
-    storage = column.storage if isinstance(column, pa.ExtensionArray) else column
-    base = whole.ctypes.data
-
-    def varying(
-        ends: pa.Buffer, data: pa.Buffer | None, form: str, each: int
-    ) -> Iterator[tuple[int, int]]:
-        size = np.dtype(form).itemsize
-        at = ends.address - base + size * row
-        yield at, 2 * size
-        begin, end = whole[at : at + 2 * size].view(form).tolist()
-        if data is not None and end != begin:
-            yield data.address - base + begin * each, (end - begin) * each
-
-    if spec.kind == "none":
+def _spans(array: pa.Array, rows: range, whole: Bytes) -> Iterator[tuple[int, int]]:
+    """Yield where the bytes of some rows are; if they vary, once their offsets are there."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    kind, count = array.type, len(rows)
+    if not count or types.is_null(kind):
         return
-    if (bits := storage.buffers()[0]) is not None:
-        yield bits.address - base + row // 8, 1
-    if spec.kind in ("str", "bytes"):
-        _, ends, data = storage.buffers()
-        yield from varying(ends, data, "<i8", 1)
-    elif spec.shape is None:
-        for name, form in (("data", "<i8"), ("shape", "<i4")):
-            ends, values = storage.field(name).buffers()[1], storage.field(name).values
-            yield from varying(ends, values.buffers()[1], form, values.type.bit_width // 8)
-    elif (flat := storage.buffers()[-1]) is not None:
-        start = flat.address - base
-        if spec.kind == "bool":
-            yield start + row // 8, 1
-            return
-        dtype, each = spec.stored
-        width = math.prod((*spec.shape, *each)) * dtype.itemsize
-        if width:
-            yield start + row * width, width
+    bits, *others = array.buffers()
+
+    def start_of(buffer: pa.Buffer) -> int:
+        return int(buffer.address) - int(whole.ctypes.data)
+
+    if bits is not None:
+        yield start_of(bits) + rows.start // 8, (rows.stop - 1) // 8 - rows.start // 8 + 1
+    if types.is_struct(kind):
+        for at in range(kind.num_fields):
+            yield from _spans(array.field(at), rows, whole)
+    elif types.is_fixed_size_list(kind):
+        each = kind.list_size
+        yield from _spans(array.values, range(rows.start * each, rows.stop * each), whole)
+    elif types.is_boolean(kind):
+        if others[0] is not None:
+            yield start_of(others[0]) + rows.start // 8, (rows.stop - 1) // 8 - rows.start // 8 + 1
+    elif types.is_primitive(kind):
+        if others[0] is not None:
+            width = kind.bit_width // 8
+            yield start_of(others[0]) + rows.start * width, count * width
+    elif others[0] is not None:
+        form = "<i4" if types.is_list(kind) else "<i8"
+        size = np.dtype(form).itemsize
+        at = start_of(others[0]) + size * rows.start
+        yield at, (count + 1) * size
+        ends = whole[at : at + (count + 1) * size].view(form)
+        inner = range(int(ends[0]), int(ends[-1]))
+        if types.is_list(kind) or types.is_large_list(kind):
+            yield from _spans(array.values, inner, whole)
+        elif inner and others[1] is not None:
+            yield start_of(others[1]) + inner.start, len(inner)

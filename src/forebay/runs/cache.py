@@ -20,18 +20,13 @@ from forebay.base.datasets import is_map_style
 from forebay.base.earlier_rows import EarlierRows
 from forebay.base.files import Folder, Store, place_of, read_regular
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
-from forebay.caching.arrow_shards import ShardWork, line_of, sample_failure, specs_of, wider
-from forebay.caching.columns import CachePlan, Index, check_size, nbytes_of
+from forebay.base.value_classes import Identity, MisfitError, classes_in
+from forebay.base.value_columns import nbytes_of
+from forebay.caching.arrow_shards import ShardWork, layout_of, line_of, sample_failure
 from forebay.caching.dataset import CachedDataset, cached_dataset
-from forebay.caching.layout import (
-    BLOCKS,
-    INDEX,
-    Identity,
-    classes_in,
-    leaves_of,
-    names_of,
-    structure_of,
-)
+from forebay.caching.index import CachePlan, Index, check_size
+from forebay.caching.layout import BLOCKS, INDEX
+from forebay.caching.structure import leaves_of
 from forebay.errors import FailuresError, InputError, OptionError
 from forebay.failures import Failure, short_tracebacks
 from forebay.ledger.database import reading
@@ -82,8 +77,10 @@ def cache(
 ) -> CachedDataset:
     """Run a dataset once, store every sample, and return a dataset that reads them from files.
 
-    A sample may be a tensor, an array, a number, a string, bytes or None, or any nesting of dicts,
-    lists, tuples and NamedTuples of these. The shape of a tensor may differ from sample to sample.
+    A sample may be a tensor, an array, a number, a string, bytes, a date or time, a PIL image or
+    None, or any nesting of dicts, lists, tuples, sets, NamedTuples and dataclasses of these.
+    Shapes, lengths, keys and types may differ from sample to sample: a column of the files then
+    holds lists, or a field for each type. An object of any other class is refused, with its name.
     Random values in the dataset are drawn once; use `transform` for what should be random in each
     epoch.
 
@@ -111,9 +108,10 @@ def cache(
 
     Returns:
         The dataset. `dataset[i]` equals the original's sample, bit for bit and type for type,
-        but a NumPy string is read as a str or bytes; a tensor is contiguous, in memory that it
-        shares with the file until it is written to. A cache at a URL is read there, with nothing
-        on disk: `open_cache` has other ways.
+        but a NumPy string is read as a str or bytes, and a subclass of dict, list or tuple as one
+        of these; an image has its mode, size, pixels and palette; a tensor is contiguous, in
+        memory that it shares with the file until it is written to. A cache at a URL is read there,
+        with nothing on disk: `open_cache` has other ways.
 
     Raises:
         OptionError: A setting is impossible, or `dataset` is not a map-style Dataset.
@@ -136,7 +134,7 @@ def cache(
             dataset, where, options, described=described, verb="cache", settings=settings
         ) as session:
             index = _made(session, dataset, samples, described(), classes, place)
-    return cached_dataset(place, index.plan, transform, classes)
+    return cached_dataset(place, index, transform, classes)
 
 
 def _described(samples: Samples) -> Fingerprint:
@@ -247,32 +245,33 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
         except Exception:  # noqa: BLE001 - whatever an odd object does
             probed = dataset
         failed: dict[int, BaseException] = {}
-        plan, nbytes = None, []
+        found: dict[int, Any] = {}
         for index in dict.fromkeys((0, samples // 2, samples - 1)):
             seed_generators(seed_of_text(str(index)))
             try:
                 sample = probed[index]
-                structure = structure_of(sample) if plan is None else plan.structure
-                names, leaves = names_of(structure), leaves_of(structure, sample)
-                specs = specs_of(names, leaves)
-                if plan is not None:
-                    specs = wider(names, plan.specs, specs)
+                layout_of([*found.values(), sample])
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001 - SystemExit too
                 failed[index] = error  # a worker will report it
                 continue
-            plan = CachePlan(samples, 1, structure, specs)
+            found[index] = sample
             classes.update(classes_in(sample))
-            nbytes.append(sum(map(nbytes_of, leaves)))
-    if plan is None:
-        lines = "\n".join(line_of(sample_failure(*one)) for one in failed.items())
+    refused = {at: error for at, error in failed.items() if isinstance(error, MisfitError)}
+    if not found or refused:
+        shown = failed if not found else refused
+        what = "include some that cannot be cached" if found else "all failed"
+        lines = "\n".join(line_of(sample_failure(*one)) for one in shown.items())
         raise FailuresError(
-            f"the first samples that were tried all failed\n{lines}\n"
+            f"the first samples that were tried {what}\n{lines}\n"
             "  Nothing was started. Fix the dataset, and make the same call again."
-        ) from next(iter(failed.values()))
-    fitting = shard_bytes * len(nbytes) // max(sum(nbytes), 1)
-    return replace(plan, per_shard=max(1, min(fitting, -(-samples // LEAST_SHARDS))))
+        ) from next(iter(shown.values()))
+    layout = layout_of([*found.values()])
+    leaves = (leaves_of(layout.structure, sample) or () for sample in found.values())
+    nbytes = sum(nbytes_of(leaf) for each in leaves for leaf in each)
+    fitting = shard_bytes * len(found) // max(nbytes, 1)
+    return CachePlan(samples, max(1, min(fitting, -(-samples // LEAST_SHARDS))), layout)
 
 
 def _failed_samples(report: Report, folder: Path, samples: Samples, marks: Path) -> str:
