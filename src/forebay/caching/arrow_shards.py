@@ -427,10 +427,9 @@ class ShardWriter:
         node, specs = self.layout.structure, self.layout.specs
         leaves = leaves_of(node, sample)
         if leaves is None:
-            own = structure_of(sample)  # raises if there is nothing to store
             node = generalized(node, sample)
             leaves = leaves_of(node, sample)
-            assert leaves is not None, own
+            assert leaves is not None, "it holds this sample"
             self._set_aside(Layout(node, specs_of(names_of(node), leaves)))
         elif (own_specs := specs_of(self._names, leaves)) != specs:
             pairs = zip(self._names, specs, own_specs, strict=True)

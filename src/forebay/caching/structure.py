@@ -20,7 +20,6 @@ from forebay.base.value_classes import (
     MOST_DEPTH,
     Classes,
     Identity,
-    MisfitError,
     class_of,
     container_kind,
     identity_of,
@@ -65,10 +64,7 @@ Node = Leaf | Branch
 
 def structure_of(sample: Any) -> Node:
     """Return the structure of a sample; every leaf has a unique name."""
-    node = _named(_structure(sample, 0), (), set())
-    if not names_of(node):
-        raise MisfitError(f"the sample is {sample!r}, which contains nothing to store")
-    return node
+    return _named(_structure(sample, 0), (), set())
 
 
 def _structure(value: Any, depth: int) -> Node:

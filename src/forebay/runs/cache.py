@@ -258,6 +258,9 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
                 continue
             found[index] = sample
             classes.update(classes_in(sample))
+    if found and not layout_of([*found.values()]).names:
+        at, sample = next(iter(found.items()))
+        failed[at] = MisfitError(f"the sample is {sample!r}, which contains nothing to store")
     refused = {at: error for at, error in failed.items() if isinstance(error, MisfitError)}
     if not found or refused:
         shown = failed if not found else refused
