@@ -22,7 +22,7 @@ import forebay
 from forebay.base.datasets import is_map_style
 from forebay.base.files import absolute, is_url
 from forebay.base.formatting import counted
-from forebay.base.output_names import SUFFIXES, TABLE_FORMATS
+from forebay.base.output_names import SUFFIXES, TABLE_FORMATS, path_elsewhere
 from forebay.errors import (
     BusyError,
     ForebayError,
@@ -443,14 +443,16 @@ def verify_command(output: str) -> int:
         checked, damaged = 0, set[int]()
         for name, size, ordinal in ledger.outputs():
             checked += 1
-            actual = found.pop(name, None)
+            elsewhere = path_elsewhere(name)
+            actual = folder.size(name) if elsewhere else found.pop(name, None)
             if actual == size:
                 continue
             damaged.add(ordinal)
+            shown = elsewhere or name
             if actual is None:
-                missing.append(name)
+                missing.append(shown)
             else:
-                altered.append(f"{name}: {size:,} bytes recorded, {actual:,} found")
+                altered.append(f"{shown}: {size:,} bytes recorded, {actual:,} found")
         orphans = sorted(found.keys() - {*ledger.own_files()})
         ledger.mark_todo(damaged)
     for name in missing:

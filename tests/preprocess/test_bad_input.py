@@ -200,15 +200,11 @@ def test_a_column_that_is_missing_fails_where_the_function_wants_it(tmp_path, ou
 # ---- functions ----------------------------------------------------------------------------------
 
 
-def one_argument(source):
-    pass
-
-
 def three_arguments(source, out, more):
     pass
 
 
-@pytest.mark.parametrize("work", [one_argument, three_arguments, lambda: None])
+@pytest.mark.parametrize("work", [three_arguments, lambda: None])
 def test_a_function_with_other_arguments_is_refused(three, output, work):
     """Before anything starts, with its signature."""
     with pytest.raises(OptionError, match=r"cannot be called as .*\(source, out\)"):

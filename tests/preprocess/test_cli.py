@@ -116,7 +116,7 @@ def test_finished_with_failures_is_3(inputs, output):
             ["preprocess", f"{WORKS}:copy", "in", "out", "--max-failures", "x"],
             "'x' is not a number",
         ),
-        (["preprocess", f"{WORKS}:note_call", "in", "out"], "cannot be called as"),
+        (["preprocess", f"{WORKS}:copy_to", "in", "out"], "cannot be called as"),
         (["preprocess", f"{WORKS}:copy", "in", "out", "--timeout", "inf"], "timeout=inf is not"),
         (["preprocess", f"{WORKS}:copy", "in", "out", "--timeout", "nan"], "timeout=nan is not"),
         (["preprocess", f"{WORKS}:copy", "in", "out", "--max-failures", "nan"], "max_failures=nan"),

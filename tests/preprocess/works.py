@@ -165,3 +165,7 @@ def save_letter(sample: tuple[str, int], out: Any) -> Iterator[dict[str, Any]]:
     path = out.file(f"{out.source.replace(' ', '/')}.txt")
     path.write_text(letter * (number + 1))
     yield {"destination": path, "number": number}
+
+
+def copy_to(source: Path, out: Any, suffix: str) -> None:
+    """Take three arguments."""

@@ -38,6 +38,8 @@ def table_name(form: str) -> str:
 _TEXT = ("csv", "jsonl", "ndjson", "tsv")
 SUFFIXES = (*(f".{form}" for form in (*_TEXT, "parquet")), *(f".{form}.gz" for form in _TEXT))
 TABLES = tuple(map(table_name, sorted(TABLE_FORMATS)))
+# What the names of outputs outside of the output folder begin with. No other name holds "//".
+_ELSEWHERE = "file://"
 # First parts of names that outputs cannot have. Some file systems treat "A" and "a" as equal.
 _OWN = frozenset([PRIVATE, *TABLES])
 
@@ -78,8 +80,24 @@ def inside_name(name: object, function: str) -> str:
         ) from None
 
 
+def elsewhere(path: str) -> str:
+    """Return the name of an output that a function wrote by itself outside of the output folder."""
+    return f"{_ELSEWHERE}{path}"
+
+
+def path_elsewhere(name: object) -> str | None:
+    """Return the path of such an output, to look at; None for all other names.
+
+    Nothing else is done to it: forebay does not know what else it is.
+    """
+    is_elsewhere = isinstance(name, str) and name.startswith(f"{_ELSEWHERE}/")
+    return str(name)[len(_ELSEWHERE) :] if is_elsewhere else None
+
+
 def recorded_name(name: object) -> str:
     """Return the name of an output that a ledger holds."""
+    if path_elsewhere(name) is not None:
+        return str(name)
     try:
         final = _as_written(name)
         if final.partition("/")[0] == PRIVATE:

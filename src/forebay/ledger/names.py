@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from forebay.base.output_names import path_elsewhere
 from forebay.errors import LedgerError
 from forebay.failures import Failure
 from forebay.ledger.database import (
@@ -199,8 +200,9 @@ def _recorded(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[_Lost]:
 
 
 def _clash(db: sqlite3.Connection, lost: _Lost, name: str, other: int) -> FailedInput:
+    shown = path_elsewhere(name) or name
     return lost.failed(
-        f"output {name!r} is claimed by two inputs, this one and "
+        f"output {shown!r} is claimed by two inputs, this one and "
         f"{name_of(query_of(db), other) or 'another input'}\n"
         "  Neither is kept, nor any other output of theirs. Give each input names of its own, such "
         f"as out / source.stem / {name.rpartition('/')[2]!r}, or with the input's folder or row in "

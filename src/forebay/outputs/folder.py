@@ -33,6 +33,7 @@ from forebay.base.output_names import (
     STAGING,
     folders_of,
     own_folder_of,
+    path_elsewhere,
     recorded_name,
     removable_name,
     staged_name,
@@ -85,6 +86,8 @@ class Publisher:
         """
         removed, published = set(), []
         for given, staged in file_changes:
+            if path_elsewhere(given) is not None:
+                continue  # no file of forebay's
             if staged is not None:
                 published.append((recorded_name(given), staged_name(staged)))
             else:
@@ -301,6 +304,8 @@ def _inherited(folder: str) -> tuple[int, int]:
 class OutputFolder:
     """The driver's end of a place for outputs: of a local folder; a `Bucket` overrides the rest."""
 
+    is_local = True
+
     def __init__(self, path: Path) -> None:
         """Make the folder where there is none."""
         self.path = path
@@ -357,9 +362,9 @@ class OutputFolder:
         return self._publisher.perform(file_changes)
 
     def size(self, name: str) -> int | None:
-        """Return a published file's bytes; None if there is none."""
+        """Return an output's bytes; None if there is no file."""
         try:
-            return os.lstat(os.path.join(self.path, name)).st_size
+            return os.lstat(path_elsewhere(name) or os.path.join(self.path, name)).st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

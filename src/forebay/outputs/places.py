@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from forebay.base.files import Store, is_url, local_path
-from forebay.base.output_names import PRIVATE, recorded_name
+from forebay.base.output_names import PRIVATE, path_elsewhere, recorded_name
 from forebay.base.process import LONGEST_WAIT_S, join, wait_until
 from forebay.errors import BusyError, ForebayError, LedgerError, OutputError, shown_location
 from forebay.ledger.database import DAMAGES, NAME, Snapshot, read_snapshot
@@ -268,6 +268,8 @@ class LedgerCopy:
 class Bucket(OutputFolder):
     """The driver's end of an output URL: a local folder with the ledger, and files elsewhere."""
 
+    is_local = False
+
     def __init__(self, url: str) -> None:
         """Make the local folder that belongs to the URL."""
         self._store = Store(url)
@@ -301,12 +303,13 @@ class Bucket(OutputFolder):
 
     def perform(self, file_changes: Sequence[FileChange]) -> Iterator[list[Unpublished]]:
         """Remove objects as the ledger says. Safe to do twice."""
-        self._store.remove([recorded_name(one.name) for one in file_changes if one.staged is None])
+        names = [one.name for one in file_changes if one.staged is None]
+        self._store.remove([recorded_name(name) for name in names if path_elsewhere(name) is None])
         return iter(())
 
     def size(self, name: str) -> int | None:
-        """Return an object's bytes; None if there is none."""
-        return self._store.size(name)
+        """Return an output's bytes; None if there is no object, or no file if it is elsewhere."""
+        return self._store.size(name) if path_elsewhere(name) is None else super().size(name)
 
     def files(self) -> list[tuple[str, int]]:
         """Return the name and bytes of every object, forebay's own left out, sorted."""
@@ -341,6 +344,8 @@ class Bucket(OutputFolder):
 class Uploads(Staging):
     """A worker's end of an output URL: files are staged in the folder `root`, then uploaded."""
 
+    is_local = False
+
     def __init__(self, store: Store, root: Path) -> None:
         super().__init__(root)
         self._store = store
@@ -358,7 +363,7 @@ class Uploads(Staging):
         self, output: Output, files: Mapping[str, tuple[str, int]]
     ) -> tuple[FileFields, ...]:
         """Upload the files of one input to their final names."""
-        paths = [(path, name) for name, (path, _) in files.items()]
+        paths = [(path, name) for name, (path, _) in files.items() if path]
         try:
             if paths:
                 self._store.upload(paths)

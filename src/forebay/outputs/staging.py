@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.base.output_names import (
     asked_name,
+    elsewhere,
     folders_of,
     own_folder,
     worker_folder,
@@ -274,8 +275,8 @@ class Output(os.PathLike[str]):
         return [*self._paths]
 
     def name_of(self, path: str) -> str | None:
-        """Return the final name of a path in the folder; None for any other."""
-        return self._folders.name_of(path) or None
+        """Return the final name of a path in the folder, "" for the folder, None for any other."""
+        return self._folders.name_of(path)
 
     def collect(self, function: str) -> dict[str, tuple[str, int]]:
         """Return staged path and size of each file by its final name: first those asked for.
@@ -394,6 +395,15 @@ def _files_in(top: str) -> list[str]:
     return sorted(found)
 
 
+def _regular_below(folder: str) -> list[str]:
+    found = [os.path.join(above, name) for above, _, names in os.walk(folder) for name in names]
+    return sorted(path for path in found if _is_plain(path))
+
+
+def _is_plain(path: str) -> bool:
+    return stat.S_ISREG(os.lstat(path).st_mode)
+
+
 def _same_file(name: str) -> OutputError:
     return OutputError(
         f"out.file({name!r}) is the same file as another output of this input\n"
@@ -504,7 +514,13 @@ def _open_in_this_process(files: dict[tuple[int, int], str]) -> str | None:
 
 
 class Staging:
-    """A worker's end of the output folder. It can be pickled."""
+    """A worker's end of the output folder. It can be pickled.
+
+    Attributes:
+        is_local: Whether the output folder is that in which files are staged.
+    """
+
+    is_local = True
 
     def __init__(self, root: Path) -> None:
         """Stage below `root`, the output folder."""
@@ -537,11 +553,26 @@ class Staging:
     ) -> tuple[FileFields, ...]:
         """Return the files that `collect` found, with staged paths relative to the folder."""
         if self._is_far:  # the driver's flush does not reach this machine's page cache
-            for path, _ in files.values():
+            for path in filter(None, (path for path, _ in files.values())):
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
         start = len(self._root) + 1
         return tuple((name, size, path[start:]) for name, (path, size) in files.items())
+
+    def written_at(self, path: str) -> tuple[str, dict[str, tuple[str, int]]]:
+        """Return the `destination` of a path that a function wrote to by itself, and the files.
+
+        A file, or all files of a folder, by the names that the ledger has for them: relative for
+        one in the output folder, and never removed elsewhere.
+        """
+        real, root = os.path.realpath(path), os.path.realpath(self._root)
+        is_inside = real.startswith(f"{root}/") and self.is_local
+        found = [real] if not os.path.isdir(real) else _regular_below(real)
+        start = len(root) + 1
+        names = [asked_name(each[start:]) if is_inside else elsewhere(each) for each in found]
+        sizes = map(os.path.getsize, found)
+        files = {name: ("", size) for name, size in zip(names, sizes, strict=True)}
+        return real[start:] if is_inside else path, files
 
     def is_full(self) -> bool:
         """Return whether the output's file system has run out of bytes or of files."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from copy import copy
 from pathlib import Path
@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 from forebay.base.datasets import OwnedGenerators
-from forebay.base.files import NoInputError, is_url, shown_values
+from forebay.base.files import NoInputError, is_url
 from forebay.base.randomness import (
     SetSeed,
     ThreadTurns,
@@ -21,117 +21,11 @@ from forebay.base.randomness import (
     seed_of_text,
     seed_on_import,
 )
-from forebay.base.row_values import json_value
 from forebay.errors import OutputError
 from forebay.ledger.records import key_of, located
 from forebay.outputs.staging import Output, Staging, current
 from forebay.pools.events import Answer, Assignment, Refusal
-
-# ---- rows ----------------------------------------------------------------------------------------
-# The rows of the metadata table in what a function returned, as JSON. PURE.
-
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-_SCALARS = (str, bytes, os.PathLike)
-
-
-def rows_of(returned: Any) -> list[dict[str, Any]] | None:
-    """Return the rows in what a function returned, exhausting it if it is a generator.
-
-    None is returned as it is. A mapping is one row, and an iterable of mappings is one row for
-    each; anything else is one row with the value in the column `metadata`. Of a tuple or list of an
-    array and other values, such as (image, label), each has its column, `metadata_0` and so on: as
-    one value they would have no type but JSON.
-    """
-    if returned is None:
-        return None
-    if type(returned) is dict or isinstance(returned, Mapping):
-        return [dict(returned)]
-    if hasattr(kind := type(returned), "__arrow_c_stream__") and hasattr(kind, "columns"):
-        # To iterate over a DataFrame would give the names of its columns, and no row.
-        raise TypeError(
-            f"metadata must be dicts, one for each row, not a {kind.__name__}\n"
-            "  Return to_dict('records') of pandas, to_dicts() of polars, to_pylist() of pyarrow."
-        )
-    is_array = hasattr(kind, "dtype") and hasattr(kind, "tolist")
-    if is_array or isinstance(returned, _SCALARS) or not isinstance(returned, Iterable):
-        return [{"metadata": returned}]
-    values = list(returned)
-    mappings = sum(isinstance(value, Mapping) for value in values)
-    if mappings == len(values):
-        return [dict(value) for value in values]
-    if mappings:
-        other = next(value for value in values if not isinstance(value, Mapping))
-        raise TypeError(
-            f"metadata must all be dicts, but one of {len(values)} values is of type "
-            f"{type(other).__name__}"
-        )
-    dimensions = {getattr(value, "ndim", -1) for value in values}
-    if len(dimensions) > 1 and max(dimensions) > 0:
-        return [{f"metadata_{at}": value for at, value in enumerate(values)}]
-    return [{"metadata": values}]
-
-
-def encode(
-    rows: list[dict[str, Any]] | None,
-    names: Sequence[str],
-    final_name: Callable[[str], str | None],
-    asked: Sequence[str] = (),
-) -> str:
-    """Return the rows as JSON, with every staged path replaced by its final name.
-
-    A missing `destination` is filled in for an input with one output; a function that returns
-    None, or an empty dict, gets one row with a `destination` for each output. An input without
-    output and metadata has no row: there is nothing that the next step could open.
-
-    Args:
-        names: The final names of the outputs.
-        final_name: Returns the final name of a staged path, None for any other string.
-        asked: The names that the function gave to `out.file`.
-    """
-    if rows is None or (rows and not any(rows)):
-        rows = [{"destination": name} for name in names]
-    elif one := _one_output(names, asked):
-        rows = [row if "destination" in row else {"destination": one, **row} for row in rows]
-
-    def string(text: str) -> str:  # a final name, or a URL without credentials
-        return final_name(text) or (shown_values(text) if "://" in text else text)
-
-    try:
-        return _ENCODER.encode([json_value(row, string, keeps_nan=True) for row in rows])
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(_what_is_wrong(rows)) from error
-
-
-def _one_output(names: Sequence[str], asked: Sequence[str]) -> str:
-    """Return the output of an input if there is one, a file or a folder with all files; else ""."""
-    if len(asked) == 1:
-        return asked[0]
-    if asked or not names:
-        return names[0] if len(names) == 1 else ""
-    first = names[0].partition("/")[0]
-    return first if all(name == first or name.startswith(f"{first}/") for name in names) else ""
-
-
-def _what_is_wrong(rows: list[dict[str, Any]]) -> str:
-    for row in rows:
-        for column, value in row.items():
-            try:
-                _ENCODER.encode(json_value({column: value}, keeps_nan=True))
-            except RecursionError:
-                reason = "it holds itself, or is nested too deep"
-            except (TypeError, ValueError) as error:
-                reason = str(error).removeprefix("a value of type ")
-            else:
-                continue
-            return (
-                f"metadata {column!r} is not JSON-serializable: {reason} "
-                f"(type {type(value).__name__})\n"
-                "  Return numbers, strings, lists and dicts; write anything else to out.file()."
-            )
-    return "the metadata is not JSON-serializable: two of its columns have the same name"
-
-
-# ---- preprocess job ------------------------------------------------------------------------------
+from forebay.runs.returned import encode, files_in, rows_of, rows_of_files
 
 # Errors of the machine, not of the input: every other input would fail with them too.
 _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -152,6 +46,7 @@ class PreprocessJob:
 
     Args:
         folder: Where a row's relative `destination` starts; None if the rows are not from a table.
+        gives_out: Whether the function is called with `out`, too.
         concurrency: Inputs that a worker processes at once, each in a thread of its own.
 
     Attributes:
@@ -171,9 +66,11 @@ class PreprocessJob:
         folder: str | None = None,
         save: Callable[[Any, Output], Any] | None = None,
         *,
+        gives_out: bool = True,
         seeds_owned: bool = True,
         concurrency: int = 1,
     ) -> None:
+        self._gives_out = gives_out
         self._turns = turns
         self._concurrency = concurrency
         self._seeds_owned = seeds_owned
@@ -271,11 +168,38 @@ class PreprocessJob:
         """Call the function for one input; return its files, and the metadata as JSON."""
         try:
             returned, final_name = self._call(source, row, opens, out)
+            paths, metadata = files_in(returned)
             files = out.collect(self._outputs.function)
-            rows = rows_of(returned)
-            return files, _checked(encode(rows, [*files], final_name, out.asked))
+            names = [*files]
+            if paths:
+                inputs = [source, *(json.loads(row).values() if row is not None else ())]
+                places, elsewhere = self._places(paths, inputs, final_name)
+                rows = rows_of_files(places, metadata)
+                files |= elsewhere
+            else:
+                rows = rows_of(metadata)
+            return files, _checked(encode(rows, names, final_name, out.asked))
         finally:
             self._restore_directory()
+
+    def _places(
+        self, paths: list[str], inputs: list[Any], final_name: _Naming
+    ) -> tuple[list[str], Files]:
+        """Return the `destination` of each path that a function returned, and other files there.
+
+        Those are files that the function wrote by itself; one that is its input is none.
+        """
+        read = {os.path.realpath(each) for each in inputs if isinstance(each, str) and each}
+        places, files = list[str](), Files()
+        for path in paths:
+            place = final_name(path)
+            if place is None and is_url(path):
+                place = path
+            if place is None:
+                place, found = self._outputs.written_at(path)
+                files |= {} if os.path.realpath(path) in read else found
+            places.append(place)
+        return places, files
 
     def _restore_directory(self) -> None:
         """Undo `os.chdir` of the user's function: later inputs may have relative paths."""
@@ -295,7 +219,7 @@ class PreprocessJob:
                 return _exhausted(returned), out.name_of
         if row is not None:
             listed = located(json.loads(opens), self._folder)
-            return _exhausted(self._work(listed, out)), out.name_of
+            return self._returned_for(listed, out), out.name_of
         if is_url(source) and self._fetch is not None:
             return self._call_fetched(self._fetch, source, opens, out)
         try:
@@ -311,7 +235,14 @@ class PreprocessJob:
         at = source.rfind("/") + 1
         if source[:at] != self._parent[0]:  # parsed once for all inputs of a folder
             self._parent = source[:at], Path(source[:at])
-        return _exhausted(self._work(self._parent[1] / source[at:], out)), out.name_of
+        return self._returned_for(self._parent[1] / source[at:], out), out.name_of
+
+    def _returned_for(self, given: Any, out: Output) -> Any:
+        """Return what the function returned, for a path or a row."""
+        if self._gives_out:
+            return _exhausted(self._work(given, out))
+        with current(out):
+            return _exhausted(self._work(given))
 
     def _call_fetched(
         self, fetch: Fetch, source: str, opens: str, out: Output
@@ -319,7 +250,7 @@ class PreprocessJob:
         """Call the function with a download of its input."""
         try:
             with fetch(opens) as path:
-                returned = _exhausted(self._work(path, out))
+                returned = self._returned_for(path, out)
         except NoInputError as error:
             raise Refusal("input") from error.__cause__
         fetched = str(path)

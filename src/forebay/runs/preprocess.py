@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import translate
 from functools import partial
@@ -26,6 +27,9 @@ from forebay.runs.ranges import Samples, sample_listing, samples_of, verb_of
 from forebay.runs.recorded_settings import recorded_settings, settings_to_json
 from forebay.runs.report import Report
 from forebay.runs.run import Session
+
+# What a function is called with.
+_PARAMETERS = "source", "out"
 
 
 @short_tracebacks
@@ -149,7 +153,10 @@ def preprocess(
     listing = without_outputs(listing, output)
     described = partial(_described, work, save, listing.samples)
     with Session(work, output, options, described=described, settings=settings) as session:
-        session.start_workers(listing.kind, inputs, folder=listing.folder, save=save)
+        gives_out = listing.samples is not None or _takes_output(work, _PARAMETERS)
+        session.start_workers(
+            listing.kind, inputs, folder=listing.folder, save=save, gives_out=gives_out
+        )
         if listing.samples is not None:
             listing = sample_listing(listing.samples.of(session))
         session.enrol(listing, whole=options.redo is not None)
@@ -210,7 +217,8 @@ def retry(
                 "inputs again, too."
             )
         todo = None if samples is None else _found_again(session, samples)
-        session.start_workers(kind, folder=folder, save=save)
+        gives_out = samples is not None or _takes_output(work, _PARAMETERS)
+        session.start_workers(kind, folder=folder, save=save, gives_out=gives_out)
         return session.process_inputs(failed_only=True, todo=todo)
 
 
@@ -305,7 +313,7 @@ def listing_for(
             "inputs are missing: a function needs inputs to process\n  Nothing was started. "
             "Name a folder, a glob, a manifest or a list: preprocess(function, inputs, output)."
         )
-    _check_callable(work, ("source", "out"))
+    _takes_output(work, _PARAMETERS)
     return list_inputs(inputs, folder)
 
 
@@ -335,22 +343,39 @@ def _check_save(save: Any) -> None:
             f"save must be a function(sample, out); got {type(save).__name__}\n"
             "  Nothing was started."
         )
-    _check_callable(save, ("sample", "out"))
+    if not _takes_output(save, ("sample", "out")):
+        raise OptionError(
+            f"save is called with a sample and `out`, and {getattr(save, '__name__', save)} takes "
+            "one argument\n  Nothing was started. Give it two parameters: the sample and the "
+            "output."
+        )
 
 
-def _check_callable(work: Callable[..., Any], names: tuple[str, str]) -> None:
-    """Raise OptionError if a function cannot be called with two arguments of these names."""
+def _takes_output(work: Callable[..., Any], names: tuple[str, str]) -> bool:
+    """Return whether a function is called with `out`, too; raise OptionError if with neither.
+
+    A second parameter with a default keeps that, unless it is called `out...`.
+    """
     import inspect
 
     try:
         signature = inspect.signature(work)
     except ValueError:
-        return  # a builtin without a signature
+        return False  # a builtin without a signature
     try:
         signature.bind(*names)
     except TypeError as error:
+        with suppress(TypeError):
+            signature.bind(names[0])
+            return False
         name = getattr(work, "__name__", type(work).__name__)
         raise OptionError(
-            f"{name}{signature} cannot be called as {name}({', '.join(names)}): {error}\n"
-            f"  Nothing was started. Give it two parameters: the {names[0]} and the output."
+            f"{name}{signature} cannot be called as {name}({names[0]}) or "
+            f"{name}({', '.join(names)}): {error}\n"
+            f"  Nothing was started. Give it one parameter, the {names[0]}, or two: the {names[0]} "
+            "and the output. functools.partial sets others."
         ) from error
+    second = [*signature.parameters.values()][:2][-1]
+    if second.kind is second.VAR_POSITIONAL:  # of what is not written in Python, that says nothing
+        return any(hasattr(each, "__code__") for each in (work, type(work).__call__))
+    return second.default is second.empty or second.name.startswith("out")

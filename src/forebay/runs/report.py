@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import byte_size, counted, duration, summary
+from forebay.base.output_names import path_elsewhere
 from forebay.engine.commands import ReportFailure
 from forebay.errors import (
     FailuresError,
@@ -78,6 +79,23 @@ def note_on_strays(names: Sequence[str], folder: str, function: str, call: str) 
         "`forebay verify` counts it as an orphan.\n"
         f"  In {function}, write to {call}({first!r}) instead of {os.path.join(folder, first)!r}, "
         "and remove what is there."
+    )
+
+
+def note_on_unstaged(count: int, name: str, folder: str, function: str) -> str:
+    """Return what to say of outputs that a function wrote by itself.
+
+    Args:
+        name: The first of them, as the ledger has it.
+    """
+    path = path_elsewhere(name) or os.path.join(folder, name)
+    was = "output was" if count == 1 else "outputs were"
+    return (
+        f"{count:,} {was} written by {function} itself, such as {path!r}\n"
+        "  They are in the table, and `forebay verify` checks them. But a kill can leave such a "
+        "file incomplete, and it stays so until its input is done again.\n"
+        f"  Take a second argument, as in {function}(source, out), and write to "
+        f"out / {os.path.basename(path)!r}: then a file appears once it is whole."
     )
 
 

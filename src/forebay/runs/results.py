@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.base.files import atomic_file
-from forebay.base.output_names import table_name
+from forebay.base.output_names import path_elsewhere, table_name
 from forebay.base.process import wait_until
 from forebay.base.table_formats import FORMATS, GROUP_ROWS, NULL, Row, final_kind, widen_rows
 from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
@@ -80,6 +80,8 @@ class Commits:
         self._publishing: Iterator[Commit | None] | None = None
         self._last = time.monotonic()
         self.flush_s = 0.0
+        # How many outputs the function wrote by itself, and the name of one; None for none.
+        self.unstaged: tuple[int, str] | None = None
 
     def add(self, outcomes: Sequence[Outcome], took: Took) -> list[Outcome]:
         """Add outcomes of the engine to the next commit; return those that are not results.
@@ -104,10 +106,20 @@ class Commits:
             task, attempt, seconds, _, (written, metadata) = outcome
             files = (*map(OutputFile._make, written),) if written else ()
             self._done.append(Done(task, attempt, seconds, files, metadata))
+            if written and not written[-1][2]:
+                self._count_unstaged(files)
             if self._retrying:
                 self._retrying.pop(task, None)
         took([(one.ordinal, one.seconds) for one in self._done[before:]])
         return others
+
+    def _count_unstaged(self, files: Sequence[OutputFile]) -> None:
+        """Count the outputs that the function wrote by itself; those in a bucket are uploaded."""
+        for name, _, staged in reversed(files):
+            if staged or not (self._folder.is_local or path_elsewhere(name)):
+                return
+            count, first = self.unstaged or (0, name)
+            self.unstaged = count + 1, first
 
     @property
     def waiting(self) -> bool:

@@ -286,6 +286,7 @@ class Session:
         folder: str | None = None,
         save: Any = None,
         *,
+        gives_out: bool = True,
         seeds_owned: bool = True,
     ) -> None:
         """Start the workers, which continue to start while the inputs are listed."""
@@ -304,6 +305,7 @@ class Session:
             turns,
             folder,
             save,
+            gives_out=gives_out,
             seeds_owned=seeds_owned,
             concurrency=self.options.at_once,
         )
@@ -493,6 +495,9 @@ class Session:
             finally:
                 progress.close()
         commits.finish()
+        if commits.unstaged:
+            folder, function = shown_location(self.output), self._user[0]
+            self._notes.append(report.note_on_unstaged(*commits.unstaged, folder, function))
         after, now = _used_by_workers(pool), time.monotonic()
         system_s = after.ru_stime - before.ru_stime
         return {

@@ -1,0 +1,201 @@
+"""What a function returned for an input: the files that it names, and the rows of the table.
+
+    {"n": 1}, [{...}, {...}], 7         metadata: rows
+    (files, metadata), [(file, {...})]  both: one path or several; a row for all, or one for each
+    path, [path, path]                  files alone, if they exist
+
+Files are `os.PathLike` objects. A string is a path only beside metadata: alone it is a value.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from forebay.base.files import is_url, shown_values
+from forebay.base.row_values import json_value
+from forebay.errors import OutputError, shortened
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def files_in(returned: Any) -> tuple[list[str], Any]:
+    """Return the absolute paths of the files that a function returned, and the metadata.
+
+    What may be files or a value is decided by what exists.
+    """
+    kind = type(returned)
+    if returned is None or kind is dict:  # the usual cases
+        return [], returned
+    if isinstance(returned, os.PathLike) or _are_all(os.PathLike, returned):
+        paths = _paths(returned)
+        return (paths, None) if _missing(paths) is None else ([], returned)
+    if kind is list and returned and all(map(_is_file_with_row, returned)):
+        first, metadata = [each for each, _ in returned], [row for _, row in returned]
+    elif kind is tuple and len(returned) == 2 and _is_metadata(returned[1]):
+        first, metadata = returned
+    else:
+        return [], returned
+    if isinstance(first, list | tuple) and not first:
+        return [], metadata  # no file this time
+    paths = _paths(first)
+    missing = _missing(paths)
+    if not paths or (missing is not None and metadata is None):
+        return [], returned
+    if missing is not None:
+        raise OutputError(
+            f"the function returned files and metadata, but there is no file {shortened(missing)}\n"
+            "  Nothing of this input was kept. The first of such a pair is the path of a file, or "
+            "a list of paths. For a string that is no path, return a dict: {'label': ...}."
+        )
+    return paths, metadata
+
+
+def rows_of_files(places: Sequence[str], metadata: Any) -> list[dict[str, Any]] | None:
+    """Return the rows for files that a function returned, given the `destination` of each."""
+    if not any(places):  # it returned `out`: all that is in it
+        return rows_of(metadata)
+    one = metadata is None or isinstance(metadata, Mapping)
+    rows = [metadata or {}] * len(places) if one else list(metadata)
+    if len(places) == 1:
+        places = [*places] * len(rows)
+    if len(places) != len(rows):
+        raise TypeError(
+            f"the function returned {len(places):,} files and {len(rows):,} dicts of metadata\n"
+            "  Return one dict for each file, or one for all of them."
+        )
+    return [{"destination": place, **row} for place, row in zip(places, rows, strict=True)]
+
+
+def _are_all(kind: type, values: Any) -> bool:
+    is_list = type(values) in (list, tuple) and bool(values)
+    return is_list and all(isinstance(each, kind) for each in values)
+
+
+def _is_metadata(value: Any) -> bool:
+    return value is None or isinstance(value, Mapping) or _are_all(Mapping, value)
+
+
+def _is_file_with_row(value: Any) -> bool:
+    if type(value) is not tuple or len(value) != 2:
+        return False
+    return isinstance(value[0], str | os.PathLike) and isinstance(value[1], Mapping)
+
+
+def _paths(value: Any) -> list[str]:
+    """Return one path or several, absolute; [] if the value is something else."""
+    values = [*value] if type(value) in (list, tuple) else [value]
+    if not all(isinstance(each, str | os.PathLike) for each in values):
+        return []
+    texts = [os.fsdecode(each) for each in values]
+    return [text if is_url(text) else os.path.abspath(text) for text in texts]
+
+
+def _missing(paths: Iterable[str]) -> str | None:
+    """Return the first path where nothing is."""
+    return next((path for path in paths if not is_url(path) and not os.path.exists(path)), None)
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_SCALARS = (str, bytes, os.PathLike)
+
+
+def rows_of(returned: Any) -> list[dict[str, Any]] | None:
+    """Return the rows in what a function returned, exhausting it if it is a generator.
+
+    None is returned as it is. A mapping is one row, and an iterable of mappings is one row for
+    each; anything else is one row with the value in the column `metadata`. Of a tuple or list of an
+    array and other values, such as (image, label), each has its column, `metadata_0` and so on: as
+    one value they would have no type but JSON.
+    """
+    if returned is None:
+        return None
+    if type(returned) is dict or isinstance(returned, Mapping):
+        return [dict(returned)]
+    if hasattr(kind := type(returned), "__arrow_c_stream__") and hasattr(kind, "columns"):
+        # To iterate over a DataFrame would give the names of its columns, and no row.
+        raise TypeError(
+            f"metadata must be dicts, one for each row, not a {kind.__name__}\n"
+            "  Return to_dict('records') of pandas, to_dicts() of polars, to_pylist() of pyarrow."
+        )
+    is_array = hasattr(kind, "dtype") and hasattr(kind, "tolist")
+    if is_array or isinstance(returned, _SCALARS) or not isinstance(returned, Iterable):
+        return [{"metadata": returned}]
+    values = list(returned)
+    mappings = sum(isinstance(value, Mapping) for value in values)
+    if mappings == len(values):
+        return [dict(value) for value in values]
+    if mappings:
+        other = next(value for value in values if not isinstance(value, Mapping))
+        raise TypeError(
+            f"metadata must all be dicts, but one of {len(values)} values is of type "
+            f"{type(other).__name__}"
+        )
+    dimensions = {getattr(value, "ndim", -1) for value in values}
+    if len(dimensions) > 1 and max(dimensions) > 0:
+        return [{f"metadata_{at}": value for at, value in enumerate(values)}]
+    return [{"metadata": values}]
+
+
+def encode(
+    rows: list[dict[str, Any]] | None,
+    names: Sequence[str],
+    final_name: Callable[[str], str | None],
+    asked: Sequence[str] = (),
+) -> str:
+    """Return the rows as JSON, with every staged path replaced by its final name.
+
+    A missing `destination` is filled in for an input with one output; a function that returns
+    None, or an empty dict, gets one row with a `destination` for each output. An input without
+    output and metadata has no row: there is nothing that the next step could open.
+
+    Args:
+        names: The final names of the outputs.
+        final_name: Returns the final name of a staged path, None for any other string.
+        asked: The names that the function gave to `out.file`.
+    """
+    if rows is None or (rows and not any(rows)):
+        rows = [{"destination": name} for name in names]
+    elif one := _one_output(names, asked):
+        rows = [row if "destination" in row else {"destination": one, **row} for row in rows]
+
+    def string(text: str) -> str:  # a final name, or a URL without credentials
+        return final_name(text) or (shown_values(text) if "://" in text else text)
+
+    try:
+        return _ENCODER.encode([json_value(row, string, keeps_nan=True) for row in rows])
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(_what_is_wrong(rows)) from error
+
+
+def _one_output(names: Sequence[str], asked: Sequence[str]) -> str:
+    """Return the output of an input if there is one, a file or a folder with all files; else ""."""
+    if len(asked) == 1:
+        return asked[0]
+    if asked or not names:
+        return names[0] if len(names) == 1 else ""
+    first = names[0].partition("/")[0]
+    return first if all(name == first or name.startswith(f"{first}/") for name in names) else ""
+
+
+def _what_is_wrong(rows: list[dict[str, Any]]) -> str:
+    for row in rows:
+        for column, value in row.items():
+            try:
+                _ENCODER.encode(json_value({column: value}, keeps_nan=True))
+            except RecursionError:
+                reason = "it holds itself, or is nested too deep"
+            except (TypeError, ValueError) as error:
+                reason = str(error).removeprefix("a value of type ")
+            else:
+                continue
+            return (
+                f"metadata {column!r} is not JSON-serializable: {reason} "
+                f"(type {type(value).__name__})\n"
+                "  Return numbers, strings, lists and dicts; write anything else to out.file()."
+            )
+    return "the metadata is not JSON-serializable: two of its columns have the same name"
