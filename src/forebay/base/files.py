@@ -19,7 +19,6 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from forebay.base.store_errors import store_advice, store_error_words
 from forebay.errors import (
     ForebayError,
     InputError,
@@ -257,9 +256,15 @@ def names_among(folder: str, names: Sequence[str]) -> list[str] | None:
 
 
 def _unreachable(url: str, error: Exception) -> InputError:
-    advice = store_advice(error, "Check the URL, and what is there.")
-    words = store_error_words(error)
+    words, advice = _explained(error, "Check the URL, and what is there.")
     return InputError(f"{printable(url)}: it cannot be reached: {words}\n  {advice}")
+
+
+def _explained(error: Exception, otherwise: str) -> tuple[str, str]:
+    """Return what an error of a file system says, and what to do."""
+    from forebay.base.store_errors import store_advice, store_error_words
+
+    return store_error_words(error), store_advice(error, otherwise)
 
 
 # ---- store ---------------------------------------------------------------------------------------
@@ -404,10 +409,9 @@ class Store:
         try:
             system, path = connect(self.url)
         except Exception as error:
-            advice = store_advice(error, "Check the URL.")
+            words, advice = _explained(error, "Check the URL.")
             raise self._error(
-                f"{self.url} cannot be reached: {store_error_words(error)}\n"
-                f"  Nothing was started. {advice}"
+                f"{self.url} cannot be reached: {words}\n  Nothing was started. {advice}"
             ) from error
         return system, path.rstrip("/")
 
@@ -431,10 +435,10 @@ class Store:
             raise
         except Exception as error:
             url = self.locate(name) if name else self.url
-            advice = store_advice(
+            words, advice = _explained(
                 error, "Check the URL and your rights there; then make the same call again."
             )
-            words = f"{type(error).__name__}: {store_error_words(error)}"
+            words = f"{type(error).__name__}: {words}"
             raise self._error(f"{url} cannot be {done}: {words}\n  {advice}") from error
 
 

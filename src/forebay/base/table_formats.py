@@ -18,7 +18,6 @@ from forebay.base.arrow_arrays import array_of, check_memory
 from forebay.base.output_names import SUFFIXES
 from forebay.base.row_values import python_rows
 from forebay.base.table_files import TableFile, opening, refuse, text_lines, without_nul
-from forebay.base.table_guesses import header_guess, separator_guess
 
 if TYPE_CHECKING:
     import pyarrow
@@ -320,6 +319,8 @@ class _Csv:
         lines = text_lines(file, newline="")
         if not takes_nul:
             lines = without_nul(file, lines)
+        from forebay.base.table_guesses import header_guess, separator_guess
+
         reader = csv.reader(lines, strict=True, delimiter=self._separator)
         header: list[str] = []
         rows = 0
@@ -355,6 +356,8 @@ class _Csv:
     def _refuse_record(
         self, name: str, line: int, header: list[str], fields: list[str]
     ) -> NoReturn:
+        from forebay.base.table_guesses import separator_guess
+
         if guess := separator_guess(self._separator, header, fields):
             refuse(name, *guess)
         count = len(fields)

@@ -29,7 +29,6 @@ from forebay.base.files import (
     reached,
 )
 from forebay.base.output_names import PRIVATE, SUFFIXES, TABLES
-from forebay.base.table_guesses import file_guess
 from forebay.errors import InputError, OptionError, shown_location
 from forebay.inputs.search import folder_files, glob_files, url_files
 from forebay.inputs.tables import Manifest, is_table, memory_manifest, open_manifest
@@ -147,15 +146,16 @@ def _list_path(name: str) -> Listing:
             open_manifest(name, lambda: BufferedReader(open_regular(name)), folder),
             os.path.abspath(folder),
         )
-    if stat.S_ISREG(mode) and (guess := file_guess(name, _first_lines(name))):
-        raise InputError(f"{shown}: {guess[0]}\n  {guess[1]}")
+    if stat.S_ISREG(mode) and name.lower().endswith((".txt", ".json")):
+        from forebay.base.table_guesses import file_guess
+
+        if guess := file_guess(name, _first_lines(name)):
+            raise InputError(f"{shown}: {guess[0]}\n  {guess[1]}")
     return Listing("paths", (), shown, lambda: _walk_list((name,)))
 
 
 def _first_lines(path: str) -> list[str]:
-    """Return the first whole lines of a text file that may list inputs; [] for another file."""
-    if not path.lower().endswith((".txt", ".json")):
-        return []
+    """Return the first whole lines of a text file; [] for another file."""
     try:
         with open_regular(path) as file:
             data = file.read(_PEEK_BYTES)
