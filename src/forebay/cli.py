@@ -1,4 +1,4 @@
-"""The command line: preprocess, predict, retry, status, failures, verify, top, compare."""
+"""The command line: preprocess, predict, retry, status, failures, verify, prune, top, compare."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import click
 import forebay
 from forebay.base.datasets import is_map_style
 from forebay.base.files import absolute, is_url
-from forebay.base.formatting import counted
+from forebay.base.formatting import byte_size, counted
 from forebay.base.output_names import SUFFIXES, TABLE_FORMATS, path_elsewhere
 from forebay.errors import (
     BusyError,
@@ -441,10 +441,10 @@ def verify_command(output: str) -> int:
         missing, altered = perform_pending(ledger, folder), []
         found = dict(folder.files())
         checked, damaged = 0, set[int]()
-        for name, size, ordinal in ledger.outputs():
+        for name, size, ordinal in ledger.done_outputs():
             checked += 1
             elsewhere = path_elsewhere(name)
-            actual = folder.size(name) if elsewhere else found.pop(name, None)
+            actual = folder.size(name) if elsewhere else found.get(name)
             if actual == size:
                 continue
             damaged.add(ordinal)
@@ -453,21 +453,51 @@ def verify_command(output: str) -> int:
                 missing.append(shown)
             else:
                 altered.append(f"{shown}: {size:,} bytes recorded, {actual:,} found")
-        orphans = sorted(found.keys() - {*ledger.own_files()})
+        known = {name for name, *_ in ledger.outputs()} | {*ledger.own_files()}
+        orphans = dict.fromkeys(found.keys() - known, "no input is known to have made it")
+        left = {each.name: each.reason for each in ledger.leftovers() if each.name in found}
         ledger.mark_todo(damaged)
     for name in missing:
         click.echo(f"missing  {name}")
     for line in altered:
         click.echo(f"altered  {line}")
-    for name in orphans:
-        click.echo(f"orphan   {name}: no input is known to have made it")
+    for name, reason in sorted((orphans | left).items()):
+        click.echo(f"orphan   {name}: {reason}")
     click.echo(
         f"{counted(checked, 'output')} checked: {len(missing):,} missing, "
-        f"{len(altered):,} altered, {counted(len(orphans), 'orphan')}"
+        f"{len(altered):,} altered, {counted(len(orphans) + len(left), 'orphan')}"
     )
     if damaged:
         click.echo(f"{counted(len(damaged), 'input')} will be redone by the next run")
-    return FAILURES if missing or altered or orphans else DONE
+    if left:
+        command = shlex.join(["forebay", "prune", shown_location(output)])
+        click.echo(f"{counted(len(left), 'orphan')} can be removed: {command}")
+    return FAILURES if missing or altered or orphans or left else DONE
+
+
+@cli.command("prune", short_help="Remove outputs that belong to no row of the table.")
+@click.argument("output", type=PATH)
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+def prune_command(output: str, *, dry_run: bool) -> int:
+    """Remove the outputs of inputs that are no longer listed.
+
+    Also those of changed inputs that failed when they were done again. An input that is listed
+    again afterwards is processed again. Files that forebay did not make stay.
+    """
+    snapshot_of(output)  # leave alone a folder that forebay did not make
+    folder = open_place(output)
+    with folder.ledger("prune") as ledger:
+        perform_pending(ledger, folder)
+        left = sorted(ledger.leftovers())
+        if not dry_run:
+            ledger.prune()
+            perform_pending(ledger, folder)
+    done = "would remove" if dry_run else "removed"
+    for each in left:
+        click.echo(f"{done}  {each.name}: {each.reason}")
+    nbytes = byte_size(sum(each.size for each in left))
+    click.echo(f"{done} {counted(len(left), 'output')} ({nbytes})")
+    return DONE
 
 
 def main() -> NoReturn:

@@ -105,7 +105,7 @@ def test_a_shard_that_says_what_it_does_not_hold_is_an_error(tmp_path, change):
         "INSERT INTO file_changes VALUES('../outside/precious', NULL)",
         "INSERT INTO file_changes VALUES('new', '../outside/precious')",
         "INSERT INTO file_changes VALUES('../outside/new', '.forebay/staging/x')",
-        "UPDATE outputs SET name = '../outside/precious' WHERE ordinal = 1",
+        """UPDATE inputs SET outputs = '[["../outside/precious", 1]]' WHERE ordinal = 1""",
     ],
 )
 def test_caches_and_predictions_touch_nothing_outside(tmp_path, outside, call, sql):

@@ -20,6 +20,7 @@ import forebay
 from forebay.errors import InputError
 from forebay.inputs.listing import list_inputs
 from forebay.inputs.tables import check_columns, open_manifest
+from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input
 from forebay.runs.ranges import sample_listing, samples_of
 
@@ -66,12 +67,12 @@ def test_a_list_keeps_its_order_and_says_what_each_path_is(folder):
     (folder / "d").mkdir()
     listing = list_inputs(["gone", Path("ä b\n.wav"), "d", "gone", "a\0b", "ä b\n.wav/x"])
     assert list(listing) == [
-        Input("gone", None, "missing"),
+        Input("gone", None, NOT_SEEN),
         Input("ä b\n.wav", None, stamp("ä b\n.wav")),
         Input("d", None, "directory"),
-        Input("gone", None, "missing"),
-        Input("a\0b", None, "missing"),
-        Input("ä b\n.wav/x", None, "missing"),
+        Input("gone", None, NOT_SEEN),
+        Input("a\0b", None, NOT_SEEN),
+        Input("ä b\n.wav/x", None, NOT_SEEN),
     ]
     assert (listing.kind, listing.columns) == ("paths", ())
     assert listing.description == "a list of 6 paths"
@@ -144,7 +145,7 @@ def test_links_in_a_folder_are_followed_but_not_in_circles(folder):
     os.symlink("nowhere", "d/gone")
     os.mkfifo("d/pipe")
     found = {one.source: one.identity for one in list_inputs("d")}
-    assert found["d/gone"] == "missing"
+    assert found["d/gone"] == NOT_SEEN
     assert {"d/a", "d/linked/f", "d/up/other/f"} <= set(found)
     assert not any("pipe" in name or name.startswith("d/up/d/") for name in found)
 
@@ -222,7 +223,7 @@ def test_a_url_is_a_folder_a_glob_a_file_or_a_manifest(memory, tmp_path):
     assert sources("memory://d/*.wav") == ["memory:///d/b.wav"]
     assert sources("memory://d/b.wav") == ["memory://d/b.wav"]
     manifest = list_inputs("memory://m.csv")
-    assert list(manifest) == [Input("a.wav", '{"path":"a.wav","n":"1"}', "")]
+    assert list(manifest) == [Input("a.wav", '{"path":"a.wav","n":"1"}', NOT_SEEN)]
     assert manifest.description == "manifest memory://m.csv"
     with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
         archive.writestr("m.csv", "path,n\na.wav,1\n")
@@ -237,7 +238,7 @@ def test_the_identity_of_a_url_is_the_same_from_a_folder_and_a_list(memory):
     (first,) = list_inputs("memory://d")
     assert re.fullmatch(r"2:\S+", first.identity)
     gone, again, folder = list_inputs(["memory://d/gone", first.source, "memory://d"])
-    assert (gone.identity, again, folder.identity) == ("missing", first, "directory")
+    assert (gone.identity, again, folder.identity) == (NOT_SEEN, first, "directory")
     memory.pipe("/d/a", b"345")
     assert next(iter(list_inputs("memory://d"))).identity != first.identity
 
@@ -278,7 +279,7 @@ def test_a_csv_manifest_gives_rows_in_order_with_the_identity_of_their_files(fol
     assert list(listing) == [
         Input("here.wav", '{"label":"ä","file":"here.wav"}', stamp("here.wav")),
         Input("there.wav", r'{"label":"a\n\"b\",","file":"there.wav"}', stamp("m/there.wav")),
-        Input("gone", '{"label":"7","file":"gone"}', ""),
+        Input("gone", '{"label":"7","file":"gone"}', NOT_SEEN),
     ]
     assert list(listing) == list(listing)
 
@@ -295,7 +296,7 @@ def test_a_row_whose_path_is_a_folder_or_a_url_or_text_is_no_failure(folder):
     """Only the function knows what the column means."""
     Path("d").mkdir()
     write("m.csv", f"input\nd\ns3://b/k\n{'long ' * 99}\n")
-    assert [one.identity for one in list_inputs("m.csv")] == ["", "", ""]
+    assert [one.identity for one in list_inputs("m.csv")] == ["", "", NOT_SEEN]
 
 
 def test_a_folder_named_like_a_manifest_is_a_folder(folder):

@@ -13,7 +13,7 @@ from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
 from forebay.ledger import inputs as ledger_inputs
 from forebay.ledger.database import files_of, read_failures
-from forebay.ledger.inputs import Enrolment
+from forebay.ledger.enrolment import Enrolment
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import (
     Counts,
@@ -21,6 +21,7 @@ from forebay.ledger.records import (
     FailedInput,
     FileChange,
     Input,
+    Leftover,
     OutputFile,
     Todo,
     Unpublished,
@@ -90,17 +91,90 @@ def test_the_same_listing_changes_nothing(ledger):
     assert ledger.get_meta("columns") == '["x"]'
 
 
-def test_a_changed_input_is_redone_and_its_outputs_go(ledger):
-    """Another size or time means another input: todo, with removals, and the name free."""
+def test_a_changed_input_is_redone_and_its_outputs_stay_until_then(ledger):
+    """Another size or time means another content; what is replaced goes with the next result."""
     ledger.enrol(paths("a", "b"), (), True)
     ledger.record([done(1, "x", "y"), done(2, "z")], [])
     ledger.clear_file_changes()
     changed = [Input("a", None, "2:2"), Input("b", None, "1:1")]
     assert ledger.enrol(changed, (), True) == Enrolment(0, 1, 1, 0)
     assert states(ledger) == {"a": "todo", "b": ["z"]}
-    assert ledger.file_changes() == [FileChange("x"), FileChange("y")]
-    assert claimed(ledger) == {"z"}
+    assert (ledger.file_changes(), claimed(ledger)) == ([], {"x", "y", "z"})
     assert ledger.counts() == Counts(2, 1, 0)
+    recorded = ledger.record([done(1, "x", "n")], [])
+    removals, renames = [FileChange("x"), FileChange("y")], ["x", "n"]
+    assert recorded.file_changes == [*removals, *(FileChange(n, f"s/1/{n}") for n in renames)]
+    assert claimed(ledger) == {"x", "n", "z"}
+
+
+def test_a_changed_input_that_fails_keeps_the_outputs_of_before(ledger):
+    """They are no row of the table, and stay until it succeeds or somebody prunes them."""
+    ledger.enrol(paths("a", "b"), (), True)
+    ledger.record([done(1, "x"), done(2, "y")], [])
+    ledger.enrol([Input("a", None, "2:2"), Input("b", None, "1:1")], (), True)
+    assert ledger.record([], [failed(1)]).file_changes == []
+    assert states(ledger) == {"a": "failed", "b": ["y"]}
+    assert list(ledger.leftovers()) == [Leftover("x", 7, "its input changed, and fails now")]
+    ledger.prune()
+    assert (ledger.file_changes(), claimed(ledger)) == ([FileChange("x")], {"y"})
+    assert states(ledger) == {"a": "failed", "b": ["y"]}
+
+
+def test_a_name_passes_from_an_earlier_result_to_a_new_one(ledger):
+    """What a changed input made before does not count against another input."""
+    ledger.enrol(paths("a", "b"), (), True)
+    ledger.record([done(1, "x", "x2")], [])
+    ledger.enrol([Input("a", None, "2:2"), Input("b", None, "1:1")], (), True)
+    recorded = ledger.record([done(2, "x")], [])
+    assert recorded.failed == []
+    assert recorded.file_changes == [FileChange("x"), FileChange("x", "s/2/x")]
+    assert ledger.record([done(1, "x2")], []).failed == []
+    assert states(ledger) == {"a": ["x2"], "b": ["x"]}
+
+
+@pytest.mark.parametrize(
+    "seen", [["?", "1:1"], ["1:1", "?"], ["?", "?"]], ids=["the first", "the last", "all"]
+)
+def test_an_input_that_cannot_be_seen_keeps_all_that_there_is_of_it(ledger, seen):
+    """Also when the listing has another order, and when it is seen again."""
+    ledger.enrol(paths("a", "b"), (), True)
+    ledger.record([done(1, "x"), done(2, "y")], [])
+    before = [*ledger.results()]
+    away = [Input(name, None, each) for name, each in zip("ab", seen, strict=True)]
+    names = tuple(each.source for each in away if each.identity == "?")
+    found = Enrolment(0, 2, 0, 0, unseen=len(names), unseen_names=names)
+    assert ledger.enrol(away, (), True) == found
+    assert [*ledger.results()] == before
+    moved = ledger.enrol(reversed(away), (), True)
+    assert (moved.same, moved.changed, moved.moved, moved.unseen) == (2, 0, 2, len(names))
+    assert states(ledger) == {"a": ["x"], "b": ["y"]}
+    ledger.enrol(paths("a", "b"), (), True)
+    assert [*ledger.results()] == before
+    ledger.enrol(paths("a", "b", identity="2:2"), (), True)
+    assert states(ledger) == {"a": "todo", "b": "todo"}
+
+
+def test_a_file_with_another_time_and_the_same_content_stays_done(ledger):
+    """Only those whose content is not known, or is another, are done again."""
+    ledger.enrol(paths("a", "b", "c"), (), True)
+    results = [done(1, "x")._replace(content="1:1#aa"), done(2, "y")._replace(content="1:1#bb")]
+    # The file of c changed between the listing and the work.
+    ledger.record([*results, done(3, "z")._replace(content="1:2#cc")], [])
+    assert ledger.enrol(paths("a", "b", "c"), (), True).same == 3
+    asked = []
+
+    def same_contents(given):
+        for number, one, content in given:
+            asked.append((one.source, one.identity, content))
+            if content == "aa":
+                yield number
+
+    touched = paths("a", "b", "c", identity="1:9")
+    found = ledger.enrol(touched, (), True, same_contents=same_contents)
+    assert asked == [("a", "1:9", "aa"), ("b", "1:9", "bb")]
+    assert (found.same, found.kept, found.changed, found.retimed) == (1, 1, 2, 2)
+    assert states(ledger) == {"a": ["x"], "b": "todo", "c": "todo"}
+    assert ledger.enrol(touched, (), True) == Enrolment(0, 3, 0, 0)
 
 
 def test_an_input_that_is_gone_keeps_its_outputs_and_comes_back_done(ledger):
@@ -126,8 +200,7 @@ def test_an_input_that_comes_back_changed_is_redone(ledger):
     ledger.record([done(1, "x")], [])
     ledger.clear_file_changes()
     ledger.enrol(paths("b"), (), True)
-    assert ledger.enrol(paths("b", "a", identity="2:2"), (), True) == Enrolment(0, 0, 2, 0)
-    assert ledger.file_changes() == [FileChange("x")]
+    assert ledger.enrol(paths("b", "a", identity="2:2"), (), True) == Enrolment(0, 1, 1, 0)
     assert states(ledger) == {"a": "todo", "b": "todo"}
 
 
@@ -213,7 +286,7 @@ listings = st.lists(
     st.tuples(
         st.lists(st.sampled_from("abcdef"), unique=True),
         st.booleans(),
-        st.sampled_from(["1", "2"]),
+        st.sampled_from(["1", "2", "?"]),
         st.sets(st.sampled_from("abcdef")),
     ),
     max_size=6,
@@ -223,26 +296,28 @@ listings = st.lists(
 @pytest.mark.slow
 @given(listings)
 def test_any_sequence_of_listings_agrees_with_a_plain_model(tmp_path_factory, steps):
-    """However inputs come, go, move and change: each keeps what was made from it as it is now."""
+    """However inputs come, go, move, change and are away: only what changed is done again."""
     made: dict[str, tuple[str, bool]] = {}  # source -> identity, done
     order: list[str] = []
+    written = set()
     with Ledger.open(tmp_path_factory.mktemp("model")) as ledger:
         ledger.rows(NO_SYNC)
         for listed, complete, identity, finish in steps:
             enrolment = ledger.enrol(paths(*listed, identity=identity), (), complete)
             known = [one for one in listed if one in made]
+            changed = {one for one in known if identity not in ("?", made[one][0])}
+            away = {one for one in known if identity == "?" != made[one][0]}
             assert enrolment.new == len(listed) - len(known)
-            assert enrolment.changed == sum(made[one][0] != identity for one in known)
+            assert enrolment.changed == sum(made[one][1] for one in changed)
             assert enrolment.same == len(known) - enrolment.changed
+            assert enrolment.unseen == sum(made[one][1] for one in away)
             left = [one for one in order if one not in listed]
             assert enrolment.gone == (len(left) if complete else 0)
-            removed = {
-                f"out-{one}" for one in known if made[one] == ({"1": "2", "2": "1"}[identity], True)
-            }
-            assert {file_change.name for file_change in ledger.file_changes()} == removed
+            assert ledger.file_changes() == []
             order = listed + ([] if complete else left)
             for one in listed:
-                made[one] = (identity, made.get(one) == (identity, True))
+                was, is_done = made.get(one, (identity, False))
+                made[one] = (was if one in away else identity, is_done and one not in changed)
             todo = list(ledger.todo())
             assert [one.source for one in todo] == [one for one in order if not made[one][1]]
             finished = [one for one in todo if one.source in finish]
@@ -250,12 +325,10 @@ def test_any_sequence_of_listings_agrees_with_a_plain_model(tmp_path_factory, st
             ledger.clear_file_changes()
             for one in finished:
                 made[one.source] = (made[one.source][0], True)
+                written.add(f"out-{one.source}")
             assert [one.source for one in ledger.results()] == [o for o in order if made[o][1]]
             assert ledger.counts() == Counts(len(order), sum(made[o][1] for o in order), 0)
-            assert {name for name, _, _ in ledger.outputs()} == {
-                f"out-{one}" for one, (_, is_done) in made.items() if is_done
-            }
-            assert {name for name, _, _ in ledger.outputs()} <= claimed(ledger)
+            assert {name for name, _, _ in ledger.outputs()} == written == claimed(ledger)
 
 
 # ---- recording --------------------------------------------------------------------------------
@@ -379,9 +452,8 @@ def test_a_name_passes_from_a_gone_input_to_a_listed_one(ledger):
     )
     assert sorted(name for name, _, _ in ledger.outputs()) == ["a", "a2", "b"]
     enrolment = ledger.enrol(paths("old/a", "old/b"), (), True)
-    assert (enrolment.changed, enrolment.same) == (1, 1)
+    assert (enrolment.changed, enrolment.same) == (0, 2)
     assert states(ledger) == {"old/a": "todo", "old/b": ["b"]}
-    assert FileChange("a2") in ledger.file_changes()
 
 
 def test_an_input_may_claim_its_own_names_again(ledger):
@@ -406,16 +478,6 @@ def test_an_input_whose_file_cannot_be_published_is_failed(ledger):
     assert (ledger.counts(), claimed(ledger)) == (Counts(2, 1, 1), {"z"})
 
 
-def test_tables_are_the_ledgers_until_it_forgets_everything(ledger):
-    """Then they become file changes to remove, like outputs."""
-    assert ledger.tables() == {}
-    ledger.set_tables({"csv": True, "parquet": False, "../x": True})
-    assert ledger.tables() == {"parquet": False, "csv": True}
-    ledger.restart()
-    assert ledger.file_changes() == [FileChange("metadata.parquet"), FileChange("metadata.csv")]
-    assert ledger.tables() == {}
-
-
 def test_a_result_for_an_unknown_input_changes_nothing(ledger):
     """A mistake of the driver's is an error, and the whole batch is rolled back."""
     ledger.enrol(paths("a"), (), True)
@@ -425,27 +487,35 @@ def test_a_result_for_an_unknown_input_changes_nothing(ledger):
     assert claimed(ledger) == set()
 
 
-def test_marking_todo_gives_up_outputs_and_names(ledger):
+def test_what_is_marked_todo_keeps_its_outputs_until_it_is_done_again(ledger):
     """What `verify` found wanting is done again."""
     ledger.enrol(paths("a", "b"), (), True)
     ledger.record([done(1, "x"), done(2, "y")], [])
     ledger.clear_file_changes()
     ledger.mark_todo([1])
-    assert (ledger.file_changes(), claimed(ledger)) == ([FileChange("x")], {"y"})
+    assert (ledger.file_changes(), claimed(ledger)) == ([], {"x", "y"})
     assert states(ledger) == {"a": "todo", "b": ["y"]}
     assert ledger.counts() == Counts(2, 1, 0)
 
 
-def test_restarting_forgets_everything_and_removes_the_outputs(ledger):
-    """Nothing of the earlier work is left to mix with the new."""
-    ledger.enrol(paths("a", "b"), ("c",), True)
-    ledger.record([done(1, "x")], [failed(2)])
+def test_a_run_that_begins_anew_removes_nothing_before_its_end(ledger):
+    """Every input is todo; what is not replaced goes at the end, and what failed keeps its own."""
+    ledger.enrol(paths("a", "b", "c", "d"), ("c",), True)
+    ledger.record([done(1, "x"), done(2, "y"), done(3, "z")], [failed(4)])
     ledger.clear_file_changes()
     ledger.set_meta("version", "1")
-    ledger.restart()
-    assert ledger.counts() == Counts(0, 0, 0)
-    assert ledger.file_changes() == [FileChange("x")]
-    assert (ledger.get_meta("version"), list(ledger.outputs())) == (None, [])
+    ledger.set_tables({"csv": True, "parquet": False})
+    found = ledger.enrol(paths("a", "c", "e"), (), True, anew=True)
+    assert (found.new, found.changed, ledger.begins_anew) == (1, 0, True)
+    assert (ledger.counts(), ledger.get_meta("version")) == (Counts(3, 0, 0), None)
+    assert states(ledger) == {"a": "todo", "c": "todo", "e": "todo"}
+    assert {name for name, _, _ in ledger.outputs()} == {"x", "y", "z"}
+    ledger.record([done(1, "x")], [failed(2)])
+    ledger.clear_file_changes()
+    ledger.drop_replaced()
+    assert ledger.file_changes() == [FileChange("y"), FileChange("metadata.parquet")]
+    assert [(name, at) for name, _, at in ledger.outputs()] == [("x", 1), ("z", 2)]
+    assert (ledger.tables(), ledger.begins_anew) == ({"csv": True}, False)
 
 
 def test_a_transaction_that_ctrl_c_left_open_is_rolled_back_by_the_next(ledger):

@@ -29,7 +29,7 @@ def staged(folder: OutputFolder, ordinal: int) -> DeliverResult:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(str(ordinal))
     written = [(f"{ordinal}.txt", 1, f"{STAGING}/w0/{ordinal}.txt")]
-    return DeliverResult(ordinal, 1, 0.1, 0, (written, "[]"))
+    return DeliverResult(ordinal, 1, 0.1, 0, (written, "[]", ""))
 
 
 def published(folder: OutputFolder) -> list[str]:

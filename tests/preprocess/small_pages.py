@@ -13,15 +13,15 @@ from typing import Any
 
 import forebay
 from forebay.inputs import tables as manifests
+from forebay.ledger import enrolment, ledger
 from forebay.ledger import inputs as ledger_inputs
-from forebay.ledger import ledger
 from forebay.ledger.ledger import Ledger
 from forebay.runs import run
 from forebay.runs import run as runs_run
 
 POINTS: dict[str, tuple[Any, str]] = {
     "before a page of the listing is read": (Ledger, "_read_on"),
-    "while a page is appended": (ledger_inputs, "change_counts"),
+    "while a page is appended": (enrolment, "change_counts"),
     "before results are recorded": (Ledger, "record"),
     "while a block is compressed": (ledger_inputs, "_compress"),
 }

@@ -579,7 +579,7 @@ def test_verify_names_the_damage_and_the_next_run_mends_it(tmp_path, inputs, out
 
 @pytest.mark.slow
 def test_verify_twice_is_as_good_as_once(inputs, output):
-    """The second look finds the altered output gone with its input's record."""
+    """What is to be done again anyway is not counted twice."""
     preprocess("copy", inputs, output)
     (output / "0003.txt").write_text("other")
     assert here("verify", output)[0] == FAILURES

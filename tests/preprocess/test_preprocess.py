@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -406,11 +407,21 @@ def test_new_inputs_join_and_removed_ones_leave_the_table(inputs, output, tmp_pa
     assert calls(tmp_path)[6:] == ["0000a.txt"]
 
 
-def test_an_output_that_was_removed_stops_no_later_call(inputs, output):
-    """The ledger does not look at outputs; `verify` does. A later call simply works."""
-    run(copy, inputs, output)
-    (output / "0001.txt").unlink()
-    assert run(copy, inputs, output).done == 6
+def test_outputs_that_were_removed_are_made_again(inputs, output, tmp_path):
+    """As make does; one listing of the folder finds them, also of folders that are gone."""
+    before = run(split, inputs, output)
+    table, files = before.metadata_path.read_bytes(), published(output)
+    shutil.rmtree(output / "0001")
+    (output / "0003" / "1.txt").unlink()
+    report = run(split, inputs, output)
+    assert (report.done, report.resumed, report.failed) == (6, 4, 0)
+    assert (report.metadata_path.read_bytes(), published(output)) == (table, files)
+    (said,) = report.notes
+    assert said == (
+        "2 of 6 done inputs are done again: outputs are no longer in the folder, such as "
+        "'0001/0.txt'."
+    )
+    assert run(split, inputs, output).resumed == 6
 
 
 def test_a_file_that_takes_a_removed_outputs_name_is_not_touched(inputs, output):

@@ -138,7 +138,7 @@ def test_a_name_that_is_not_asked_for_may_be_missing():
     whole = Items("x", 3)
     whole.source_of = ["a", None, "a"].__getitem__
     listed = list(sample_listing(samples_of(data.Subset(whole, [2, 0]))))
-    assert listed == [Input("a", "0 2 a", "missing"), Input("a", "0 1 a", "missing")]
+    assert listed == [Input("a", "0 2 a", "?"), Input("a", "0 1 a", "?")]
     with pytest.raises(forebay.InputError, match=r"source_of\(1\): got NoneType"):
         list(sample_listing(samples_of(data.Subset(whole, [1]))))
 

@@ -1,7 +1,7 @@
 """Listing the inputs of a job: what the user names becomes a stream of `Input` records.
 
 Whatever makes the whole listing unusable (an empty folder, a truncated manifest) is an
-`InputError`. One bad path among many is not: its identity is "missing" or "directory".
+`InputError`. One bad path among many is not: its identity is NOT_SEEN or "directory".
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from forebay.errors import InputError, OptionError, shown_location
 from forebay.inputs.search import folder_files, glob_files, url_files
 from forebay.inputs.tables import Manifest, is_table, memory_manifest, open_manifest
 from forebay.ledger.database import NAME
+from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input, LinkInput, shown_input
 from forebay.options import PreprocessOptions
 
@@ -281,8 +282,8 @@ def _file(path: str) -> Input:
     """Return the input at a path, with one system call unless it is a link."""
     try:
         status = os.lstat(path)
-    except (OSError, ValueError) as error:
-        return Input(path, None, _error_identity(error))
+    except (OSError, ValueError):
+        return Input(path, None, NOT_SEEN)
     if stat.S_ISLNK(status.st_mode):
         return LinkInput(path, None, identity_of(path))
     return Input(path, None, _status_identity(status))
@@ -292,19 +293,14 @@ def identity_of(path: str) -> str:
     """Return a value that changes with the file at a path."""
     try:
         return _status_identity(os.stat(path))
-    except (OSError, ValueError) as error:
-        return _error_identity(error)
+    except (OSError, ValueError):  # what is worked on raises a better message
+        return NOT_SEEN
 
 
 def _status_identity(status: os.stat_result) -> str:
     if stat.S_ISDIR(status.st_mode):
         return "directory"
     return f"{status.st_size}:{status.st_mtime_ns}"
-
-
-def _error_identity(error: Exception) -> str:
-    # For other errors, the function raises a better message when it opens the file.
-    return "missing" if _is_absent(error) else ""
 
 
 def _is_absent(error: Exception) -> bool:
@@ -319,10 +315,8 @@ def _url_identity(url: str, fresh: set[Any]) -> str:
         fresh.add(system)
     try:
         info = system.info(path)
-    except FileNotFoundError:
-        return "missing"
     except Exception:  # noqa: BLE001 - stores raise their own types; the function will raise it again
-        return ""
+        return NOT_SEEN
     return "directory" if info["type"] == "directory" else _remote_identity(info)
 
 

@@ -41,7 +41,15 @@ from forebay.base.table_formats import (
     table_of,
 )
 from forebay.errors import InputError, shortened
-from forebay.ledger.records import DESTINATION, PATH_COLUMNS, Input, path_in, shown_input
+from forebay.ledger.identity import NOT_SEEN
+from forebay.ledger.records import (
+    DESTINATION,
+    PATH_COLUMNS,
+    Input,
+    files_named,
+    path_in,
+    shown_input,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,23 +144,21 @@ class Manifest:
         return row, text
 
     def _identity(self, source: str, column: str) -> str:
-        """Return "size:mtime_ns" of the file that a row names, or "" if there is no such file.
+        """Return "size:mtime_ns" of the file that a row names, or NOT_SEEN if there is none.
 
-        Neither "missing" nor "directory": only the user's function knows what the column means.
-        URLs are not checked; a request for each row could take longer than the work.
+        That of a folder is "": only the user's function knows what the column means. URLs are not
+        checked; a request for each row could take longer than the work.
         """
         if is_url(source):
             return ""
-        folders = [] if column == DESTINATION and self.folder is not None else [""]
-        for folder in folders if self.folder is None else [*folders, self.folder]:
-            path = os.path.join(folder, source)
+        for path in files_named(source, column, self.folder):
             try:
                 status = os.stat(path)
             except (OSError, ValueError):  # ValueError: a NUL in the name
                 continue
             is_folder = stat.S_ISDIR(status.st_mode)
             return "" if is_folder else f"{status.st_size}:{status.st_mtime_ns}"
-        return ""
+        return NOT_SEEN
 
 
 def _pages(rows: Iterator[LocatedRow]) -> Iterator[list[LocatedRow]]:

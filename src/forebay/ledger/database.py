@@ -37,13 +37,14 @@ COMMITS = 1 << 24
 _PARAMETERS = 500
 
 PAGE = 4096  # rows a query brings into memory at once
-TODO, DONE, FAILED, GONE = range(4)
+TODO, DONE, FAILED = range(3)
 
 # Executes SQL with these parameters, and returns all rows.
 Query = Callable[[str, Sequence[Any]], list[Any]]
 
 # `ordinal` is the position in the listing, from 1; inputs that are gone have negative ones.
-# `outputs` is set if and only if the input was done, `error` if and only if it failed.
+# `outputs` are those of the result if the input is done, and otherwise those of an earlier one,
+# which stay until there is another; `error` is set if and only if it failed.
 # A name that two inputs claimed has no ordinal; `rival` is one of these inputs.
 # The index holds failed inputs only, so the others cost nothing.
 # `blocks` holds blocks of done inputs instead of their rows; see `inputs.py`.

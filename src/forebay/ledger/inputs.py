@@ -1,13 +1,4 @@
-"""The inputs in the ledger: compressed while they do not change, and merged with a listing.
-
-A listing equal to the ledger is only compared with it, and new inputs after the known ones are
-appended, a page at a time, while earlier ones are worked on. From any other difference on, the
-whole listing goes into temporary tables and SQLite does the joins, so memory does not grow with it:
-
-    listing   position, source, row, identity       what was listed, unique by key
-    places    old ordinal -> new ordinal; `what` is 0 same, 1 changed, 2 not listed
-    lifted    the inputs that move or change, removed from `inputs` before they are inserted again
-"""
+"""The inputs in the ledger, compressed while they do not change, and a listing's duplicates."""
 
 from __future__ import annotations
 
@@ -20,9 +11,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count, islice, repeat
+from itertools import repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,9 +22,7 @@ from forebay.failures import Failure
 from forebay.ledger.database import (
     DONE,
     FAILED,
-    PAGE,
     Query,
-    change_counts,
     failure_from,
     fetch,
     pages,
@@ -45,7 +33,7 @@ from forebay.ledger.database import (
     storables,
     write_counts,
 )
-from forebay.ledger.records import Counts, Input
+from forebay.ledger.records import Counts
 
 # ---- done blocks ---------------------------------------------------------------------------------
 # Blocks of done inputs: the rows of 4,096 consecutive inputs in one compressed row.
@@ -125,13 +113,13 @@ def changing(db: sqlite3.Connection, ordinals: Collection[int]) -> Iterator[dict
 
 
 @contextmanager
-def _changing_all(db: sqlite3.Connection) -> Iterator[None]:
+def changing_all(db: sqlite3.Connection) -> Iterator[None]:
     """Make all inputs rows while they change; compress and count them afterwards."""
     for block, body in _blocks(query_of(db)):
         _expand(db, block, body)
     yield
     sql = (
-        f"SELECT (ordinal - 1) / {BLOCK} AS block FROM inputs WHERE ordinal > 0 "  # noqa: S608
+        f"SELECT (ordinal - 1) / {BLOCK} AS block FROM inputs WHERE ordinal > 0 "
         f"AND state = {DONE} GROUP BY block HAVING count(*) = {BLOCK}"
     )
     for (block,) in db.execute(sql).fetchall():
@@ -163,7 +151,7 @@ def name_of(query: Query, ordinal: int) -> str:
 
 def listed_rows(query: Query, where: str = "1") -> Iterator[InputRow]:
     """Yield the rows of all listed inputs in order, compressed or not, a page at a time."""
-    sql = f"SELECT {_COLUMNS} FROM inputs WHERE ordinal > ? AND {where} ORDER BY ordinal LIMIT ?"  # noqa: S608
+    sql = f"SELECT {_COLUMNS} FROM inputs WHERE ordinal > ? AND {where} ORDER BY ordinal LIMIT ?"
     row_pages = ([*map(_make_row, page)] for page in pages(query, sql))
     rows = next(row_pages, [])
     last = 0
@@ -355,229 +343,3 @@ def listed_twice(found: Duplicate, *, is_late: bool) -> InputError:
         f"{what} {shown} is listed twice: at positions {found.first} and {found.second}"
         f"{more if found.more else ''}\n  {kept} {way}"
     )
-
-
-# ---- enrolment -----------------------------------------------------------------------------------
-
-_KEY = "coalesce({0}row, {0}source)"
-
-_TABLES = f"""
-CREATE TEMP TABLE listing(position INTEGER PRIMARY KEY, source TEXT, row TEXT, identity TEXT);
-CREATE TEMP TABLE places(old INTEGER PRIMARY KEY, new INTEGER, what INTEGER, stays INTEGER);
-CREATE TEMP TABLE unlisted(n INTEGER PRIMARY KEY, old INTEGER);
-CREATE TEMP TABLE lifted AS SELECT * FROM inputs WHERE 0;
-CREATE UNIQUE INDEX temp.listing_key ON listing({_KEY.format("")});
-"""  # noqa: S608
-
-# CROSS JOIN keeps the order: each input looks itself up in the listing's index.
-_MATCH = f"""
-INSERT INTO places
-SELECT i.ordinal, l.position, l.identity != i.identity,
-    i.ordinal = l.position AND l.identity = i.identity AND l.source = i.source AND l.row IS i.row
-FROM inputs i CROSS JOIN listing l ON {_KEY.format("l.")} = {_KEY.format("i.")}
-WHERE i.ordinal < 0 OR i.ordinal > :known
-"""  # noqa: S608
-
-_ONE_MATCH = """
-DELETE FROM places WHERE new BETWEEN 1 AND :known OR (
-    new IN (SELECT new FROM places GROUP BY new HAVING count(*) > 1)
-    AND old NOT IN (SELECT max(old) FROM places GROUP BY new))
-"""
-
-_LIFT = """
-INSERT INTO lifted
-SELECT p.new,
-    CASE p.what WHEN 2 THEN i.source ELSE l.source END,
-    CASE p.what WHEN 2 THEN i.row ELSE l.row END,
-    CASE p.what WHEN 2 THEN i.identity ELSE l.identity END,
-    CASE WHEN p.what = 1 THEN 0 WHEN p.new < 0 THEN 3 WHEN i.state < 3 THEN i.state
-        WHEN i.outputs IS NOT NULL THEN 1 WHEN i.error IS NOT NULL THEN 2 ELSE 0 END,
-    CASE p.what WHEN 1 THEN 0 ELSE i.attempts END,
-    CASE p.what WHEN 1 THEN 0 ELSE i.seconds END,
-    CASE p.what WHEN 1 THEN NULL ELSE i.outputs END,
-    CASE p.what WHEN 1 THEN NULL ELSE i.metadata END,
-    CASE p.what WHEN 1 THEN NULL ELSE i.error END
-FROM places p JOIN inputs i ON i.ordinal = p.old LEFT JOIN listing l ON l.position = p.new
-WHERE NOT p.stays ORDER BY p.new
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Enrolment:
-    """How a listing compared with the ledger."""
-
-    new: int
-    same: int
-    changed: int
-    gone: int
-    moved: int = 0
-
-
-# How a listing compared, and its new inputs that are still to be appended; None without any.
-Merged = tuple[Enrolment, Iterator[Input] | None]
-
-
-def merge(
-    db: sqlite3.Connection,
-    listing: Iterable[Input],
-    complete: bool,
-    ahead: int | None = None,
-    is_distinct: bool = False,
-) -> Merged:
-    """Merge a listing into the ledger within the caller's transaction."""
-    remaining = iter(listing)
-    known, first, at_end = _skip_known(db, remaining)
-    if first is None and not (complete and last_ordinal(db) > known):
-        return Enrolment(0, known, 0, 0), None
-    if first is not None and at_end and not _has_gone(db):
-        new, rest = append(db, known, chain((first,), remaining), ahead)
-        if rest is None and not is_distinct:
-            check_distinct(db, is_late=False)
-        return Enrolment(new, known, 0, 0), rest
-    with _changing_all(db):
-        _load(db, known, remaining if first is None else chain((first,), remaining))
-        enrolment = _rearrange(db, known, complete)
-        for table in ("listing", "places", "unlisted", "lifted"):
-            db.execute(f"DROP TABLE temp.{table}")
-    return enrolment, None
-
-
-def extend(
-    db: sqlite3.Connection, known: int, more: Iterator[Input], ahead: int | None
-) -> Merged | None:
-    """Append the rest of a listing whose beginning is known to be that of the ledger."""
-    first = next(more, None)
-    if first is None:
-        return Enrolment(0, known, 0, 0), None
-    if _has_gone(db):
-        return None
-    new, rest = append(db, known, chain((first,), more), ahead)
-    # Even if nothing is left: the whole listing is searched for duplicates at its end.
-    return Enrolment(new, known, 0, 0), iter(()) if rest is None else rest
-
-
-def append(
-    db: sqlite3.Connection, known: int, listing: Iterator[Input], ahead: int | None
-) -> tuple[int, Iterator[Input] | None]:
-    """Append new inputs after the known ones.
-
-    Args:
-        ahead: How many of them to read; None for all.
-    """
-    new = db.executemany(
-        "INSERT INTO inputs(source, row, identity, ordinal) "
-        "VALUES(CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT), ?)",
-        _numbered(islice(listing, ahead), known),
-    ).rowcount
-    change_counts(db, total=new)
-    following = next(listing, None)
-    return new, None if following is None else chain((following,), listing)
-
-
-def check_distinct(db: sqlite3.Connection, *, is_late: bool) -> None:
-    """Raise InputError if an input is listed twice."""
-    found = find_duplicate(lambda: listed_rows(query_of(db)))
-    if found is not None:
-        raise listed_twice(found, is_late=is_late)
-
-
-def _skip_known(db: sqlite3.Connection, listing: Iterator[Input]) -> tuple[int, Input | None, bool]:
-    """Return how many are equal, the first that is not, and whether the ledger ends before it."""
-    known = 0
-    rows = listed_rows(query_of(db))
-    for one in listing:
-        row = next(rows, None)
-        if row is None or row[1:4] != one:
-            return known, one, row is None
-        known += 1
-    return known, None, False
-
-
-def _numbered(listing: Iterator[Input], known: int) -> Iterator[tuple[Any, ...]]:
-    """Yield source, row, identity and ordinal in the form in which SQLite stores them."""
-    ordinals = count(known + 1)
-    while page := [*islice(listing, PAGE)]:
-        columns = map(storables, zip(*page, strict=True))
-        yield from zip(*columns, ordinals, strict=False)  # the ordinals have no end
-
-
-def _has_gone(db: sqlite3.Connection) -> bool:
-    """Return whether there are inputs that are gone: a listing could name some of them again."""
-    return db.execute("SELECT 1 FROM inputs WHERE ordinal < 0 LIMIT 1").fetchone() is not None
-
-
-def _load(db: sqlite3.Connection, known: int, remaining: Iterator[Input]) -> None:
-    """Put the whole listing into its temporary table: from the ledger what equals it, then new."""
-    *tables, index, _ = _TABLES.split(";\n")
-    for statement in tables:
-        db.execute(statement)
-    db.execute(
-        "INSERT INTO listing SELECT ordinal, source, row, identity FROM inputs "
-        "WHERE ordinal BETWEEN 1 AND ?",
-        (known,),
-    )
-    db.executemany(
-        "INSERT INTO listing(source, row, identity, position) "
-        "VALUES(CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT), ?)",
-        _numbered(remaining, known),
-    )
-    try:
-        # Built last, by one external sort, which is far faster than sorting at each insertion.
-        db.execute(index)
-    except sqlite3.IntegrityError:
-        rows = "SELECT position, source, row FROM listing ORDER BY position"
-        found = find_duplicate(lambda: db.execute(rows))
-        assert found is not None, "the index found one"
-        raise listed_twice(found, is_late=False) from None
-
-
-def _rearrange(db: sqlite3.Connection, known: int, complete: bool) -> Enrolment:
-    db.execute(_MATCH, {"known": known})
-    # A listing that is read while it is worked on may have named an input twice.
-    db.execute(_ONE_MATCH, {"known": known})
-    (changed,) = db.execute("SELECT count(*) FROM places WHERE what = 1").fetchone()
-    (matched,) = db.execute("SELECT count(*) FROM places").fetchone()
-    unlisted = _place_unlisted(db, known, complete)
-    (moved,) = db.execute(
-        "SELECT count(*) FROM places WHERE old != new AND new > 0 AND what != 1"
-    ).fetchone()
-    if changed:
-        stale = "FROM outputs WHERE ordinal IN (SELECT old FROM places WHERE what = 1)"
-        db.execute(f"INSERT INTO file_changes SELECT name, NULL {stale}")
-        db.execute(f"DELETE {stale}")
-    db.execute(_LIFT)
-    db.execute("DELETE FROM inputs WHERE ordinal IN (SELECT old FROM places WHERE NOT stays)")
-    db.execute("INSERT INTO inputs SELECT * FROM lifted ORDER BY ordinal")
-    # A position that is already taken belongs to an input that the ledger had before.
-    new = db.execute(
-        "INSERT OR IGNORE INTO inputs(ordinal, source, row, identity) "
-        "SELECT position, source, row, identity FROM listing WHERE position > ? ORDER BY position",
-        (known,),
-    ).rowcount
-    if db.execute("SELECT 1 FROM places WHERE old != new LIMIT 1").fetchone():
-        db.execute(
-            "UPDATE outputs SET ordinal = (SELECT new FROM places WHERE old = ordinal) "
-            "WHERE ordinal IN (SELECT old FROM places WHERE old != new)"
-        )
-    gone = unlisted if complete else 0
-    return Enrolment(new, known + matched - changed, changed, gone, moved)
-
-
-def _place_unlisted(db: sqlite3.Connection, known: int, complete: bool) -> int:
-    """Give ordinals to unlisted inputs: negative if gone, else after the listed ones."""
-    number = db.execute(
-        "INSERT INTO unlisted(old) SELECT ordinal FROM inputs WHERE ordinal > ? "
-        "AND ordinal NOT IN (SELECT old FROM places) ORDER BY ordinal",
-        (known,),
-    ).rowcount
-    if complete:
-        (lowest,) = db.execute("SELECT min(0, coalesce(min(ordinal), 0)) FROM inputs").fetchone()
-        place, start = "? - n", lowest
-    else:
-        (listed,) = db.execute("SELECT coalesce(max(position), 0) FROM listing").fetchone()
-        place, start = "? + n", listed
-    db.execute(
-        f"INSERT INTO places SELECT old, {place}, 2, old = {place} FROM unlisted",  # noqa: S608
-        (start, start),
-    )
-    return int(number)

@@ -18,14 +18,13 @@ import json
 import sqlite3
 from array import array
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from forebay.base.output_names import TABLE_FORMATS, table_name
+from forebay.base.output_names import TABLE_FORMATS, path_elsewhere, table_name
 from forebay.errors import LedgerError
 from forebay.failures import Failure
 from forebay.ledger.database import (
@@ -34,8 +33,8 @@ from forebay.ledger.database import (
     DONE,
     FAILED,
     FORMAT,
-    GONE,
     NAME,
+    PAGE,
     STATEMENTS,
     TODO,
     UNLISTED,
@@ -53,27 +52,32 @@ from forebay.ledger.database import (
     put_meta,
     reading,
     select_in,
+    storable,
     version_in,
 )
-from forebay.ledger.inputs import (
+from forebay.ledger.enrolment import (
     Enrolment,
-    InputRow,
     Merged,
+    SameContents,
     append,
-    changing,
     check_distinct,
     extend,
+    merge,
+)
+from forebay.ledger.inputs import (
+    InputRow,
+    changing,
+    changing_all,
     last_ordinal,
     listed_rows,
-    merge,
     name_of,
 )
 from forebay.ledger.lock import LOCK_NAME, FolderLock
 from forebay.ledger.names import (
     Recorded,
     add_file_changes,
+    drop,
     record_results,
-    release,
     take_back,
 )
 from forebay.ledger.records import (
@@ -82,12 +86,17 @@ from forebay.ledger.records import (
     FailedInput,
     FileChange,
     Input,
+    Leftover,
     SecretInput,
     Todo,
     Unpublished,
     key_of,
 )
 
+# The identity of inputs that a run has to do anew, and the key that is there until it ends.
+_ANEW = "_anew"
+# The keys of what a run that begins anew has to know: its own files, and the copies of the ledger.
+_OF_FILES = "('tables', 'lineage', 'generation', '_counts')"
 # The fingerprint of the manifest that was listed; none if its rows name files, which could change.
 _MANIFEST = "_manifest"
 # Whether inputs of the last listing had credentials.
@@ -254,6 +263,8 @@ class Ledger:
         is_distinct: bool = False,
         fingerprint: str = "",
         read_on: Callable[[int], Iterator[Input]] | None = None,
+        same_contents: SameContents | None = None,
+        anew: bool = False,
     ) -> Enrolment:
         """Merge a listing, which determines the inputs and their order.
 
@@ -263,17 +274,23 @@ class Ledger:
             fingerprint: If it is that of the last listing, the inputs that the ledger has are not
                 compared. "" to compare them.
             read_on: Returns the rest of a listing with a fingerprint, from an ordinal on.
+            same_contents: Finds the files whose time alone differs; None to have each done again.
+            anew: Forget the earlier run: every input is to be done again. Its outputs stay until
+                `drop_replaced`.
         """
         self._fingerprint = fingerprint if complete else ""
         self._has_openers = False
         with self.transaction() as db:
             db.execute("DELETE FROM temp.openers")
+            if anew:
+                self._begin_anew(db)
             merged: Merged | None = None
             if read_on and self._fingerprint and self.get_meta(_MANIFEST) == fingerprint:
                 known = last_ordinal(db)
                 merged = extend(db, known, self._watched(read_on(known + 1)), ahead)
             if merged is None:
-                merged = merge(db, self._watched(listing_inputs), complete, ahead, is_distinct)
+                listing = self._watched(listing_inputs)
+                merged = merge(db, listing, complete, ahead, is_distinct, same_contents)
             enrolment, rest = merged
             put_meta(db, "columns", json.dumps(list(columns)))
             self._set_rest(db, rest)
@@ -345,16 +362,71 @@ class Ledger:
         """Return the names of the files that belong to no input: the tables."""
         return [*map(table_name, self.tables())]
 
-    def restart(self) -> None:
-        """Forget everything; record that the outputs and tables are to be removed."""
-        own = self.own_files()
+    def forget(self) -> None:
+        """Forget everything, of outputs that are no longer there."""
         with self.transaction() as db:
-            add_file_changes(db, map(FileChange, own))
+            for table in ("outputs", "inputs", "blocks", "file_changes", "meta"):
+                db.execute(f"DELETE FROM {table}")
+
+    def _begin_anew(self, db: sqlite3.Connection) -> None:
+        """Have every input done again, whatever it holds, and forget all else but what is there."""
+        with changing_all(db):
             db.execute(
-                "INSERT INTO file_changes SELECT name, NULL FROM outputs WHERE ordinal IS NOT NULL"
+                f"UPDATE inputs SET state = {TODO}, identity = ?, attempts = 0, seconds = 0, "
+                "metadata = NULL, error = NULL",
+                (_ANEW,),
             )
-            for table in ("outputs", "inputs", "blocks", "meta"):
-                db.execute(f"DELETE FROM {table}")  # noqa: S608
+        db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
+        db.execute(f"DELETE FROM meta WHERE key NOT IN {_OF_FILES}")
+        put_meta(db, _ANEW, "1")
+
+    @property
+    def begins_anew(self) -> bool:
+        """Return whether a run that began anew has not come to its end."""
+        return self.get_meta(_ANEW) is not None
+
+    def drop_replaced(self) -> None:
+        """Record the removal of what a run that began anew has not replaced."""
+        with self.transaction() as db:
+            rest = (
+                f"SELECT ordinal FROM inputs WHERE ordinal < 0 AND state = {TODO} AND identity = ?"
+            )
+            drop(db, [ordinal for (ordinal,) in db.execute(rest, (_ANEW,))])
+            tables = self.tables()
+            stale = [form for form, is_current in tables.items() if not is_current]
+            add_file_changes(db, map(FileChange, map(table_name, stale)))
+            put_meta(db, "tables", json.dumps({f: True for f in tables if f not in stale}))
+            db.execute("DELETE FROM meta WHERE key = ?", (_ANEW,))
+
+    def leftovers(self) -> Iterator[Leftover]:
+        """Yield the outputs in the folder that no row of the table has.
+
+        They are those of inputs that are no longer listed, and those of changed inputs that failed
+        when they were done again.
+        """
+        sql = (
+            "SELECT ordinal, outputs FROM inputs WHERE ordinal > ? "
+            f"AND (ordinal < 0 OR state = {FAILED}) AND outputs IS NOT NULL "
+            "ORDER BY ordinal LIMIT ?"
+        )
+        with reading("outputs"):
+            for page in pages(self.rows, sql, after=_FIRST):
+                for ordinal, outputs in page:
+                    why = "is no longer listed" if ordinal < 0 else "changed, and fails now"
+                    for name, size in files_of(outputs):
+                        if path_elsewhere(name) is None:
+                            yield Leftover(name, size, f"its input {why}")
+
+    def prune(self, *, failed_too: bool = True) -> None:
+        """Forget inputs that are no longer listed; record the removal of `leftovers`.
+
+        Args:
+            failed_too: Also of those of changed inputs that failed.
+        """
+        which = f"ordinal < 0 OR state = {FAILED}" if failed_too else "ordinal < 0"
+        with self.transaction() as db:
+            rest = db.execute(f"SELECT ordinal FROM inputs WHERE {which}").fetchall()
+            drop(db, [ordinal for (ordinal,) in rest])
 
     def counts(self) -> Counts:
         """Return how many inputs are in which state, gone ones aside, in constant time."""
@@ -384,7 +456,7 @@ class Ledger:
 
     def failed_ordinals(self) -> array[int]:
         """Return the ordinals of the failed inputs, in order."""
-        sql = f"SELECT ordinal FROM inputs WHERE ordinal > 0 AND state = {FAILED} ORDER BY ordinal"  # noqa: S608
+        sql = f"SELECT ordinal FROM inputs WHERE ordinal > 0 AND state = {FAILED} ORDER BY ordinal"
         with in_words(self._path):
             return array("q", (ordinal for (ordinal,) in self._connection.execute(sql)))
 
@@ -442,8 +514,17 @@ class Ledger:
         """Yield the listed inputs in order, whatever their state."""
         return listed_rows(self.rows)
 
+    def done_outputs(self) -> Iterator[tuple[str, int, int]]:
+        """Yield name, size in bytes and ordinal of the outputs of every done input."""
+        for each in self.results():
+            for name, size in files_of(each.outputs):
+                yield name, size, each.ordinal
+
     def outputs(self) -> Iterator[tuple[str, int, int]]:
-        """Yield name, size in bytes and ordinal of every recorded output, gone inputs' too."""
+        """Yield name, size in bytes and ordinal of every recorded output, also of earlier results.
+
+        Those are of inputs that are no longer listed, or to be done again.
+        """
         with reading("outputs"):
             for ordinal, outputs in self._output_columns():
                 for name, size in files_of(outputs):
@@ -460,17 +541,29 @@ class Ledger:
         for each in listed_rows(self.rows, "outputs IS NOT NULL"):
             yield each.ordinal, each.outputs
 
-    def mark_todo(self, ordinals: Iterable[int]) -> None:
-        """Make inputs todo again; free their names and record the removal of their outputs."""
-        wanted = list(ordinals)
-        with self.transaction() as db, changing(db, wanted) as before:
-            add_file_changes(db, [FileChange(name) for name in release(db, wanted)])
-            was = Counter(before.values())
-            change_counts(db, done=-was[DONE], failed=-was[FAILED])
-            for part, marks in chunks(wanted):
+    def mark_todo(self, ordinals: Iterable[int]) -> int:
+        """Make done inputs todo again, and return how many of these were done.
+
+        Their outputs stay until those of the next results are there.
+        """
+        with self.transaction() as db, changing(db, [*ordinals]) as before:
+            done = [ordinal for ordinal, state in before.items() if state == DONE]
+            change_counts(db, done=-sum(ordinal > 0 for ordinal in done))
+            for part, marks in chunks(done):
                 db.execute(
-                    f"UPDATE inputs SET state = CASE state WHEN {GONE} THEN {GONE} ELSE 0 END, "  # noqa: S608
-                    "attempts = 0, seconds = 0, outputs = NULL, metadata = NULL, error = NULL "
-                    f"WHERE ordinal IN ({marks})",
+                    f"UPDATE inputs SET state = {TODO}, attempts = 0, seconds = 0, "
+                    f"metadata = NULL WHERE ordinal IN ({marks})",
                     part,
                 )
+        return len(done)
+
+    def listed_outputs(self) -> Iterator[tuple[str, int]]:
+        """Yield name and ordinal of every output of a listed input, in the order of the names."""
+        sql = (
+            "SELECT name, ordinal FROM outputs WHERE name > CAST(? AS TEXT) AND ordinal > 0 "
+            "ORDER BY name LIMIT ?"
+        )
+        after = ""
+        while page := self.rows(sql, (storable(after), PAGE)):
+            yield from page
+            after = page[-1][0]

@@ -5,14 +5,15 @@ names, whichever came first. So all names of an input that failed this way stay 
 failed inputs are tried again. Otherwise the third of three conflicting inputs would fail or not
 depending on which of them finished first.
 
-An input that is gone (no longer listed) does not count: its name passes to the listed input.
+The outputs of an earlier result do not count, which an input keeps that is no longer listed, or is
+to be done again: such a name passes to the input that asks for it now.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from forebay.failures import Failure
 from forebay.ledger.database import (
     DONE,
     FAILED,
+    TODO,
     change_counts,
     failure_column,
     files_of,
@@ -32,12 +34,9 @@ from forebay.ledger.database import (
     storable,
     storables,
 )
+from forebay.ledger.identity import SAME, identity_change
 from forebay.ledger.inputs import changing, name_of
 from forebay.ledger.records import Done, FailedInput, FileChange, Unpublished
-
-# No listing gives an input this identity, so a gone input that lost a name is redone when it
-# comes back.
-_OVERWRITTEN = "an output was overwritten"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,8 @@ def record_results(
             wrong = [one for one in ordinals if one not in before or ordinals.count(one) > 1]
             raise LedgerError(f"a result for input {wrong[0]}, which the ledger does not await")
         again = [ordinal for ordinal, state in before.items() if state == DONE]
-        removals = dict.fromkeys(release(db, again))
+        # What failed keeps the outputs of its earlier result.
+        removals = dict.fromkeys(release(db, [one.ordinal for one in done]))
         claimants: dict[str, list[int]] = {}
         for one in done:
             for file in one.outputs:
@@ -96,8 +96,10 @@ def record_results(
             for ordinal, _, _, names in lost:
                 for name in names:
                     contested[name] = min(ordinal, contested.get(name, ordinal))
-            all_failed = [*failed, *(_clash(db, each, *clashes[each.ordinal]) for each in lost)]
+            refused = [_clash(db, each, *clashes[each.ordinal]) for each in lost]
+            all_failed = [*failed, *refused]
             _write(db, winners, all_failed, contested)
+            _clear_outputs(db, refused)
         file_changes = _file_changes(winners, removals)
         add_file_changes(db, file_changes)
     failed_before = sum(state == FAILED for state in before.values())
@@ -124,11 +126,12 @@ def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Rec
     """
     reasons = {one.name: one.reason for one in unpublished}
     held = _held(db, reasons)
-    owners = {ordinal: name for name, (ordinal, _) in reversed(held.items()) if ordinal is not None}
+    owners = {one.ordinal: name for name, one in reversed(held.items()) if one.ordinal is not None}
     with changing(db, owners):
         failed = [each.failed(reasons[owners[each.ordinal]]) for each in _recorded(db, owners)]
         names = release(db, [one.ordinal for one in failed])
         _write(db, [], failed, {})
+        _clear_outputs(db, failed)
     withdrawn = [*names, *reasons]
     db.executemany(
         "DELETE FROM file_changes WHERE name = CAST(? AS TEXT)",
@@ -152,6 +155,15 @@ def release(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[str]:
     return names
 
 
+def drop(db: sqlite3.Connection, ordinals: Sequence[int]) -> None:
+    """Record the removal of what inputs have outputs of, and forget those that are not listed."""
+    add_file_changes(db, map(FileChange, release(db, ordinals)))
+    gone = ((ordinal,) for ordinal in ordinals if ordinal < 0)
+    db.executemany("DELETE FROM inputs WHERE ordinal = ?", gone)
+    listed = ((ordinal,) for ordinal in ordinals if ordinal > 0)
+    db.executemany("UPDATE inputs SET outputs = NULL WHERE ordinal = ?", listed)
+
+
 def add_file_changes(db: sqlite3.Connection, file_changes: Iterable[FileChange]) -> None:
     """Record file changes until they are known to be done."""
     db.executemany(
@@ -160,15 +172,34 @@ def add_file_changes(db: sqlite3.Connection, file_changes: Iterable[FileChange])
     )
 
 
-def _held(db: sqlite3.Connection, names: Iterable[str]) -> dict[str, tuple[int | None, int]]:
-    sql = "SELECT name, ordinal, coalesce(rival, 0) FROM outputs WHERE name IN ({})"
-    return {name: (ordinal, rival) for name, ordinal, rival in select_in(db, sql, names)}
+class _Holder(NamedTuple):
+    """Who has an output name.
+
+    Attributes:
+        ordinal: The input; None if several claimed the name.
+        rival: One of these.
+        is_earlier: Whether it is an output of an earlier result.
+    """
+
+    ordinal: int | None
+    rival: int
+    is_earlier: bool
+
+
+def _held(db: sqlite3.Connection, names: Iterable[str]) -> dict[str, _Holder]:
+    """Return who has these names; the rows of compressed inputs, all of them done, are not read."""
+    sql = (
+        "SELECT name, o.ordinal, coalesce(rival, 0), "
+        f"o.ordinal < 0 OR coalesce(state, {DONE}) != {DONE} "
+        "FROM outputs o LEFT JOIN inputs i ON i.ordinal = o.ordinal WHERE name IN ({})"
+    )
+    return {name: _Holder(*holder) for name, *holder in select_in(db, sql, names)}
 
 
 def _clashes(
     done: Sequence[Done],
     claimants: dict[str, list[int]],
-    held: dict[str, tuple[int | None, int]],
+    held: dict[str, _Holder],
 ) -> dict[int, tuple[str, int]]:
     """Return the inputs that lose a name, these and recorded ones: the name, and another input."""
     clashes: dict[int, tuple[str, int]] = {}
@@ -177,12 +208,12 @@ def _clashes(
     for one in done:
         for name, *_ in one.outputs:
             others = [ordinal for ordinal in claimants[name] if ordinal != one.ordinal]
-            holder, rival = held.get(name, (0, 0))
-            if holder is None:
-                others.append(rival)
-            elif holder > 0:
-                others.append(holder)
-                clashes.setdefault(holder, (name, min(claimants[name])))
+            holder = held.get(name)
+            if holder is not None and holder.ordinal is None:
+                others.append(holder.rival)
+            elif holder is not None and holder.ordinal is not None and not holder.is_earlier:
+                others.append(holder.ordinal)
+                clashes.setdefault(holder.ordinal, (name, min(claimants[name])))
             if others:
                 clashes.setdefault(one.ordinal, (name, min(others)))
     return clashes
@@ -191,7 +222,7 @@ def _clashes(
 def _recorded(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[_Lost]:
     """Return the results of inputs that were done."""
     columns, where = "ordinal, attempts, seconds, outputs", f"ordinal IN ({{}}) AND state = {DONE}"
-    rows = select_in(db, f"SELECT {columns} FROM inputs WHERE {where}", ordinals)  # noqa: S608
+    rows = select_in(db, f"SELECT {columns} FROM inputs WHERE {where}", ordinals)
     with reading("outputs"):
         return [
             _Lost(ordinal, attempts, seconds, [name for name, _ in files_of(outputs)])
@@ -210,19 +241,33 @@ def _clash(db: sqlite3.Connection, lost: _Lost, name: str, other: int) -> Failed
     )
 
 
-def _overwritten(db: sqlite3.Connection, held: dict[str, tuple[int | None, int]]) -> dict[str, int]:
-    """Delete from gone inputs the outputs whose names are claimed; return these names."""
-    gone = {name: holder for name, (holder, _) in held.items() if holder is not None and holder < 0}
-    for ordinal in {*gone.values()}:
+def _overwritten(db: sqlite3.Connection, held: dict[str, _Holder]) -> dict[str, int]:
+    """Delete from earlier results the outputs whose names are claimed; return these names.
+
+    An input that is gone is to be done again if it comes back.
+    """
+    earlier = {
+        name: holder.ordinal
+        for name, holder in held.items()
+        if holder.is_earlier and holder.ordinal is not None
+    }
+    for ordinal in {*earlier.values()}:
         (text,) = db.execute("SELECT outputs FROM inputs WHERE ordinal = ?", (ordinal,)).fetchone()
         with reading("outputs"):
             files_of(text)
-            left = [each for each in json.loads(text) if each[0] not in gone]
+            left = [each for each in json.loads(text) if each[0] not in earlier]
         db.execute(
-            "UPDATE inputs SET outputs = ?, identity = ? WHERE ordinal = ?",
-            (json.dumps(left), _OVERWRITTEN, ordinal),
+            f"UPDATE inputs SET outputs = ?, "
+            f"state = CASE state WHEN {DONE} THEN {TODO} ELSE state END WHERE ordinal = ?",
+            (json.dumps(left), ordinal),
         )
-    return gone
+    return earlier
+
+
+def _clear_outputs(db: sqlite3.Connection, lost: Iterable[FailedInput]) -> None:
+    """Forget the outputs of inputs of which none is kept."""
+    ordinals = ((one.ordinal,) for one in lost)
+    db.executemany("UPDATE inputs SET outputs = NULL WHERE ordinal = ?", ordinals)
 
 
 def _write(
@@ -232,7 +277,7 @@ def _write(
     contested: dict[str, int],
 ) -> None:
     if winners:
-        ordinals, attempts, seconds, outputs, metadata = zip(*winners, strict=True)
+        ordinals, attempts, seconds, outputs, metadata, contents = zip(*winners, strict=True)
         db.executemany(
             "UPDATE inputs SET state = 1, attempts = ?, seconds = ?, outputs = ?, "
             "metadata = CAST(? AS TEXT), error = NULL WHERE ordinal = ?",
@@ -245,8 +290,9 @@ def _write(
                 strict=True,
             ),
         )
+        _record_contents(db, dict(zip(ordinals, contents, strict=True)))
     db.executemany(
-        "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, outputs = NULL, "
+        "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, "
         "metadata = ?, error = ? WHERE ordinal = ?",
         (
             (failure.attempts, failure.seconds, metadata, failure_column(failure), ordinal)
@@ -260,3 +306,15 @@ def _write(
         db.executemany(claims.format(columns), values)
     if contested:
         db.execute("INSERT OR REPLACE INTO meta VALUES('_contested', '1')")
+
+
+def _record_contents(db: sqlite3.Connection, contents: Mapping[int, str]) -> None:
+    """Add to the identities of files the hashes of what was read, unless they changed meanwhile."""
+    hashed = {ordinal: content for ordinal, content in contents.items() if content}
+    rows = select_in(db, "SELECT identity, ordinal FROM inputs WHERE ordinal IN ({})", hashed)
+    as_listed = (
+        (hashed[ordinal], ordinal)
+        for identity, ordinal in rows
+        if identity_change(hashed[ordinal], identity) == SAME
+    )
+    db.executemany("UPDATE inputs SET identity = ? WHERE ordinal = ?", as_listed)

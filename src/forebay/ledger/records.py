@@ -81,13 +81,19 @@ FileFields = tuple[str, int, str]
 
 
 class Done(NamedTuple):
-    """An input that was processed successfully."""
+    """An input that was processed successfully.
+
+    Attributes:
+        content: The identity of the file that was read, with a hash of its content; see
+            `identity.py`. "" if there is none.
+    """
 
     ordinal: int
     attempts: int
     seconds: float
     outputs: tuple[OutputFile, ...]
     metadata: str
+    content: str = ""
 
 
 class FailedInput(NamedTuple):
@@ -108,6 +114,14 @@ class FileChange(NamedTuple):
 
     name: str
     staged: str | None = None
+
+
+class Leftover(NamedTuple):
+    """An output of an earlier result that no row of the table has."""
+
+    name: str
+    size: int
+    reason: str
 
 
 class Unpublished(NamedTuple):
@@ -155,6 +169,19 @@ def path_in(row: Mapping[str, Any]) -> tuple[str, str]:
         if value not in (None, "") and not isinstance(value, list | dict):
             return str(value), column
     return "", ""
+
+
+def files_named(source: str, column: str, folder: str | None) -> list[str]:
+    """Return the local paths that may be meant by the path of an input, the likelier one first.
+
+    Args:
+        column: That of a row which has the path; "" for an input that is a path itself.
+        folder: That of the table; None if there is none, or it is remote.
+    """
+    if not column or folder is None or is_url(folder):
+        return [source]
+    beside = os.path.join(folder, source)
+    return [beside] if column == DESTINATION else [source, beside]
 
 
 def located(row: dict[str, Any], folder: str | None) -> dict[str, Any]:

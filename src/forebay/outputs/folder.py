@@ -404,6 +404,27 @@ class OutputFolder:
                 with suppress(OSError):  # there are others
                     os.rmdir(folder)
 
+    def missing(self, outputs: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+        """Yield those of the outputs that are not here; each folder is listed once.
+
+        Args:
+            outputs: Name and ordinal of each, by name.
+        """
+        listed: dict[str, frozenset[str] | None] = {}
+        for name, ordinal in outputs:
+            elsewhere = path_elsewhere(recorded_name(name))
+            path = elsewhere or f"{self._root}/{name}"
+            folder, _, base = path.rpartition("/")
+            if folder not in listed:
+                above = f"{folder}/".startswith
+                listed = {each: found for each, found in listed.items() if above(f"{each}/")}
+                listed[folder] = _names_in(folder, may_be_away=elsewhere is not None)
+            there = listed[folder]
+            if there is None or base in there:
+                continue
+            if not os.path.lexists(path):  # it may be there in other letters
+                yield name, ordinal
+
     def strays(self, ledger: Ledger) -> list[str]:
         """Return names of files that were written during this run, but that no output has.
 
@@ -448,6 +469,20 @@ class OutputFolder:
     def clean(self) -> None:
         """Remove everything staged."""
         shutil.rmtree(self.path / STAGING, ignore_errors=True)
+
+
+def _names_in(folder: str, *, may_be_away: bool) -> frozenset[str] | None:
+    """Return the names in a folder; None if they cannot be seen.
+
+    Args:
+        may_be_away: Whether that holds for a folder that is not there; otherwise it is empty.
+    """
+    try:
+        return frozenset(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return None if may_be_away else frozenset()
+    except OSError:
+        return None
 
 
 def _unreadable(error: OSError) -> OutputError:

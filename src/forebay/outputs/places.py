@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from forebay.base.files import Store, is_url, local_path
@@ -192,8 +193,7 @@ class LedgerCopy:
             ledger.load(self._path)
             return ledger.get_meta("lineage")
         # The local ledger belongs to earlier content of this bucket, whose files are gone.
-        ledger.restart()
-        ledger.clear_file_changes()
+        ledger.forget()
         if there is not None:
             return there.lineage
         foreign = self._store.top() - {PRIVATE}
@@ -265,6 +265,10 @@ class LedgerCopy:
 # The ledger, its lock and the scratch files are in a local folder that belongs to the URL.
 
 
+# The most outputs that a run looks for before it starts: a request lists a thousand.
+MOST_LISTED = 100_000
+
+
 class Bucket(OutputFolder):
     """The driver's end of an output URL: a local folder with the ledger, and files elsewhere."""
 
@@ -322,6 +326,19 @@ class Bucket(OutputFolder):
     def discard(self, names: Iterable[str]) -> None:
         """Remove objects; it is not an error if some are gone already."""
         self._store.remove(names)
+
+    def missing(self, outputs: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+        """Yield those of the outputs that are not here; none of too many, which take long to list.
+
+        Args:
+            outputs: Name and ordinal of each.
+        """
+        recorded = [*islice(outputs, MOST_LISTED + 1)]
+        if 0 < len(recorded) <= MOST_LISTED:
+            there = {name for name, _ in self.files()}
+            absent = [each for each in recorded if each[0] not in there]
+            yield from (each for each in absent if path_elsewhere(each[0]) is None)
+            yield from super().missing(each for each in absent if path_elsewhere(each[0]))
 
     def strays(self, ledger: Ledger) -> list[str]:
         """Return none: to list a bucket takes a request for each thousand objects."""

@@ -23,6 +23,7 @@ from forebay.runs.ranges import (
     Cut,
     SampleProgress,
     Samples,
+    drop_gone_ranges,
     enrol_ranges,
     range_of,
     recorded_cut,
@@ -202,6 +203,7 @@ def predict(
                     diagnosis = report.later["diagnosis"]
             else:
                 session.remember_work()
+            drop_gone_ranges(session)
             forget_earlier(session)
             done = CompletedParts.of(ledger.results())
             where = session.folder.locate("")
@@ -218,6 +220,7 @@ def predict(
         elapsed_s=took,
         later={"diagnosis": diagnosis, "details": details},
         decisions=tuple(reason for _, reason in trace.decisions),
+        notes=tuple(session.notes),
     )
 
 

@@ -38,6 +38,7 @@ from forebay.runs.ranges import (
     Cut,
     SampleProgress,
     Samples,
+    drop_gone_ranges,
     enrol_ranges,
     failed_in,
     range_of,
@@ -189,7 +190,7 @@ def _made(
         with reading("the plan"):
             plan = replace(CachePlan.from_json(json.loads(cut.facts)), samples=total)
         there = dict(session.folder.files())
-        for name, size, _ in ledger.outputs():
+        for name, size, _ in ledger.done_outputs():
             if name in there:
                 check_size(place.locate(name), there[name], size)
     # With many more samples than there were, the shards may have to be larger.
@@ -222,8 +223,9 @@ def _made(
         shutil.rmtree(marks, ignore_errors=True)
     else:
         session.remember_work()
+    drop_gone_ranges(session)
     forget_earlier(session)
-    sizes = {name: size for name, size, _ in ledger.outputs()}
+    sizes = {name: size for name, size, _ in ledger.done_outputs()}
     with reading("shards"):
         records = [json.loads(each.metadata)[0] for each in ledger.results()]
         shards = [*zip(records, (sizes[name] for name in plan.names()), strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from copy import copy
@@ -31,6 +32,9 @@ from forebay.runs.returned import encode, files_in, rows_of, rows_of_files
 _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 # The most metadata of one input; a row of the ledger, with all else in it, may have 1 GB.
 MAX_METADATA_BYTES = 500_000_000
+
+# Work of less is done again as soon as a hash of its file would tell that it need not be.
+HASHED_AFTER_S = 1e-3
 
 # Downloads a remote input for as long as it is processed: returns the local path, removed on
 # leaving; raises NoInputError if there is no file.
@@ -125,7 +129,7 @@ class PreprocessJob:
         return self._turns is not None and self._turns.abandon(thread)
 
     def run(self, assignment: Assignment) -> Answer:
-        """Return `((name, size, staged), …), metadata JSON` for one input.
+        """Return `((name, size, staged), …), metadata JSON, content` for one input.
 
         Its payload is its source, its row, and, of a sample its index, or, if it has credentials,
         what opens it.
@@ -133,7 +137,7 @@ class PreprocessJob:
         source, row, *others = assignment.payload
         key = key_of(source, row)
         opens, seed = others[0] if others else key, seed_of_text(key)
-        out = self._outputs.begin(source)
+        out, began = self._outputs.begin(source), time.perf_counter()
 
         def undo() -> None:
             nonlocal out
@@ -162,7 +166,16 @@ class PreprocessJob:
             if isinstance(error, OutputError):
                 raise Refusal("output") from error
             raise
-        return Answer((written, metadata), len(metadata))
+        content = self._content(source, row, time.perf_counter() - began)
+        return Answer((written, metadata, content), len(metadata))
+
+    def _content(self, source: str, row: str | None, took_s: float) -> str:
+        """Return the identity of the file that was read, with a hash of its content, or ""."""
+        if took_s < HASHED_AFTER_S or not source:
+            return ""
+        from forebay.inputs.contents import content_identity
+
+        return content_identity(source, row, self._folder, took_s)
 
     def _results(self, source: str, row: str | None, opens: str, out: Output) -> tuple[Files, str]:
         """Call the function for one input; return its files, and the metadata as JSON."""

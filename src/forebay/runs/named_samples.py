@@ -29,6 +29,7 @@ from forebay.base.earlier_rows import EarlierRows
 from forebay.base.formatting import counted
 from forebay.base.output_names import EARLIER, recorded_name
 from forebay.ledger.database import DONE, files_of, reading
+from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.inputs import InputRow
 from forebay.ledger.records import Input, key_of
 from forebay.runs.ranges import (
@@ -50,7 +51,7 @@ RECORD = "samples"
 # Hashes: of a name, and of its file's identity, or 0 while that was not seen.
 _NAMED = np.dtype([("name", "S12"), ("file", "<u4")])
 # Identities of files that cannot be seen, or of names that are not those of files.
-_UNSEEN = ("", "missing")
+_UNSEEN = ("", NOT_SEEN)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,7 +241,7 @@ def _say_what_changed(session: Session, made: list[InputRow], samples: NumberedS
         left = ": what was made of these leaves the output" if gone else ""
         session.say(f"of {counted(len(samples.keys), 'sample')} {', '.join(told)}{left}")
     if samples.unseen:
-        session.say(
+        session.note(
             f"the files of {counted(samples.unseen, 'sample')} cannot be seen now: what was made "
             "of them stays"
         )

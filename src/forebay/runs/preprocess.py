@@ -25,7 +25,7 @@ from forebay.outputs.places import snapshot_of
 from forebay.runs.fingerprint import Fingerprint, describe, describe_bases, describe_parts
 from forebay.runs.ranges import Samples, sample_listing, samples_of, verb_of
 from forebay.runs.recorded_settings import recorded_settings, settings_to_json
-from forebay.runs.report import Report
+from forebay.runs.report import Report, saying_what_stays
 from forebay.runs.run import Session
 
 # What a function is called with.
@@ -148,9 +148,10 @@ def preprocess(
     options, settings = PreprocessOptions.of(locals()), settings_to_json(locals())
     if output is None:
         raise OptionError("preprocess needs an output folder: preprocess(work, inputs, output=...)")
-    listing = listing_for(work, inputs, save=save, folder=folder)
-    keep_apart(inputs, output)
-    listing = without_outputs(listing, output)
+    with saying_what_stays(output):
+        listing = listing_for(work, inputs, save=save, folder=folder)
+        keep_apart(inputs, output)
+        listing = without_outputs(listing, output)
     described = partial(_described, work, save, listing.samples)
     with Session(work, output, options, described=described, settings=settings) as session:
         gives_out = listing.samples is not None or _takes_output(work, _PARAMETERS)

@@ -404,16 +404,21 @@ def enrol_ranges(session: Session, cut: Cut, listing: Listing, **others: str) ->
     """Make the ranges the inputs of a session, and record the cut, and other strings.
 
     A range whose file is missing, or has another size, is made again. Files of ranges that the
-    dataset no longer has are removed.
+    dataset no longer has stay until `drop_gone_ranges`.
     """
     ledger = session.ledger
     session.enrol(listing, whole=True)
     there = dict(session.folder.files())
     ledger.mark_todo(
-        [at for name, nbytes, at in ledger.outputs() if at < 0 or there.get(name) != nbytes]
+        {at for name, nbytes, at in ledger.done_outputs() if there.get(name) != nbytes}
     )
-    session.perform_pending()
     ledger.set_meta(_KEY, json.dumps(asdict(cut)), **others)
+
+
+def drop_gone_ranges(session: Session) -> None:
+    """Remove the files of ranges that the dataset no longer has: it has the files of all others."""
+    session.ledger.prune(failed_too=False)
+    session.perform_pending()
 
 
 def text_of(numbers: Any) -> str:

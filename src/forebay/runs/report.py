@@ -6,7 +6,8 @@ import os
 import re
 import shlex
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,18 +18,22 @@ from forebay.base.output_names import path_elsewhere
 from forebay.engine.commands import ReportFailure
 from forebay.errors import (
     FailuresError,
+    ForebayError,
+    InputError,
     OutputError,
     SampleTimeoutError,
     WorkerDiedError,
+    shortened,
     shown_location,
 )
 from forebay.failures import Failure, Group, grouped, short_tracebacks, shown_error
+from forebay.outputs.places import snapshot_of
 from forebay.pools.worker import SealedError
 
 if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     import pyarrow
 
-    from forebay.ledger.inputs import Enrolment
+    from forebay.ledger.enrolment import Enrolment
     from forebay.observe.diagnosis import Diagnosis
 
 
@@ -42,6 +47,8 @@ def diagnosed(times: dict[str, Any]) -> Diagnosis:
 # ---- notes ---------------------------------------------------------------------------------------
 # What is said of a run that is probably not as it was meant.
 
+# How many inputs a note names.
+NAMED = 5
 # Metadata of an input that may be an image by mistake, in characters of JSON, and the fewest
 # numbers of that image. An embedding is smaller.
 LARGE_METADATA, MANY_NUMBERS = 1 << 16, 1000
@@ -63,6 +70,58 @@ def note_on_gone(enrolment: Enrolment, kind: str) -> str:
         "stay in the folder. For one table of all, list them too; for two tables, use another "
         "output folder."
     )
+
+
+def notes_on_inputs(enrolment: Enrolment, kind: str) -> Iterator[str]:
+    """Yield what to say of done inputs that cannot be seen now, or that changed."""
+    nouns = {"rows": "row", "indices": "sample", "predict": "part", "cache": "shard"}
+    noun, total = nouns.get(kind, "input"), enrolment.same + enrolment.changed
+    if enrolment.unseen:
+        names = ", ".join(map(shortened, enrolment.unseen_names[:NAMED]))
+        more = f" and {enrolment.unseen - NAMED:,} more" if enrolment.unseen > NAMED else ""
+        them = "it" if enrolment.unseen == 1 else "them"
+        yield (
+            f"{enrolment.unseen:,} of {counted(total, noun)} done earlier cannot be seen now: "
+            f"{names}{more}. What was made of {them} stays as it is, with its rows. Mount the "
+            "folder, or reach the server, and the same call tells whether anything changed."
+        )
+    if enrolment.kept:
+        yield (
+            f"{enrolment.kept:,} of {counted(total, noun)} have other times and the content that "
+            "they had: they stay done."
+        )
+    if enrolment.changed and kind not in ("predict", "cache"):
+        only = " (only their times)" if enrolment.retimed == enrolment.changed else ""
+        yield (
+            f"{enrolment.changed:,} of {counted(total, noun)} changed{only}: each is done again, "
+            "and its outputs stay until then."
+        )
+
+
+def note_on_missing(again: int, done: int, name: str) -> str:
+    """Return what to say of done inputs whose outputs, such as this one, are not in the folder."""
+    return (
+        f"{again:,} of {counted(done, 'done input')} {'is' if again == 1 else 'are'} done again: "
+        f"outputs are no longer in the folder, such as {shortened(name)}."
+    )
+
+
+@contextmanager
+def saying_what_stays(output: str | os.PathLike[str]) -> Iterator[None]:
+    """Add to an InputError of the block what an earlier run has done: nothing was changed yet."""
+    try:
+        yield
+    except InputError as error:
+        done = 0
+        with suppress(ForebayError, OSError):
+            done = snapshot_of(output).counts.done
+        if not done:
+            raise
+        shown = shortened(shown_location(os.fspath(output)))
+        raise InputError(
+            f"{error}\n  What earlier runs made in {shown} stays as it is: {done:,} done, and the "
+            "table. If the inputs are only away, make the same call again when they are back."
+        ) from error.__cause__
 
 
 def note_on_strays(names: Sequence[str], folder: str, function: str, call: str) -> str:
@@ -204,6 +263,7 @@ class RunReport:
     later: Mapping[str, Callable[[], Any]] = field(compare=False)
     decisions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
@@ -280,6 +340,8 @@ class Report(RunReport):
         decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
         notes: What is probably not as it was meant, such as files that were written into the output
             folder without `out.file`.
+        unseen: Inputs done by earlier runs that could not be seen, such as files in a folder that
+            is not mounted: the names of the first 1,000. What was made of them stays.
         diagnosis: What the workers of this run waited for; its `wait_share` is the part of the time
             that they were idle, and its `rate` is in inputs per second.
         details: What `save` shows besides these: what took how long, and when.
@@ -332,6 +394,7 @@ class PredictionReport(RunReport):
         diagnosis: What the model waited for or, if a factory makes models, what their workers
             waited for; rates are in batches or, there, in parts per second.
         decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
+        notes: What happened to earlier predictions, if not all of them stay as they were.
         details: What `save` shows besides these: what took how long, and when.
     """
 
@@ -342,6 +405,7 @@ class PredictionReport(RunReport):
             f"{self.done:,} predicted, {self.failed:,} failed in {self._took('sample')}{resumed}",
             f"output    {shown_location(str(self.output))}",
         ]
+        lines += (f"note      {each}" for each in self.notes)
         again = "They have no row. To try them again, use retry_failed=True or `forebay retry`."
         return "\n".join([*lines, *self._failure_lines(again)])
 

@@ -103,9 +103,9 @@ class Commits:
                     self._retrying.pop(outcome.task, None)
                     self._failed[outcome.task] = _failed(outcome, outcome.seconds)
                 continue
-            task, attempt, seconds, _, (written, metadata) = outcome
+            task, attempt, seconds, _, (written, metadata, content) = outcome
             files = (*map(OutputFile._make, written),) if written else ()
-            self._done.append(Done(task, attempt, seconds, files, metadata))
+            self._done.append(Done(task, attempt, seconds, files, metadata, content))
             if written and not written[-1][2]:
                 self._count_unstaged(files)
             if self._retrying:

@@ -40,6 +40,7 @@ from forebay.errors import (
     shown_location,
 )
 from forebay.failures import MAX_KEPT
+from forebay.inputs.contents import same_contents
 from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inputs
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
@@ -247,7 +248,8 @@ class Session:
         # Recorded when the work begins.
         self._call: dict[str, str] = {} if settings is None else {SETTINGS: settings}
         self._has_table, self.verb = verb == "preprocess", verb
-        self._kind, self._notes = "", list[str]()  # `_kind`: of the inputs
+        self.notes, self.unseen = list[str](), tuple[str, ...]()  # for the report
+        self._kind = ""  # of the inputs
         self._user = "", ""  # the user's code in messages, and the call that names its files
         self._progress: Progress | None = None  # of the work that was begun
         self._pool: Pool | None = None
@@ -319,12 +321,9 @@ class Session:
         ahead = None if whole else AHEAD
         self._described()  # before a Dataset's own code is called, and while workers start
         self._listed = listing.total or 0
-        self._merge(listing, None if self.starts_over else ahead)
-        if self.starts_over:  # only after the listing succeeded, since this removes the outputs
-            self.ledger.restart()
-            self._open_table()
-            self._merge(listing, ahead)
-        self.perform_pending()
+        self._merge(listing, ahead)
+        if self._has_table and not self.starts_over:
+            self._find_missing()
         folder = None if listing.folder is None else shown_location(listing.folder)
         call: dict[str, object] = {"kind": listing.kind, "folder": folder}
         call["is_private"] = folder != listing.folder
@@ -339,12 +338,35 @@ class Session:
             complete=limit is None,
             ahead=ahead,
             is_distinct=listing.is_distinct,
-            fingerprint=listing.fingerprint,
+            fingerprint="" if self.starts_over else listing.fingerprint,
             read_on=listing.read_on,
+            same_contents=same_contents(listing.folder),
+            anew=self.starts_over,
         )
+        self.unseen = enrolment.unseen_names
         self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
-        if enrolment.gone and self._has_table and not self.starts_over:
+        if self.starts_over:
+            return
+        if enrolment.gone and self._has_table:
             self.say(report.note_on_gone(enrolment, listing.kind))
+        kind = listing.kind if self._has_table else self.verb
+        for each in report.notes_on_inputs(enrolment, kind):
+            self.note(each)
+
+    def _find_missing(self) -> None:
+        """Have those inputs done again of which an output is no longer in the folder."""
+        missing: dict[int, str] = {}
+        for name, ordinal in self.folder.missing(self.ledger.listed_outputs()):
+            missing.setdefault(ordinal, name)
+        done = self.ledger.counts().done
+        if missing and (again := self.ledger.mark_todo(missing)):
+            self._changed = True
+            self.note(report.note_on_missing(again, done, min(missing.values())))
+
+    def note(self, text: str) -> None:
+        """Say something now, and in the report."""
+        self.notes.append(text)
+        self.say(text)
 
     def process_inputs(
         self,
@@ -390,8 +412,9 @@ class Session:
         if self._has_table:
             with fewer_collections():
                 self._table.update(options.metadata, self._kind, is_stale=self._changed)
+        self._drop_replaced()
         if self._has_table and times["committed"] and (strays := self.folder.strays(ledger)):
-            self._notes.append(
+            self.notes.append(
                 report.note_on_strays(strays, shown_location(self.output), *self._user)
             )
         counts = ledger.counts()
@@ -406,7 +429,8 @@ class Session:
             later={"diagnosis": partial(report.diagnosed, times), "details": self.details()},
             decisions=times["decisions"],
             without_rows=self._table.without_rows if self._has_table else 0,
-            notes=tuple(self._notes),
+            notes=tuple(self.notes),
+            unseen=self.unseen,
         )
 
     def _run(
@@ -551,11 +575,10 @@ class Session:
 
     def _look_at_metadata(self, metadata: Sequence[str], total: int) -> None:
         """Say once, early, that metadata are large arrays."""
-        if self._has_table and not self._notes:
+        if self._has_table and not self.notes:
             found = report.note_on_arrays(metadata, total, *self._user)
             if found is not None:
-                self._notes.append(found)
-                self.say(found)
+                self.note(found)
 
     def details(self, **others: Any) -> Callable[[], dict[str, Any]]:
         """Return what makes the part of a report besides its counts; empty if nothing was left.
@@ -620,6 +643,12 @@ class Session:
             f"--version {keep};\n"
             "  - another output folder."
         )
+
+    def _drop_replaced(self) -> None:
+        """At the end of a run that began anew, remove what it has not replaced."""
+        if self.ledger.begins_anew and self.options.limit is None:
+            self.ledger.drop_replaced()
+            self.perform_pending()
 
     def remember_work(self, **others: str) -> None:
         """Record the description of the work, for the next run to compare, and other strings."""
