@@ -212,6 +212,39 @@ def test_only_changed_rows_are_done_again(tmp_path):
     assert found["prediction"].to_pylist() == list(range(15))
 
 
+def test_parts_whose_files_cannot_be_seen_stay(tmp_path):
+    """A disk that is not mounted changes nothing; what changed meanwhile is done again later."""
+    folder, seen = tmp_path / "in", []
+    folder.mkdir()
+    for k in range(30):
+        (folder / str(k)).write_text(str(k))
+    rows = [{"path": str(folder / str(k)), "id": f"no file {k}"} for k in range(30)]
+
+    def load(row):
+        seen.append(int(Path(row["path"]).name))
+        return torch.tensor([float(Path(row["path"]).read_text())])
+
+    def again():
+        seen.clear()
+        return predicted(total, rows, tmp_path / "out", load=load, part_size=10, version="1")
+
+    _, first = again()
+    folder.rename(tmp_path / "away")
+    report, table = again()
+    assert (report.done, report.resumed, report.failed, seen) == (30, 30, 0, [])
+    assert report.unseen == ("samples 0 to 9", "samples 10 to 19", "samples 20 to 29")
+    assert "3 of 3 parts done earlier cannot be seen now" in repr(report)
+    assert table == first
+    (tmp_path / "away").rename(folder)
+    (folder / "3").rename(folder / "x")
+    assert again()[0].unseen == ("samples 0 to 9",)
+    (folder / "x").rename(folder / "3")
+    (folder / "12").write_text("100")
+    report, table = again()
+    assert (seen, report.unseen) == ([*range(10, 20)], ())
+    assert table["prediction"][12].as_py() == 100.0
+
+
 @pytest.mark.slow
 def test_a_factory_is_called_once_in_every_worker(tmp_path, monkeypatch):
     """Each worker makes its own model and does whole parts; the parts are the same."""

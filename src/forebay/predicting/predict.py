@@ -99,7 +99,7 @@ def predict(
             folder. A table in a file is in its own folder.
         collate_fn: As a DataLoader's; None for the loader's, or torch's default.
         timeout: Seconds that a batch may take. A worker that takes longer is killed.
-        resume: False removes the earlier predictions first.
+        resume: False makes every part again; the earlier ones stay until they are replaced.
         retry_failed: Try samples that failed in an earlier run again. Their parts are made again;
             each old file stays until the new one replaces it.
         version: Your own name for the state of model and data. While it stays the same, changes

@@ -102,7 +102,7 @@ def cache(
         retries: How often a failed shard is tried again; None for 1.
         version: Your own name for the state of the dataset. While it stays the same, changes of
             the dataset and of its code are accepted; a new one writes every shard again.
-        resume: False removes the earlier cache first.
+        resume: False writes every shard again; the earlier ones stay until they are replaced.
         progress: Show progress on stderr, in samples.
         shard_bytes: Approximate size of a file. It applies to a new cache; one that is
             continued keeps its size.

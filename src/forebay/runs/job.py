@@ -34,7 +34,7 @@ _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 MAX_METADATA_BYTES = 500_000_000
 
 # Work of less is done again as soon as a hash of its file would tell that it need not be.
-HASHED_AFTER_S = 1e-3
+HASHED_AFTER_S = 5e-4
 
 # Downloads a remote input for as long as it is processed: returns the local path, removed on
 # leaving; raises NoInputError if there is no file.

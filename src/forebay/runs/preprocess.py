@@ -75,9 +75,11 @@ def preprocess(
     of that name.
 
     The same call again continues: inputs that are done are skipped, those that failed are tried
-    again after all others, and a changed input is processed again, its old outputs removed. An
-    input is its path as written, so `a.wav` and `./a.wav` are two; one that is not listed again
-    keeps its outputs and leaves the table, with a note on stderr.
+    again after all others, and a changed input is processed again; its old outputs stay until the
+    new ones replace them. Of an input that cannot be seen, as when its folder is not mounted,
+    everything stays. An input is its path as written, so `a.wav` and `./a.wav` are two; one that is
+    not listed again keeps its outputs and leaves the table, with a note on stderr, until `forebay
+    prune`. Outputs that are no longer in the folder are made again.
 
     Args:
         work: The function, or the Dataset.
@@ -118,12 +120,13 @@ def preprocess(
             row do, or the outputs of 20 in a row have names that other inputs took.
         limit: Process only that many of the first inputs, in this process unless `num_workers` is
             set: for trying a function.
-        resume: False forgets the earlier run and removes its outputs first.
+        resume: False processes every input again. The outputs of the earlier run stay until they
+            are replaced, and what is left of them is removed when the run ends.
         redo: Inputs that are processed again, although they are done: a name, a pattern in which
             `*`, `?` and `[...]` stand for any characters, or a list of these. An input's name is
             its path, as written, or the last part of it; a table's row that names no path is known
-            by its JSON. Their outputs are removed first. If the run is interrupted, the same call
-            without `redo` does the rest.
+            by its JSON. Their outputs stay until the new ones replace them. If the run is
+            interrupted, the same call without `redo` does the rest.
         metadata: Format of the table: "parquet", "csv" or "jsonl".
         version: Your own name for the state of `work`. While it stays the same, changes of the
             code are accepted; with a new one every input is processed again.
@@ -242,7 +245,7 @@ def _found_again(session: Session, samples: Samples) -> list[Todo]:
 
 
 def _redo(session: Session) -> None:
-    """Make done inputs with the names in the options todo again, and remove their outputs."""
+    """Make done inputs with the names in the options todo again."""
     options, ledger = session.options, session.ledger
     if options.redo is None:
         return
