@@ -232,16 +232,15 @@ def test_parts_whose_files_cannot_be_seen_stay(tmp_path):
     folder.rename(tmp_path / "away")
     report, table = again()
     assert (report.done, report.resumed, report.failed, seen) == (30, 30, 0, [])
-    assert report.unseen == ("samples 0 to 9", "samples 10 to 19", "samples 20 to 29")
-    assert "3 of 3 parts done earlier cannot be seen now" in repr(report)
+    assert "note      the files of 30 samples cannot be seen now" in repr(report)
     assert table == first
     (tmp_path / "away").rename(folder)
     (folder / "3").rename(folder / "x")
-    assert again()[0].unseen == ("samples 0 to 9",)
+    assert "the files of 1 sample cannot be seen now" in again()[0].notes[0]
     (folder / "x").rename(folder / "3")
     (folder / "12").write_text("100")
     report, table = again()
-    assert (seen, report.unseen) == ([*range(10, 20)], ())
+    assert (seen, report.notes) == ([12], ())
     assert table["prediction"][12].as_py() == 100.0
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import forebay
+from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input
 from forebay.runs.named_samples import _NAMED, _numbered, hashes_of
 
@@ -347,7 +348,7 @@ def test_preprocess_over_a_dataset_does_new_files_alone(tmp_path, folder):
     assert run() == []
 
 
-NAMES = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(["", "missing", "1", "2"]))
+NAMES = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(["", NOT_SEEN, "1", "2"]))
 
 
 @given(st.lists(NAMES.filter(len), min_size=1, max_size=6))
