@@ -12,7 +12,7 @@ from forebay.base.process import ProcessTimes
 from forebay.observe.record import LONG_S, RunTrace
 from forebay.options import AutoWorkers, PreprocessOptions
 from forebay.runs import run as runs_run
-from forebay.runs.run import EVERY_S, RunTuning
+from forebay.runs.tuning import EVERY_S, RunTuning
 
 
 def use_processor(seconds):

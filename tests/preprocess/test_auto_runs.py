@@ -15,7 +15,7 @@ import forebay
 from forebay import AutoWorkers
 from forebay.cli import cli
 from forebay.loading import workers
-from forebay.runs import run as runs_run
+from forebay.runs import tuning
 from known_load import know_load
 
 INPUTS = 200
@@ -49,7 +49,7 @@ def test_a_function_that_waits_gets_as_many_workers_as_allowed(
     tmp_path, caplog, monkeypatch, backend
 ):
     """In one decision, which the report and the log have; the table is that of any number."""
-    know_load(monkeypatch, runs_run, step_s=None, batch_s=0.05)
+    know_load(monkeypatch, tuning, step_s=None, batch_s=0.05)
     inputs = make_inputs(tmp_path / "in", INPUTS, lines=1)
     usual = {"progress": False, "backend": backend}
     with caplog.at_level(logging.INFO, "forebay"):

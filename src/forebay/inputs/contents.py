@@ -13,14 +13,10 @@ import os
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from forebay.base.files import is_url, open_regular
 from forebay.ledger.identity import with_content
 from forebay.ledger.records import Input, files_named, path_in
-
-if TYPE_CHECKING:  # workers import this
-    from forebay.ledger.enrolment import SameContents
 
 # A hash is made if the work took at least so many times as long as that takes at this rate.
 _TIMES, _BYTES_PER_S = 20, 1e9
@@ -58,8 +54,12 @@ def content_identity(
     return ""
 
 
-def same_contents(folder: str | None) -> SameContents:
-    """Return what finds the inputs whose files have the contents of the hashes beside them."""
+def same_contents(folder: str | None, inputs: Iterable[tuple[int, Input, str]]) -> Iterator[int]:
+    """Yield the numbers of those inputs whose files have the content of the hash beside them.
+
+    Args:
+        folder: Where the relative paths of rows may start.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     def is_same(each: tuple[int, Input, str]) -> bool:
@@ -67,12 +67,9 @@ def same_contents(folder: str | None) -> SameContents:
         found = content_identity(one.source, one.row, folder)
         return found == with_content(one.identity, content)
 
-    def found(inputs: Iterable[tuple[int, Input, str]]) -> Iterator[int]:
-        rest = iter(inputs)
-        with ThreadPoolExecutor(_THREADS, "forebay-contents") as pool:
-            while page := [*islice(rest, _PAGE)]:
-                for each, same in zip(page, pool.map(is_same, page), strict=True):
-                    if same:
-                        yield each[0]
-
-    return found
+    rest = iter(inputs)
+    with ThreadPoolExecutor(_THREADS, "forebay-contents") as pool:
+        while page := [*islice(rest, _PAGE)]:
+            for each, same in zip(page, pool.map(is_same, page), strict=True):
+                if same:
+                    yield each[0]

@@ -18,7 +18,6 @@ import os
 import resource
 import textwrap
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -40,15 +39,13 @@ from forebay.errors import (
     shown_location,
 )
 from forebay.failures import MAX_KEPT
-from forebay.inputs.contents import same_contents
 from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inputs
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
-from forebay.ledger.records import Todo
+from forebay.ledger.records import Input, Todo
 from forebay.observe.progress import Progress, label_of, log, log_failed, note
-from forebay.observe.record import PUBLISH_S, RunTrace
-from forebay.observe.simulation import Totals, Tuner
-from forebay.options import AutoWorkers, PreprocessOptions, whole_cores
+from forebay.observe.record import PUBLISH_S
+from forebay.options import AutoWorkers, PreprocessOptions
 from forebay.outputs.places import open_place
 from forebay.pools.base import InlinePool, Pool, ThreadPool
 from forebay.pools.job_loading import check_not_loading
@@ -61,81 +58,10 @@ from forebay.runs.report import FailureBudget, Report
 from forebay.runs.results import Commit, Commits, LedgerTable, perform_pending
 from forebay.show.top import LiveRun
 
-# ---- run tuning ----------------------------------------------------------------------------------
-# `num_workers="auto"` of `preprocess` and `cache`: as many workers as make the run faster.
-#
-#     run ── trace, CPU times ──> RunTuning.update ── totals ──> Tuner ── number ──> Engine.resize
-#
-# No trainer takes the results, so everything waits for workers. More of them than cores help only
-# where the function waits, for storage or a network.
-
-# The shortest time between two decisions.
-EVERY_S = 1.0
-# How often it is looked at what the workers did, which reads two files for each.
-LOOK_S = 0.25
-KEPT_DECISIONS = 256
-
-
-class RunTuning(Tuner):
-    """Reads what a run did at intervals, and changes the number of workers.
-
-    Args:
-        times: What the workers did, up to each update; None if they are threads of this process.
-        at_once: Inputs that each worker processes at once.
-        began: When the run began, in seconds of a monotonic clock.
-    """
-
-    def __init__(
-        self, most: int, times: ProcessTimes | None, began: float, at_once: int = 1
-    ) -> None:
-        super().__init__(min(whole_cores(), most), most, whole_cores(), "inputs")
-        self.decisions: deque[str] = deque(maxlen=KEPT_DECISIONS)
-        self._times, self._at_once = times, at_once
-        self._due = began
-        self._began = self._since = began  # `_since`: when the present number was set
-        self._worker_s = 0.0  # of all workers before `_since`
-
-    def mean_workers(self, now: float) -> int:
-        """Return how many workers there were on average, rounded."""
-        worker_s = self._worker_s + self.num_workers * (now - self._since)
-        return max(round(worker_s / max(now - self._began, 1e-9)), 1)
-
-    def update(self, now: float, trace: RunTrace, resize: Callable[[int], None]) -> None:
-        """Decide on the number of workers; call `resize` if it is to change."""
-        if now < self._due or not trace.tasks:  # before the first input, workers are starting
-            return
-        self._due = now + EVERY_S
-        present = self.num_workers
-        decision = self.decide(self._totals(now, trace))
-        if decision is not None:
-            self._worker_s += present * (now - self._since)
-            self._since = now
-            resize(decision.num_workers)
-            self.decisions.append(decision.reason)
-            log.info("num_workers=%d: %s", decision.num_workers, decision.reason)
-
-    def _totals(self, now: float, trace: RunTrace) -> Totals:
-        if self._times is None:
-            driver_s = time.thread_time()
-            cpu_s, queued_s = time.process_time() - driver_s, 0.0
-        else:
-            driver_s = time.process_time()
-            cpu_s, queued_s = self._times.cpu_s, self._times.queued_s
-        return Totals(
-            at=now,
-            waited_s=now,
-            steps=0,
-            steps_s=0.0,
-            made=trace.tasks,
-            made_s=trace.busy_s / self._at_once,
-            cpu_s=cpu_s,
-            queued_s=queued_s,
-            trainer_cpu_s=driver_s,
-        )
-
-
 # ---- run -----------------------------------------------------------------------------------------
 
+# How often it is looked at what the workers did, which reads two files for each.
+LOOK_S = 0.25
 # Limits of uncommitted results: their number, and the bytes of metadata in them.
 SLOTS = 8192
 # The same on a cluster, where a thousand workers may hold tasks for two seconds each.
@@ -185,6 +111,13 @@ def _payloads(
             budget.set_total(each.ordinal)
         opens = str(each.ordinal - 1) if each.opens is None and kind == "indices" else each.opens
         yield each.ordinal, each[1:3] if opens is None else (*each[1:3], opens)
+
+
+def _same_contents(folder: str | None, inputs: Iterable[tuple[int, Input, str]]) -> Iterator[int]:
+    """See `inputs/contents.py`, which few runs need."""
+    from forebay.inputs.contents import same_contents
+
+    return same_contents(folder, inputs)
 
 
 def _used_by_workers(pool: Pool) -> resource.struct_rusage:
@@ -340,7 +273,7 @@ class Session:
             is_distinct=listing.is_distinct,
             fingerprint="" if self.starts_over else listing.fingerprint,
             read_on=listing.read_on,
-            same_contents=same_contents(listing.folder),
+            same_contents=partial(_same_contents, listing.folder),
             anew=self.starts_over,
         )
         self.unseen = enrolment.unseen_names
@@ -449,6 +382,8 @@ class Session:
         if isinstance(options.num_workers, AutoWorkers) and options.cluster is None:
             times = living if isinstance(pool, ProcessPool) else None
             most = int(options.num_workers)
+            from forebay.runs.tuning import RunTuning
+
             tuning = RunTuning(most, times, time.monotonic(), options.at_once)
         limits = Limits(
             num_workers=self._num_workers if tuning is None else tuning.num_workers,
@@ -521,7 +456,7 @@ class Session:
         commits.finish()
         if commits.unstaged:
             folder, function = shown_location(self.output), self._user[0]
-            self._notes.append(report.note_on_unstaged(*commits.unstaged, folder, function))
+            self.notes.append(report.note_on_unstaged(*commits.unstaged, folder, function))
         after, now = _used_by_workers(pool), time.monotonic()
         system_s = after.ru_stime - before.ru_stime
         return {
