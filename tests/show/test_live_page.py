@@ -17,9 +17,10 @@ from torch.utils.data import Dataset
 from forebay import DataLoader
 from forebay.base import process
 from forebay.loading.facts import LiveLoader
+from forebay.observe import diagnosis
 from forebay.observe.diagnosis import LEAST_STEPS
 from forebay.show import top as show_page
-from forebay.show.top import PAGE_BYTES, LivePage, is_dead, read_page
+from forebay.show.top import PAGE_BYTES, LivePage, is_dead, live_views, read_page
 
 
 @pytest.fixture
@@ -56,19 +57,23 @@ class Slow(Dataset):
         return index
 
 
-def test_a_verdict_is_renewed_as_soon_as_there_are_enough_steps(folder) -> None:
-    """Not ten seconds after there were too few."""
+def test_the_diagnosis_is_made_by_who_looks(folder, monkeypatch) -> None:
+    """A training writes numbers only, at once when there are enough of them."""
     with DataLoader(Slow(), num_workers=0) as loader:
         show = LiveLoader(loader, loader._loader_progress)
         loader._loader_progress.trace.publish_from(math.inf, show)  # only when it is called
         batches, seen = iter(loader), []
         for count in (3, 4 * LEAST_STEPS):
-            for _ in range(count):
-                next(batches)
-            show(loader._loader_progress.trace)
-            (path,) = [each for each in folder.iterdir() if each.suffix == ".page"]
-            seen.append(read_page(str(path))["verdict"])
+            with monkeypatch.context() as training:
+                training.setattr(diagnosis, "diagnose", None)
+                training.setattr(diagnosis, "recorded_work", None)
+                for _ in range(count):
+                    next(batches)
+                show(loader._loader_progress.trace)
+            (view,) = [each for each in live_views() if "Slow(" in each.title]
+            seen.append(view.verdict)
     assert "too little" in seen[0]
+    assert seen[1]
     assert "too little" not in seen[1]
 
 

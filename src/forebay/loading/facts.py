@@ -51,9 +51,8 @@ if TYPE_CHECKING:
     from forebay.observe.diagnosis import Diagnosis
     from forebay.observe.simulation import Setup
 
-# The verdict for `forebay top` is renewed so often, and takes at most this share of the time.
-VERDICT_S = 10.0
-VERDICT_SHARE = 0.001
+# How often what `forebay top` makes a diagnosis of is renewed on the page.
+MEASURED_PAGE_S = 10.0
 
 
 def setup_of(settings: Settings, trace: Trace) -> Setup:
@@ -96,17 +95,9 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
 
 def diagnosis_of(trace: Trace, setup: Setup) -> Diagnosis:
     """Return why the user of a loader waits."""
-    from forebay.observe.diagnosis import diagnose
+    from forebay.observe.measured import diagnosed, measured
 
-    steps, batches = list(trace.steps), list(trace.batches)  # another thread may add to them
-    since = ""
-    if trace.decisions:  # with another number of workers before
-        since, began = " since the number of workers changed", trace.decisions[-1][0]
-        steps = [each for each in steps if each.asked_at >= began]
-        batches = [each for each in batches if each.ended_at - each.seconds >= began]
-    slowest = next(iter(trace.slowest), None)
-    run_rate = trace.snapshot()["rate"]
-    return diagnose(steps, batches, setup, slowest, pressure(), since, run_rate)
+    return diagnosed(measured(trace), setup, pressure())
 
 
 def report_of(settings: Settings, progress: LoaderProgress, path: str | os.PathLike[str]) -> Path:
@@ -175,7 +166,8 @@ class LiveLoader(LivePage):
         super().__init__()
         self._recent = RecentWork()
         self._loader, self._progress = weakref.ref(loader), weakref.ref(progress)
-        self._verdict, self._verdict_due = "", 0.0
+        self._measured: dict[str, Any] | None = None
+        self._measured_due = 0.0
         weakref.finalize(loader, self.remove)
 
     def state_of(self, trace: Trace) -> dict[str, Any] | None:
@@ -183,14 +175,13 @@ class LiveLoader(LivePage):
         loader, progress, now = self._loader(), self._progress(), time.perf_counter()
         if loader is None or progress is None:
             return None
-        if now >= self._verdict_due:
-            from forebay.observe.diagnosis import LEAST_STEPS
+        if now >= self._measured_due:
+            from forebay.observe.measured import ON_PAGE, as_numbers, measured
 
-            found = loader.diagnose()
-            self._verdict = str(found)
-            if found.evidence["steps"] >= LEAST_STEPS:  # otherwise it is cheap, and soon outdated
-                took = time.perf_counter() - now
-                self._verdict_due = now + max(VERDICT_S, took / VERDICT_SHARE)
+            found = measured(trace)
+            self._measured = as_numbers(found, setup_of(Settings(loader), trace))
+            if len(found.steps) >= ON_PAGE:  # with fewer it takes little, and is soon outdated
+                self._measured_due = now + MEASURED_PAGE_S
         buffer, pipeline = loader.buffer, progress.pipeline
         planner = None if pipeline is None else pipeline.planner
         feed = None if pipeline is None else pipeline.feed
@@ -204,7 +195,7 @@ class LiveLoader(LivePage):
             "ready": 0 if feed is None else len(feed.ready),
             **_marks_of(buffer),
             "refill_below": None if buffer is None else low_mark_of(buffer),
-            "verdict": self._verdict[:1000],
+            "measured": self._measured,
             **self._recent.update(trace, now),
         }
 

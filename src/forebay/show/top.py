@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from textwrap import wrap
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ from forebay.observe.record import RunTrace, Trace
 # ---- live page -----------------------------------------------------------------------------------
 
 # A page that would be larger is not written, and one that is larger is not read.
-PAGE_BYTES = 16_384
+PAGE_BYTES = 32_768
 _SUFFIX = ".page"
 # Files that are looked at, in each folder.
 MAX_PAGES = 256
@@ -485,12 +485,15 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 def live_views() -> list[View]:
     """Return what this user's loaders and runs on this machine show, oldest first."""
+    from forebay.observe.measured import verdict_of  # not in a training
+
     views, here = [], kernel()
     for folder in filter(is_private, private_folders()):
         for data in living_pages(folder):
             # A process of another container, which this one cannot see, may have ended.
             if data.get("kernel") == here and (view := View.of(data)) is not None:
-                views.append(view)
+                verdict = verdict_of(data["measured"]) if data.get("measured") else ""
+                views.append(replace(view, verdict=verdict))
     return sorted(views, key=lambda view: (view.began, view.pid))
 
 
