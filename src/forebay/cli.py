@@ -240,7 +240,7 @@ def top_command(target: str | None, once: bool) -> int:
 
     For a loader: its buffer, how long training waited and how busy each worker was in the last 30
     seconds, and why. For a run: how far it is. Only those of process PID, or the run in the folder
-    OUTPUT. Ctrl-C ends the display.
+    OUTPUT. q or Ctrl-C ends the display.
     """
     if sys.stdout.isatty() and not once:
         watch(partial(_lines, target))
@@ -266,14 +266,14 @@ def compare_command(first: str, second: str, save: str | None) -> int:
     return 0
 
 
-def _lines(target: str | None, columns: int, signs: Signs) -> list[str]:
+def _lines(target: str | None, columns: int, signs: Signs, rows: int | None = None) -> list[str]:
     """Return the lines that show a target, or all loaders and runs without one."""
     views = live_views()
     if target is None:
-        return text_of(views, columns, signs)
+        return text_of(views, columns, signs, rows)
     path = shown_location(absolute(target))
     if views := [view for view in views if target == str(view.pid) or view.title == path]:
-        return text_of(views, columns, signs)
+        return text_of(views, columns, signs, rows)
     if not is_url(target) and not os.path.exists(target):
         raise OptionError(
             f"{target!r} is neither the output folder of a run nor the PID of one of your "

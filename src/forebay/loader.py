@@ -39,7 +39,7 @@ from forebay.loading.facts import (
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.position import Position
 from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
-from forebay.loading.settings import Settings, check, check_worker_method
+from forebay.loading.settings import Settings, check, check_worker_method, checked_name
 from forebay.mixing import MixedDataset, checked_weights
 from forebay.observe.figures import Statistics
 from forebay.observe.record import PUBLISH_S
@@ -131,6 +131,8 @@ class DataLoader(TorchDataLoader[_T_co]):
             in threads: for a map-style dataset whose `__getitem__` waits for a network or a disk,
             and can be called by several threads. Batches are the same. None is 1. Not for a dataset
             with `__getitems__`, an iterable dataset, or slices of what is in memory.
+        name: What the loader is called in its `repr`, in `forebay top` and in reports, such as
+            "train"; batches do not depend on it.
         worker_method: Accepted if torch's DataLoader has it: "thread" is `backend="thread"`.
         snapshot_every_n_steps: Accepted for code written for torchdata, and ignored: the state is
             exact at every step.
@@ -142,6 +144,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         OptionError: An additional argument has an impossible value.
         ValueError: One of torch's arguments has an impossible value; torch raises it.
     """
+
+    name: str | None = None
 
     def __init__(
         self,
@@ -173,11 +177,14 @@ class DataLoader(TorchDataLoader[_T_co]):
         device: str | torch.device | None = None,
         device_transform: Callable[..., Any] | None = None,
         concurrency: int | None = None,
+        name: str | None = None,
         worker_method: str | None = None,
         snapshot_every_n_steps: int | None = None,
     ) -> None:
         earlier = {name: value for name, value in self.__dict__.items() if name in _FIXED}
         check_worker_method(worker_method)
+        if name is not None:  # otherwise a subclass may have an attribute of this name
+            self.name = checked_name(name)
         num_workers = checked_workers(num_workers)
         self.buffer = buffer_of(buffer)
         self.backend = "thread" if worker_method == "thread" else backend

@@ -393,3 +393,20 @@ def test_a_subclass_need_not_call_init():
     assert "Chained object" in repr(chained)
     for other in (chained, copy.copy(chained), pickle.loads(pickle.dumps(chained))):
         assert torch.cat(list(other)).tolist() == [0, 1, 0, 1, 2]
+
+
+def test_a_loader_may_have_a_name():
+    """In its repr, which `forebay top` shows, and in its report; a subclass keeps its own."""
+    loader = DataLoader([1, 2, 3], name="train")
+    assert loader.name == "train"
+    assert repr(loader).startswith("train: DataLoader(list(3), batch_size=1,")
+    assert repr(DataLoader([1, 2, 3])).startswith("DataLoader(")
+    with pytest.raises(OptionError, match="name=3 is not valid; it must be a string, or None"):
+        DataLoader([1], name=3)
+
+    class Own(DataLoader):
+        @property
+        def name(self):
+            return 7
+
+    assert repr(Own([1])).startswith("Own(")

@@ -238,6 +238,24 @@ def test_it_follows_the_size_of_its_terminal(running) -> None:
             os.close(other)
 
 
+@pytest.mark.slow
+def test_q_ends_it(running) -> None:
+    """At once, without Return; the terminal echoes again afterwards."""
+    terminal, other = pty.openpty()
+    try:
+        resize(terminal, 24, 100)
+        before = termios.tcgetattr(other)
+        with displayed(other) as process:
+            read_until(terminal, lambda text: "nothing" in text)
+            os.write(terminal, b"xq")
+            read_until(terminal, lambda text: "\x1b[?1049l" in text)
+            assert process.wait(PATIENCE_S) == 0
+        assert termios.tcgetattr(other) == before
+    finally:
+        os.close(terminal)
+        os.close(other)
+
+
 @contextmanager
 def displayed(terminal: int):
     """Yield `forebay top` on a terminal; kill it at the end."""

@@ -59,8 +59,8 @@ RUN = {
 }
 
 
-def shown(*pages, columns=100, signs=UNICODE, now=100.0):
-    return screen([View.of(each) for each in pages], now, columns, signs)
+def shown(*pages, columns=100, signs=UNICODE, now=100.0, rows=None):
+    return screen([View.of(each) for each in pages], now, columns, signs, rows)
 
 
 def test_a_loader_is_shown_with_its_buffer_waits_and_workers() -> None:
@@ -125,6 +125,17 @@ def test_only_as_many_workers_as_fit_are_shown_one_by_one() -> None:
     lines = shown(LOADER | {"num_workers": 64, "lanes": ["5" * 30] * 64})
     assert lines[-1].strip() == "and 48 more workers"
     assert sum(line.startswith("worker ") for line in lines) == 16
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    """Loaders and runs are shown whole, but for the first one; the last line counts the others."""
+    one, every = shown(RUN), shown(RUN, RUN, RUN)
+    assert shown(RUN, RUN, RUN, rows=len(every)) == every
+    more = "{} more: `forebay top PID` shows one process"
+    assert shown(RUN, RUN, RUN, rows=len(every) - 1) == [*one, "", *one, more.format(1)]
+    assert shown(RUN, RUN, RUN, rows=len(one) + 1) == [*one, more.format(2)]
+    assert shown(RUN, RUN, RUN, rows=len(one)) == [*one[:-1], more.format(2)]
+    assert shown(RUN, rows=2) == one[:2]
 
 
 def test_the_headline_counts_loaders_and_runs() -> None:

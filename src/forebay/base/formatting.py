@@ -106,6 +106,15 @@ def summary(
     )
 
 
+def preformatted(title: str, text: str) -> str:
+    """Return a title, and a text in lines as it is printed."""
+    lines = "\n".join(_escaped(line, MAX_TEXT) for line in text.splitlines())
+    return (
+        '<div class="tex2jax_ignore mathjax_ignore">'
+        f"<strong>{_escaped(title)}</strong><pre>{lines}</pre></div>"
+    )
+
+
 def _listed(failures: Iterable[object], failed: int) -> str:
     shown = [f"<li>{_escaped(str(each))}</li>" for each in list(failures)[:MAX_LISTED]]
     if not shown:

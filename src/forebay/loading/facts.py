@@ -130,7 +130,8 @@ def _arguments(settings: Settings) -> dict[str, str]:
     """Return a loader's arguments as strings."""
     loader, length = settings.loader, settings.length
     name = type(loader.dataset).__name__
-    shown: dict[str, object] = {
+    shown: dict[str, object] = {} if loader.name is None else {"name": loader.name}
+    shown |= {
         "dataset": name if length is None else f"{name}, {length:,} samples",
         "batch_size": settings.batch_size,
         "shuffle": settings.shuffle,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from forebay.base.formatting import byte_size, counted, duration, short_number, summary
+from forebay.base.formatting import byte_size, counted, duration, preformatted, short_number
 from forebay.errors import one_line, printable
 from forebay.observe.record import Trace
 
@@ -269,8 +269,8 @@ class Statistics:
         return "\n".join(map(printable, lines))
 
     def _repr_html_(self) -> str:
-        """Return a table of the numbers for a notebook."""
-        return summary("Statistics", self.to_dict())
+        """Return the summary for a notebook, as it is printed."""
+        return preformatted("Statistics", str(self))
 
 
 def statistics_of(trace: Trace, **others: Any) -> Statistics:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import signal
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from textwrap import wrap
 from typing import Any, NamedTuple
@@ -375,15 +376,29 @@ UNICODE = Signs("█", "░", "│", " ▁▂▃▄▅▆▇██", "·")
 ASCII = Signs("#", "-", "|", " .:-=+*%##", "-")
 
 
-def screen(views: Sequence[View], now: float, columns: int, signs: Signs) -> list[str]:
-    """Return the lines to show, none longer than `columns`."""
+def screen(
+    views: Sequence[View], now: float, columns: int, signs: Signs, rows: int | None = None
+) -> list[str]:
+    """Return the lines to show, none longer than `columns`.
+
+    Args:
+        rows: The most lines; the last one then says how many loaders and runs are not shown. None
+            for as many as it takes.
+    """
     width = min(columns, WIDEST)
     lines: list[str] = []
-    for view in views:
+    for number, view in enumerate(views):
         lines_of = _loader if view.kind == "loader" else _run
         shown = lines_of(view, now, width, signs)
-        lines += [line.rstrip()[:columns] for line in [*shown, ""]]
-    return lines[:-1]
+        more = [line.rstrip()[:columns] for line in ([""] if number else []) + shown]
+        left = len(views) - 1 - number
+        if rows is not None and len(lines) + len(more) + bool(left) > rows:
+            # The first one is shown as far as it fits, the others whole.
+            lines, left = (lines, left + 1) if number else (more[: rows - bool(left)], left)
+            note = f"{left} more: `forebay top PID` shows one process"
+            return [*lines, note[:columns]] if left else lines
+        lines += more
+    return lines
 
 
 def headline(views: Sequence[View], clock: str, signs: Signs) -> str:
@@ -497,11 +512,14 @@ def live_views() -> list[View]:
     return sorted(views, key=lambda view: (view.began, view.pid))
 
 
-def text_of(views: Sequence[View], columns: int, signs: Signs) -> list[str]:
-    """Return the lines that show the views now."""
+def text_of(
+    views: Sequence[View], columns: int, signs: Signs, rows: int | None = None
+) -> list[str]:
+    """Return the lines that show the views now, at most `rows`."""
     now = time.time()
     clock = time.strftime("%H:%M:%S", time.localtime(now))
-    return [headline(views, clock, signs)[:columns], "", *screen(views, now, columns, signs)]
+    head = [headline(views, clock, signs)[:columns], ""]
+    return [*head, *screen(views, now, columns, signs, None if rows is None else rows - len(head))]
 
 
 def signs_for(encoding: str | None) -> Signs:
@@ -513,24 +531,72 @@ def signs_for(encoding: str | None) -> Signs:
     return UNICODE
 
 
-def watch(lines_now: Callable[[int, Signs], Sequence[str]]) -> None:
-    """Draw lines every second, until Ctrl-C. stdout is a terminal."""
+def watch(lines_now: Callable[[int, Signs, int], Sequence[str]]) -> None:
+    """Draw lines every second, until q or Ctrl-C. stdout is a terminal.
+
+    Args:
+        lines_now: Returns them, for so many columns, characters, and at most so many rows.
+    """
     signs = signs_for(sys.stdout.encoding)
-    # Waited for, not handled: a handler that set an Event could find its lock held by this thread.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
+    # A signal writes to the pipe: a handler that set an Event could find its lock held here.
+    resized, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    before = signal.signal(signal.SIGWINCH, lambda *_: None)
     sys.stdout.write(_ENTER)
     try:
-        while True:
-            columns, rows = os.get_terminal_size(sys.stdout.fileno())
-            # Some terminals report no size.
-            lines = lines_now(columns or 80, signs)[: (rows or 24) - 1]
-            drawn = "".join(f"{line}{_CLEAR_LINE}\n" for line in lines)
-            sys.stdout.write(f"{_HOME}{drawn}{_CLEAR_BELOW}")
-            sys.stdout.flush()
-            signal.sigtimedwait({signal.SIGWINCH}, REDRAW_S)
+        with _keys() as keys:
+            while True:
+                columns, rows = os.get_terminal_size(sys.stdout.fileno())
+                rows = (rows or 24) - 1  # some terminals report no size
+                lines = lines_now(columns or 80, signs, rows)[:rows]
+                drawn = "".join(f"{line}{_CLEAR_LINE}\n" for line in lines)
+                sys.stdout.write(f"{_HOME}{drawn}{_CLEAR_BELOW}")
+                sys.stdout.flush()
+                ready, _, _ = select.select([resized, *keys], [], [], REDRAW_S)
+                if resized in ready:
+                    os.read(resized, 4096)
+                typed = [os.read(each, 4096) for each in keys if each in ready]
+                if any(b"q" in each.lower() for each in typed):
+                    break
+                if b"" in typed:  # the terminal is gone
+                    keys.clear()
     except KeyboardInterrupt:
         pass
     finally:
         sys.stdout.write(_LEAVE)
         sys.stdout.flush()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGWINCH, before)
+        signal.set_wakeup_fd(-1)
+        os.close(resized)
+        os.close(wake)
+
+
+@contextmanager
+def _keys() -> Iterator[list[int]]:
+    """Have keys arrive at once, without an echo; yield the descriptor to read them from, if any."""
+    import termios
+    import tty
+
+    try:
+        descriptor, earlier = sys.stdin.fileno(), None
+        if os.isatty(descriptor) and not _is_in_background(descriptor):
+            earlier = termios.tcgetattr(descriptor)
+    except (AttributeError, OSError, ValueError, termios.error):  # stdin is closed, or no file
+        earlier = None
+    if earlier is None:
+        yield []
+        return
+    try:
+        tty.setcbreak(descriptor)
+        yield [descriptor]
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, earlier)
+
+
+def _is_in_background(terminal: int) -> bool:
+    """Return whether the shell runs this program in the background: using keys would stop it."""
+    try:
+        return os.tcgetpgrp(terminal) != os.getpgrp()
+    except OSError:  # the terminal is not that of a shell
+        return False
