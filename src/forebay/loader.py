@@ -39,11 +39,19 @@ from forebay.loading.facts import (
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.position import Position
 from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
-from forebay.loading.settings import Settings, check, check_worker_method, checked_name
+from forebay.loading.settings import Settings, check, check_worker_method
 from forebay.mixing import MixedDataset, checked_weights
 from forebay.observe.figures import Statistics
 from forebay.observe.record import PUBLISH_S
-from forebay.options import AutoWorkers, Buffer, Ray, buffer_of, checked_workers, cluster_of
+from forebay.options import (
+    AutoWorkers,
+    Buffer,
+    Ray,
+    buffer_of,
+    checked_name,
+    checked_workers,
+    cluster_of,
+)
 from forebay.ranks import ranks_of
 
 if TYPE_CHECKING:  # what few loaders are asked for is imported when it is

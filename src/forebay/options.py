@@ -57,6 +57,12 @@ def _check(fine: bool, name: str, value: object, allowed: str) -> None:
         raise OptionError(f"{name}={value!r} is not valid; it must be {allowed}")
 
 
+def checked_name(name: object) -> str:
+    """Return the name of a loader."""
+    _check(isinstance(name, str), "name", name, "a string, or None")
+    return str(name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ray:
     """Which Ray cluster to use, and the resources of one worker: for `backend=`.

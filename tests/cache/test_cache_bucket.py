@@ -314,8 +314,12 @@ def test_a_folder_with_something_else_is_not_written_to(there, local, tmp_path):
 @pytest.mark.parametrize(
     ("location", "options", "words"),
     [
-        (URL, {"disk": "all"}, "directory=None is no local folder"),
-        (URL, {"disk": "all", "directory": "s3://bucket/x"}, "'s3://bucket/x' is no local folder"),
+        (URL, {"disk": "all"}, "directory=None is not a local folder"),
+        (
+            URL,
+            {"disk": "all", "directory": "s3://bucket/x"},
+            "'s3://bucket/x' is not a local folder",
+        ),
         ("cache", {"disk": "all"}, "are for a cache in a bucket"),
         ("cache", {"directory": "copy"}, "are for a cache in a bucket"),
         (None, {}, "None names no folder"),

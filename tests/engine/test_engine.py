@@ -40,7 +40,7 @@ def outcomes_until_it_gives_up(*events: list[Event]) -> tuple[list[Outcome], str
 
 @pytest.mark.parametrize("is_last", [False, True])
 def test_a_result_that_comes_with_the_end_is_delivered_first(is_last: bool) -> None:
-    """The message says that completed work is kept."""
+    """Its outcome is known before the error."""
     end = WorkerDied(1, Failure("exception", "ValueError", "no license"))
     result = TaskFinished(0, 0, 1, "r", 1, 0.1)
     both: list[Event] = [result, end] if is_last else [end, result]

@@ -26,7 +26,8 @@ from test_kills import Gates
 from works import copy
 
 import forebay
-from forebay.errors import BusyError, LedgerError, OptionError, OutputError
+from forebay.errors import BusyError, LedgerError, OptionError, OutputError, WorkerDiedError
+from forebay.pools import processes
 
 MIB = 1 << 20
 ROOT = os.geteuid() == 0
@@ -251,6 +252,25 @@ def test_an_interrupted_run_ends_and_the_same_command_continues(waiting, tmp_pat
     assert len(published(tmp_path / "out")) == 22
     assert not staged(tmp_path / "out")
     await_no_processes()
+
+
+def test_a_run_that_loses_its_workers_says_what_is_done(monkeypatch, tmp_path):
+    """As its ledger records; nothing is promised that was not counted."""
+    inputs, out = make_inputs(tmp_path / "in", 3), tmp_path / "out"
+    forebay.preprocess(copy, inputs, out, num_workers=0, progress=False)
+    for name in ("new 1", "new 2"):
+        (inputs / name).write_text("x")
+
+    def refuse(*_, **__):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(processes, "roomy_pipe", refuse)
+    with pytest.raises(WorkerDiedError, match="worker processes cannot be started") as caught:
+        forebay.preprocess(copy, inputs, out, num_workers=1, progress=False)
+    assert "kept" not in str(caught.value)
+    (note,) = caught.value.__notes__
+    done = "forebay: 3 of 5 are done, as the ledger records; the same call continues"
+    assert note == done
 
 
 # ---- small limits -------------------------------------------------------------------------------

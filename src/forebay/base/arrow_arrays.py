@@ -231,8 +231,8 @@ class Columns:
 def ragged(name: str, lengths: object) -> InputError:
     """Return the error for lists of a column, given two of their lengths."""
     return InputError(
-        f"column {shortened(name)} has {lengths} in these rows, which make no tensor\n  Pad them: "
-        f"collate_fn=forebay.collate.by_field({{{name!r}: forebay.collate.pad()}})."
+        f"column {shortened(name)} has {lengths} in these rows, which cannot be one tensor\n"
+        f"  Pad them: collate_fn=forebay.collate.by_field({{{name!r}: forebay.collate.pad()}})."
     )
 
 

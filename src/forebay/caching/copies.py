@@ -138,7 +138,7 @@ class _Copy:
             strangers += [NAME] * (here.size(f"{PRIVATE}/{NAME}") is not None)
             if strangers:
                 raise OutputError(
-                    f"{str(folder)!r} holds {strangers[0]!r}, which is no part of a copy\n"
+                    f"{str(folder)!r} holds {strangers[0]!r}, which is not part of a copy\n"
                     "  Nothing was copied, since it could be overwritten. Choose an empty folder."
                 )
             here.write(COPYING, self._wanted)

@@ -333,8 +333,8 @@ def _in_bucket(
     nbytes = parse_bytes(disk, "disk") if disk else 0
     if bool(nbytes) != (directory is not None):
         raise OptionError(
-            f"disk={disk!r} with directory={directory!r}: blocks are kept in a directory, and "
-            "one is for a size\n  Nothing was started. Give both, or neither."
+            f"disk={disk!r} with directory={directory!r}: disk= is how much is kept in directory=, "
+            "and one of them is missing\n  Nothing was started. Give both, or neither."
         )
     folder = None if directory is None else str(_local_folder(directory))
     return BucketReader(Place(url, folder, nbytes))
@@ -357,7 +357,7 @@ def _local_folder(directory: str | os.PathLike[str] | None) -> Path:
     place = None if directory is None else place_of(directory)
     if not isinstance(place, Folder):
         raise OptionError(
-            f"directory={directory!r} is no local folder, and disk= keeps the cache in one\n"
+            f"directory={directory!r} is not a local folder, and disk= keeps the cache in one\n"
             '  Nothing was started. Name one, as in directory="/nvme/cache".'
         )
     return place.path

@@ -154,8 +154,8 @@ class BucketReader:
         raise InputError(
             f"{shown_location(self.place.url)}: the process that fetches its blocks ended "
             f"{MOST_ENDS} times: {broken}\n"
-            "  It may have been killed for its memory; what it printed is on stderr. Nothing is "
-            "lost: make the same call again."
+            "  It may have been killed for its memory; what it printed is on stderr. Make the "
+            "same call again."
         ) from broken
 
     @property

@@ -249,6 +249,6 @@ def _unstartable(failure: Failure) -> ForebayError:
         why = f"{MAX_DEATHS_IN_A_ROW} times in a row, workers died without finishing a task"
     return WorkerDiedError(
         f"{begin}: {failure.error}: {failure.message}\n"
-        f"  {why}, so forebay gave up; completed work is kept.\n"
-        f"  Try the function in this process first: num_workers=0.\n{failure.traceback}"
+        f"  {why}, so forebay gave up.\n"
+        f"  Make the same call in this process, with num_workers=0.\n{failure.traceback}"
     )

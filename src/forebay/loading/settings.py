@@ -30,7 +30,7 @@ from forebay.base.torch_internals import accepts
 from forebay.collating.padding import Slicer, slicing
 from forebay.devices.device import check_loader_device
 from forebay.engine.commands import Limits
-from forebay.errors import OptionError, shortened
+from forebay.errors import OptionError
 from forebay.loading.fetch import AHEAD
 from forebay.loading.messages import (
     LOOKAHEAD,
@@ -491,13 +491,6 @@ class Settings:
         parts += [f"{name}={value!r}" for name, value in known.items() if value != usual[name]]
         name = loader.name if isinstance(loader.name, str) else ""
         return f"{f'{name}: ' if name else ''}{type(loader).__name__}({', '.join(parts)})"
-
-
-def checked_name(name: object) -> str:
-    """Return the name of a loader."""
-    if isinstance(name, str):
-        return name
-    raise OptionError(f"name={shortened(name)} is not valid; it must be a string, or None")
 
 
 def _shard(init: Any, ranks: Ranks, worker_id: int) -> None:

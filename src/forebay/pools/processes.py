@@ -182,7 +182,7 @@ def spawn(context: BaseContext, control: socket.socket, answers: int, job: Job) 
     if not issubclass(kind, BaseProcess):  # a thread would become the zygote, and end this process
         raise OptionError(
             f"multiprocessing_context={context!r} is not valid: its workers would be instances of "
-            f"{kind.__name__}, which is no process\n"
+            f"{kind.__name__}, which is not a process\n"
             "  Nothing was started. Use backend='thread' for workers that are threads, or "
             "'fork', 'spawn' or 'forkserver'."
         )
@@ -369,7 +369,7 @@ def limits_in_words() -> Iterator[None]:
     except OSError as error:
         raise WorkerDiedError(
             f"worker processes cannot be started: {error}\n"
-            "  No input counts as failed, and completed work is kept.\n"
+            "  Nothing counts as failed because of it.\n"
             "  A limit may be reached: of processes (ulimit -u), of open files (ulimit -n), of "
             "memory, or of space for temporary files (TMPDIR). Raise it, or lower num_workers."
         ) from error

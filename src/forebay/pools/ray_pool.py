@@ -263,8 +263,8 @@ class RayPool(Pool):
                 self._place_waiting()
             if self._gone is not None:
                 raise WorkerDiedError(
-                    f"{self._gone}\n  The run was stopped; completed work is kept, and no input is "
-                    "blamed.\n  Make the same call again, on a cluster or on this machine."
+                    f"{self._gone}\n  All workers are lost with it; nothing counts as failed.\n"
+                    "  Make the same call again, on a cluster or on this machine."
                 )
             now = time.monotonic()
             if until is not None and now > until:

@@ -19,7 +19,7 @@ import resource
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any
@@ -35,6 +35,7 @@ from forebay.errors import (
     ChangedError,
     OptionError,
     OutputError,
+    WorkerDiedError,
     shortened,
     shown_location,
 )
@@ -206,6 +207,11 @@ class Session:
             without = " and ".join(name for name, is_given in given.items() if is_given)
             again = f"the same call{' without ' * bool(without)}{without}"
             error.add_note(f"forebay: interrupted; completed work is kept, {again} continues")
+        elif isinstance(error, WorkerDiedError):
+            with suppress(Exception):  # whatever a ledger on a failing disk raises
+                counts = self.ledger.counts()
+                done = f"{counts.done:,} of {counts.total:,} are done"
+                error.add_note(f"forebay: {done}, as the ledger records; the same call continues")
         self._closing.__exit__(kind, error, traceback)
 
     def _open_table(self) -> None:
