@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import traceback
 from importlib import import_module
 
 import pytest
+import torch
 
 import forebay
 from forebay.errors import InputError, OptionError
@@ -151,3 +153,51 @@ def test_an_entry_point_is_still_the_function_that_it_was():
     assert forebay.preprocess.__name__ == "preprocess"
     assert "num_workers" in inspect.signature(forebay.preprocess).parameters
     assert pickle.loads(pickle.dumps(forebay.cache)) is forebay.cache
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_that_cannot_be_stacked_shows_torchs_frames_alone(num_workers):
+    """The note names the sample and its field, and what to do."""
+
+    class Rows(Samples):
+        def __getitem__(self, index):
+            return {"box": torch.ones(2 if index == 6 else 1), "label": None if index == 1 else 1}
+
+    with forebay.DataLoader(Rows(), batch_size=4, num_workers=num_workers) as loader:
+        batches = iter(loader)
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - torch's, of any type
+            next(batches)
+        assert "field label is None" in shown(caught.value)
+        assert "It is sample 1 of the dataset." in shown(caught.value)
+        with pytest.raises(RuntimeError, match="stack expects each tensor") as caught:
+            next(batches)
+    assert "src/forebay/collating" not in shown(caught.value)
+    assert "src/forebay/memory" not in shown(caught.value)
+    assert "field box is a tensor of shape (2,)" in shown(caught.value)
+    assert "It is sample 6 of the dataset." in shown(caught.value)
+    assert "box=pad()" in shown(caught.value)
+
+
+def shown(error):
+    """Return an error as Python prints it."""
+    return "".join(traceback.format_exception(error))
+
+
+ENTRIES = {
+    forebay.DataLoader: ("buffr", "buffer"),
+    forebay.preprocess: ("num_worker", "num_workers"),
+    forebay.cache: ("num_worker", "num_workers"),
+    forebay.predict: ("bach_size", "batch_size"),
+    forebay.from_folder: ("patern", "pattern"),
+    forebay.from_table: ("colums", "columns"),
+    forebay.open_cache: ("windo", "window"),
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.__name__)
+def test_a_misspelt_argument_of_an_entry_point_is_named_with_the_right_one(entry):
+    """In the words of Python 3.13."""
+    wrong, right = ENTRIES[entry]
+    words = f"unexpected keyword argument '{wrong}'. Did you mean '{right}'"
+    with pytest.raises(TypeError, match=re.escape(words)):
+        entry([1], **{wrong: 1})

@@ -265,11 +265,18 @@ _PASSING_ON = ("contextlib", "torch._utils")
 
 
 def short_tracebacks(function: _F) -> _F:
-    """Decorate an entry point: what it raises on purpose shows none of its internal frames."""
+    """Decorate an entry point: what it raises on purpose shows none of its internal frames.
+
+    A misspelt argument is refused with the name of the nearest one, as Python does from 3.13 on.
+    """
+    code: Any = function.__code__
+    known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # for IPython and pytest
+        if not known.issuperset(kwargs):
+            raise _unexpected(function, known, kwargs)
         try:
             return function(*args, **kwargs)
         except BaseException as error:
@@ -282,15 +289,25 @@ def short_tracebacks(function: _F) -> _F:
     return cast("_F", call)
 
 
+def _unexpected(function: Any, known: Iterable[str], given: Iterable[str]) -> TypeError:
+    from difflib import get_close_matches
+
+    name = next(each for each in given if each not in set(known))
+    close = get_close_matches(name, known, 1, 0.5)
+    return TypeError(
+        f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
+        + (f". Did you mean {close[0]!r}?" if close else "")
+    )
+
+
 def cut_below_entry(error: BaseException) -> None:
     """Cut forebay's frames below the first, if forebay raises or passes on this exception.
 
     It passes on what it has added a note to; see `BaseException.add_note`.
     """
     notes = getattr(error, "__notes__", ())
-    is_passed_on = any(isinstance(each, str) and each.startswith("forebay: ") for each in notes)
     first = error.__traceback__
-    if first is None or not (isinstance(error, ForebayError) or is_passed_on):
+    if first is None or not _is_on_purpose(error):
         return
     first.tb_next = _without_own(first.tb_next)
     if notes:
@@ -299,10 +316,17 @@ def cut_below_entry(error: BaseException) -> None:
     _show_causes(error)
 
 
+def _is_on_purpose(error: BaseException) -> bool:
+    """Return whether forebay raised an exception, or passes it on with a note."""
+    notes = getattr(error, "__notes__", ())
+    is_passed_on = any(isinstance(each, str) and each.startswith("forebay: ") for each in notes)
+    return isinstance(error, ForebayError) or is_passed_on
+
+
 def cut_own_frames(error: BaseException) -> None:
     """Cut forebay's frames from an exception that the user's code raised, or forebay on purpose."""
     frames = list(_frames(error.__traceback__))
-    if frames and _is_own(frames[-1]) and not isinstance(error, ForebayError):
+    if frames and _is_own(frames[-1]) and not _is_on_purpose(error):
         return
     error.__traceback__ = _without_own(error.__traceback__)
     _cut_causes(error)

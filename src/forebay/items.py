@@ -315,6 +315,7 @@ def _bytes_of(file: Any, columns: Sequence[str]) -> int:
 # ---- datasets ------------------------------------------------------------------------------------
 
 
+@short_tracebacks
 def from_folder(
     folder: str | os.PathLike[str], load: Callable[[Path], Any], pattern: str = "**/*"
 ) -> ItemDataset:
@@ -469,6 +470,7 @@ def _no_table(table: object) -> InputError:
     )
 
 
+@short_tracebacks
 def from_ids(
     ids: Iterable[Any],
     load: Callable[[Any], Any],

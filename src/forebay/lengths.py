@@ -24,6 +24,7 @@ from forebay.base.batches import items_in, leaves, mapped
 from forebay.base.datasets import getitems_of, is_map_style
 from forebay.base.formatting import counted, noun_for
 from forebay.errors import InputError, OptionError
+from forebay.failures import short_tracebacks
 from forebay.grouping import PatternsOf, Rows, arranged, grouped_patterns, packed_patterns, tally
 from forebay.options import check_positive
 from forebay.packed import PackedSequence
@@ -40,6 +41,7 @@ RATIO = 1.03
 LONGEST = 2**31 - 1
 
 
+@short_tracebacks
 def pack_sequences(
     dataset: Any,
     lengths: Any,
@@ -99,6 +101,7 @@ def pack_sequences(
     return SequenceRows(dataset, known, rows, size, int(sizes.sum()), firsts)
 
 
+@short_tracebacks
 def batch_by_length(
     dataset: Any,
     lengths: Any,

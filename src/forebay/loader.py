@@ -9,6 +9,7 @@ from batch to batch.
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import time
 import warnings
@@ -23,7 +24,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from forebay.base.randomness import generators_kept
 from forebay.errors import OptionError
-from forebay.failures import Failure
+from forebay.failures import Failure, short_tracebacks
 from forebay.loading.epochs import LoaderProgress, restore_states
 from forebay.loading.facts import (
     LiveLoader,
@@ -155,6 +156,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     name: str | None = None
 
+    @short_tracebacks
     def __init__(
         self,
         dataset: Dataset[_T_co],
@@ -518,4 +520,6 @@ class DataLoader(TorchDataLoader[_T_co]):
             progress.pipeline.close()
 
 
-_DEFAULTS: Any = DataLoader.__init__.__kwdefaults__  # now, since Lightning replaces `__init__`
+_DEFAULTS: Any = inspect.unwrap(
+    DataLoader.__init__
+).__kwdefaults__  # now, since Lightning replaces `__init__`

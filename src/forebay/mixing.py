@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from forebay.base.datasets import getitems_of, is_map_style, sequence_rows
 from forebay.base.formatting import summary
 from forebay.errors import OptionError
+from forebay.failures import short_tracebacks
 from forebay.options import check_positive
 from forebay.plan import EPOCH, Integers, Mixture
 
@@ -30,6 +31,7 @@ Schedule = tuple[tuple[int, tuple[float, ...]], ...]
 MOST = 1e100
 
 
+@short_tracebacks
 def mix(
     sources: Mapping[str, tuple[Any, float]],
     *,

@@ -493,6 +493,15 @@ def _warn_of_little_memory(nbytes: int) -> None:
     )
 
 
+def warn_of_unfilled_buffer() -> None:
+    """Warn that a buffer needs workers."""
+    warnings.warn(
+        "buffer= has no effect with num_workers=0: no worker fills it\n"
+        "  Each batch is made when it is requested. Set num_workers to 1 or more.",
+        stacklevel=_depth_in_forebay(),
+    )
+
+
 def _depth_in_forebay() -> int:
     """Return the `stacklevel` that makes a warning of the caller point to the user's code."""
     frame, depth = sys._getframe(1), 1

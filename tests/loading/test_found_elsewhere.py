@@ -335,10 +335,12 @@ def test_worker_method_is_accepted_where_torch_has_it(monkeypatch):
 # ---- buffers that cannot work -------------------------------------------------------------------
 
 
-def test_a_buffer_without_workers_is_refused():
-    """Nobody would fill it."""
-    with pytest.raises(OptionError, match=r"^buffer= with num_workers=0: no worker would fill it"):
-        DataLoader(range(4), buffer="1MB")
+def test_a_buffer_without_workers_is_warned_of():
+    """Nothing would fill it; batches are made when they are requested."""
+    with pytest.warns(UserWarning, match=r"^buffer= has no effect with num_workers=0") as caught:
+        loader = DataLoader(range(4), buffer="1MB")
+    assert caught[0].filename == __file__
+    assert numbers(loader) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("size", [30, "30", "30B"])

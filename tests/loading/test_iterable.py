@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from datasets import (
@@ -17,6 +19,8 @@ from datasets import (
 from same import assert_same
 from torch.utils.data import ChainDataset, IterableDataset, get_worker_info
 from torch.utils.data import DataLoader as TorchDataLoader
+
+import forebay
 
 # A machine of few cores is warned of the workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create . worker")
@@ -49,6 +53,30 @@ def test_every_worker_gives_the_whole_stream(loader_class):
     """A stream that does not look at its worker comes twice from two of them, in turn."""
     loader = loader_class(Stream(3), batch_size=2, num_workers=2)
     assert numbers(loader) == [[0, 1], [0, 1], [2], [2]]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"buffer": "1MB"}, {"seed": 0}], ids=repr)
+def test_a_stream_that_nothing_divides_is_warned_of(arguments):
+    """With the number of times that each sample comes, and no batch lost."""
+    with forebay.DataLoader(Stream(3), batch_size=2, num_workers=2, **arguments) as loader:
+        with pytest.warns(UserWarning, match="each of the 2 workers reads all of Stream: its"):
+            assert numbers(loader) == [[0, 1], [0, 1], [2], [2]]
+
+
+DIVIDED = {
+    "by worker": (Shards(2, 2), {"num_workers": 2}),
+    "one worker": (Stream(3), {"num_workers": 1}),
+    "worker_init_fn": (Stream(3), {"num_workers": 2, "worker_init_fn": print}),
+}
+
+
+@pytest.mark.parametrize(("stream", "arguments"), DIVIDED.values(), ids=DIVIDED)
+def test_a_stream_that_is_divided_is_not_warned_of(stream, arguments):
+    """Or that may be, by worker_init_fn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        assert list(forebay.DataLoader(stream, batch_size=2, **arguments))
 
 
 SIZES = [(1, 7), (30, 2), (0, 5), (0, 0), (2, 9, 5), (9, 0, 1)]
@@ -180,7 +208,7 @@ def test_a_stream_longer_than_it_said_is_warned_of(loader_class, num_workers, ba
     with pytest.warns(UserWarning, match="Length of .* was reported to be 2") as caught:
         loaded = list(loader)
     assert len(loaded) == (8 if num_workers else 4)
-    words = [str(each.message) for each in caught if each.category is UserWarning]
+    words = [str(each.message) for each in caught if "Length of" in str(each.message)]
     assert len(words) == len(loaded) - 2
     assert "but 3 samples have been fetched" in words[0]
     assert ("multiprocessing data-loading" in words[0]) is (num_workers > 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import chain
 
 import numpy
 import pytest
@@ -533,3 +534,48 @@ def test_a_batch_sampler_may_use_its_object_again(make, arguments):
     """What it yields is copied, however far ahead it is read; a generator is read."""
     with DataLoader(range(6), batch_sampler=make(), **arguments) as loader:
         assert [each.tolist() for each in loader] == [[0, 1], [2, 3], [4, 5]]
+
+
+class Endless:
+    """Repeats a batch sampler, as libraries do that keep their workers."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        while True:
+            yield from self.sampler
+
+
+def endless(**arguments):
+    """Return a loader that never ends: 3 batches, of which one is short, again and again."""
+    loader = DataLoader(range(10), batch_size=4, shuffle=True, seed=0, **arguments)
+    object.__setattr__(loader, "batch_sampler", Endless(loader.batch_sampler))
+    return loader
+
+
+def some_of(loader, count):
+    """Return the next batches of a new iteration."""
+    return [batch.tolist() for batch, _ in zip(loader, range(count), strict=False)]
+
+
+@pytest.mark.parametrize("taken", [1, 7])
+def test_an_endless_loader_begins_again_alike_however_far_it_was_read(taken):
+    """Each pass has an order of its own, and so has each iteration; a state continues it."""
+    with endless() as here, endless(num_workers=1, buffer="1MB") as ahead:
+        assert some_of(here, taken) == some_of(ahead, taken)
+        begun = some_of(here, 6)
+        assert some_of(ahead, 6) == begun
+        passes = [[*chain(*begun[:3])], [*chain(*begun[3:])]]
+        assert sorted(passes[0]) == sorted(passes[1]) == list(range(10))
+        assert passes[0] != passes[1]
+    with endless() as loader:
+        iterator = iter(loader)
+        expected = [next(iterator).tolist() for _ in range(9)]
+    with endless(num_workers=1, buffer="1MB") as loader:
+        iterator = iter(loader)
+        assert [next(iterator).tolist() for _ in range(6)] == expected[:6]
+        state = loader.state_dict()
+    with endless() as loader:
+        loader.load_state_dict(state)
+        assert some_of(loader, 3) == expected[6:]

@@ -7,6 +7,8 @@ import gc
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from multiprocessing.util import register_after_fork
 
@@ -492,3 +494,39 @@ def test_a_lambda_for_spawned_workers_is_refused_with_what_to_do():
         with pytest.raises(Exception, match="pickle") as caught:
             iter(loader)
     assert "leave multiprocessing_context out" in caught.value.__notes__[-1]
+
+
+UNGUARDED = """
+from forebay import DataLoader
+
+class Data:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+print("begins", flush=True)
+list(DataLoader(Data(), num_workers=2, multiprocessing_context="spawn"))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_ends_at_once_and_is_told_of_it(tmp_path):
+    """Its first spawned process imports it again, and cannot begin: no other one is tried."""
+    path = tmp_path / "unguarded.py"
+    path.write_text(UNGUARDED)
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stdout.count("begins") == 2
+    assert 'if __name__ == "__main__":' in ended.stderr.partition("WorkerDiedError")[2]
+
+
+@pytest.mark.slow
+def test_a_class_of_a_program_without_a_file_is_named():
+    """A spawned process cannot import it; none is started."""
+    command = [sys.executable, "-c", UNGUARDED]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stdout.count("begins") == 1
+    assert "OptionError: multiprocessing_context='spawn' cannot find Data: " in ended.stderr

@@ -36,10 +36,27 @@ BaseIterator: Any = _BaseDataLoaderIter
 profiler_is_on: Callable[[], bool] = _profiler_enabled
 
 
+class _AskedInfo(_worker.WorkerInfo):
+    """A WorkerInfo that records whether it was asked which of how many workers this is."""
+
+    __slots__ = ()
+    was_asked = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("id", "num_workers"):
+            _AskedInfo.was_asked = True
+        return super().__getattribute__(name)
+
+
 def become_worker(worker_id: int, num_workers: int, seed: int, dataset: Any) -> None:
     """Make `torch.utils.data.get_worker_info()` describe this process as a worker."""
-    info: Any = _worker.WorkerInfo
+    info: Any = _AskedInfo
     _worker._worker_info = info(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
+
+
+def asked_for_worker() -> bool:
+    """Return whether any code of this worker asked which of how many workers it is."""
+    return _AskedInfo.was_asked
 
 
 def wrapped(error: BaseException, where: str) -> Any:

@@ -68,8 +68,14 @@ def odd_one(path: Path, descriptions: Sequence[str]) -> Misfit | None:
     return Misfit(path, number, what, others + (", and more" if len(counts) > 3 else ""))
 
 
-def refusal(misfit: Misfit, batch_size: int, advice: str) -> InputError:
-    """Return the error that names a misfit; `advice` says what to do, in whole sentences."""
+def refusal(
+    misfit: Misfit, batch_size: int, advice: str, indices: Sequence[Any] = ()
+) -> InputError:
+    """Return the error that names a misfit; `advice` says what to do, in whole sentences.
+
+    Args:
+        indices: Those of the samples in the dataset; empty if they are not known.
+    """
     field = f"field {shown(misfit.path)}" if misfit.path else ""
     if misfit.number is None:
         whose = f"{field} of every sample" if field else "every sample"
@@ -81,6 +87,8 @@ def refusal(misfit: Misfit, batch_size: int, advice: str) -> InputError:
         )
         first += misfit.what + (f"; {misfit.others}" if misfit.others else "")
         counting = "  Samples count from 0, as in the list of samples that a loader adds below.\n"
+        if len(indices) == batch_size:
+            counting = f"  It is sample {indices[misfit.number]!r} of the dataset.\n"
     if not misfit.path and "it is None" in f"it is {misfit.what}; {misfit.others}":
         advice = (
             "To leave out a sample that cannot be loaded, let the Dataset raise an exception "
@@ -198,17 +206,21 @@ def default(samples: list[Any]) -> Any:
     return default_at(samples, ())
 
 
-def collated(collate_fn: Rule, samples: Any) -> Any:
+def collated(collate_fn: Rule, samples: Any, indices: Sequence[Any] = ()) -> Any:
     """Call a loader's `collate_fn`; add a note to errors of torch's default that names the misfit.
 
     The type and message of the error stay torch's.
+
+    Args:
+        indices: Those of the samples in the dataset; empty if they are not known.
     """
     try:
         return collate_fn(samples)
     except Exception as error:
         misfit = find(samples) if collate_fn is default_collate and samples else None
         if misfit is not None:
-            error.add_note(f"forebay: {refusal(misfit, len(samples), _advice(misfit))}")
+            words = refusal(misfit, len(samples), _advice(misfit), indices)
+            error.add_note(f"forebay: {words}")
         raise
 
 

@@ -171,6 +171,7 @@ class BatchJob:
         self._map_fetcher: MapFetcher | None = None
         self._iterable_fetcher: IterableFetcher | None = None
         self._init_error: BaseException | None = None
+        self._has_made = False
         self.timer = BatchTimer()
         # With `concurrency`: requests whose samples are to be fetched, once that can begin.
         self._later: deque[BatchRequest] = deque()
@@ -270,8 +271,19 @@ class BatchJob:
             timer.failed()
             raise
         state = fetcher.state() if self._spec.tracks_state else None
-        failures = tuple(fetcher.failures)
-        return BatchResult(batch, failures=failures, is_empty=is_empty, state=state)
+        result = BatchResult(
+            batch, failures=tuple(fetcher.failures), is_empty=is_empty, state=state
+        )
+        return result._replace(is_undivided=True) if self._is_undivided(fetcher) else result
+
+    def _is_undivided(self, fetcher: MapFetcher | IterableFetcher) -> bool:
+        """Return, after the first batch, whether all of several workers read all of a dataset."""
+        is_first, self._has_made = not self._has_made, True
+        spec = self._spec
+        if not is_first or not self.is_process or isinstance(fetcher, MapFetcher):
+            return False
+        is_divided = spec.worker_init_fn is not None or torch_internals.asked_for_worker()
+        return int(spec.num_workers) > 1 and not is_divided
 
     def _collated(
         self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher

@@ -386,6 +386,10 @@ def feed_of(
     """Return a new feed and begin to start its workers."""
     if settings.is_local:
         return LocalFeed(settings, spec, trace)
+    if settings.start_method != "fork" and settings.cluster is None:
+        from forebay.pools.main_module import check_main
+
+        check_main(settings.start_method, spec.dataset, spec.collate_fn, spec.worker_init_fn)
     try:
         return Feed(settings, spec, trace, tuning, device)
     except (TypeError, AttributeError, PicklingError):

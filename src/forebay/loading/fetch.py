@@ -450,7 +450,8 @@ class MapFetcher:
             return samples.batch
         collate_fn = self._spec.collate_fn
         if collate_fn is default_collate:  # it draws no random numbers
-            return collated(collate_fn, samples)
+            is_known = self._spec.auto_collation and not self.failures
+            return collated(collate_fn, samples, request.index if is_known else ())
         return self._call_seeded(request, COLLATE, lambda: collated(collate_fn, samples))
 
     def state(self) -> WorkerState:

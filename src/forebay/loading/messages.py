@@ -123,6 +123,8 @@ class BatchResult(NamedTuple):
     Attributes:
         batch: The batch; None if every sample of it was skipped.
         timing: The time spent on it; None for most batches that take no time worth noting.
+        is_undivided: Whether the first batch of an iterable dataset was made without a question
+            for the worker, so that every worker makes all batches.
     """
 
     batch: PackedBatch | Any
@@ -133,6 +135,7 @@ class BatchResult(NamedTuple):
     is_inline: bool = False
     is_moved: bool = False
     refused: Exception | None = None
+    is_undivided: bool = False
 
 
 class BatchError(NamedTuple):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import warnings
 import weakref
 from array import array
 from collections import deque
@@ -93,6 +94,7 @@ class Planner:
         takes_turns = takes_turns and settings.by_torchs_rules
         self._turns = max(loader.num_workers, 1) if takes_turns else 0
         self._in_order, self._runs_ahead = settings.in_order, settings.runs_ahead
+        self._dataset, self._is_undivided = type(loader.dataset).__name__, False
         self._worker_seed = loader.seed if settings.is_iterable else None
         self._peeks_from = math.inf
         self._epochs: deque[PlannedEpoch] = deque()
@@ -160,6 +162,9 @@ class Planner:
     def take(self) -> tuple[BatchRequest, Result] | None:
         """Return the next result of this epoch and its request; None at the epoch's end."""
         feed = self._open_feed
+        if self._is_undivided:  # here, where no batch is lost if a filter makes it an error
+            self._is_undivided = False
+            self._warn_of_copies()
         while True:
             if not self._requests:
                 feed.check()
@@ -200,6 +205,7 @@ class Planner:
         """Record the result of a worker that takes turns; return whether to pass it on."""
         ended, states = self._epochs[0].ended, self.worker_states
         is_batch = worker not in ended
+        self._is_undivided |= isinstance(result, BatchResult) and result.is_undivided
         if isinstance(result, WorkerExhausted):
             ended.add(worker)
             if states and is_batch:
@@ -213,6 +219,16 @@ class Planner:
             states[worker] = result.state
         self.next_worker = (worker + 1) % self._turns
         return is_batch
+
+    def _warn_of_copies(self) -> None:
+        warnings.warn(
+            f"each of the {self._turns} workers reads all of {self._dataset}: its samples come "
+            f"{self._turns} times in an epoch, as with torch\n"
+            "  Its __iter__ did not ask get_worker_info() which worker it is in. Divide the data "
+            "there, by info.id and info.num_workers, or in worker_init_fn=. Otherwise use "
+            "num_workers=1, or a map-style dataset, whose batches do not depend on num_workers.",
+            stacklevel=2,
+        )
 
     def refresh(self) -> None:
         """Drop requests for epochs that have not begun: the sampler or dataset has changed."""

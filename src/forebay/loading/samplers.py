@@ -83,6 +83,10 @@ def warn_if_stock_loader() -> None:
 SamplerStates = list[dict[str, Any] | None]
 
 
+# More epochs than a loader has: orders of one epoch after another are so far apart.
+MOST_EPOCHS = 1 << 32
+
+
 class _Planned:
     """Yields the order of the epoch given to `set_epoch`; without a call, of epoch after epoch.
 
@@ -94,7 +98,12 @@ class _Planned:
         super().__init__(dataset, **options)  # type: ignore[call-arg]
         self.plan = plan
         self.epoch: int | None = None
-        self._seed, self._epochs = seed, 0  # the user's seed; None: drawn in each iteration
+        self._seed = seed  # the user's; None: drawn in each iteration
+        self._next, self._step = 0, 1  # the epoch of the next iteration, if none is given
+
+    def begin(self, epoch: int) -> None:
+        """Use the order of a loader's epoch next; if that iterates it again, orders of its own."""
+        self._next, self._step = epoch, MOST_EPOCHS
 
     def set_epoch(self, epoch: int) -> None:
         """Use the order of this epoch from the next iteration on."""
@@ -106,7 +115,7 @@ class _Planned:
     def __iter__(self) -> Iterator[int]:
         warn_if_stock_loader()
         seed = draw_seed(getattr(self, "generator", None)) if self._seed is None else self._seed
-        epoch, self._epochs = self._epochs, self._epochs + 1
+        epoch, self._next = self._next, self._next + self._step
         plan = replace(self.plan, seed=seed)
         for block in plan.blocks(epoch if self.epoch is None else self.epoch):
             yield from block.indices.ravel().tolist()
@@ -137,6 +146,15 @@ def sampler_for_plan(
     if shuffle:
         return PlannedShuffle(dataset, plan, seed, generator=generator)
     return PlannedOrder(dataset, plan, seed)
+
+
+def planned_within(sampler: Any) -> PlannedShuffle | PlannedOrder | None:
+    """Return the planned sampler that a user's sampler reads; None if there is none."""
+    for _ in range(8):  # one that refers to itself has no other
+        if sampler is None or isinstance(sampler, PlannedShuffle | PlannedOrder):
+            return sampler
+        sampler = _attribute(sampler, "sampler")
+    return None
 
 
 class UnreadSampler:

@@ -65,6 +65,7 @@ from forebay.options import (
     check_timeout,
     cluster_of,
     low_mark_of,
+    warn_of_unfilled_buffer,
 )
 from forebay.plan import Plan
 from forebay.ranks import Ranks, process_group
@@ -338,6 +339,8 @@ class Settings:
         if self.is_iterable or plan is not None:
             kind = "iterable" if self.is_iterable else "plan"
         size = self.batch_size if self.auto_collation else 1
+        if self.auto_collation and type(self.index_sampler) is not BatchSampler:
+            size = None  # some libraries put a batch sampler of theirs there
         ranks = 1 if self.shared is None else self.shared.world_size
         replicas = getattr(self.loader.sampler, "num_replicas", 1)  # of a DistributedSampler
         replicas = replicas if isinstance(replicas, int) else 1
@@ -526,12 +529,6 @@ def check(settings: Settings) -> None:
     alone = settings.one_at_a_time if settings.concurrency > 1 else ""
     refused = [
         (
-            buffer is not None and not workers,
-            "buffer= with num_workers=0: no worker would fill it\n"
-            "  Nothing was started. Set num_workers to 1 or more, or leave buffer out: each "
-            "batch is then made when it is requested.",
-        ),
-        (
             buffer is not None and buffer.directory is not None and backend == "thread",
             "Buffer(directory=) is not possible with backend='thread', whose batches are the "
             "trainer's own memory\n"
@@ -632,6 +629,8 @@ def check(settings: Settings) -> None:
     for is_refused, words in refused:
         if is_refused:
             raise OptionError(words)
+    if buffer is not None and not workers:
+        warn_of_unfilled_buffer()
 
 
 def check_worker_method(worker_method: str | None) -> None:

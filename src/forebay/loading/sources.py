@@ -26,6 +26,7 @@ from forebay.loading.samplers import (
     holds_position,
     is_self_contained,
     length_of,
+    planned_within,
     rank_of,
     resized,
     rows_of,
@@ -222,6 +223,9 @@ class SamplerSource(Source):
         if self._seed is None:
             iterator, self.iterator = self.iterator, None
             return Reader(self._selections(self.sampler, start, iterator))
+        if (planned := planned_within(self.sampler)) is not None:
+            # Its order must not depend on how often, or how far ahead, it was read.
+            planned.begin(start.epoch)
         seed = seed_of(self._seed, SAMPLER, start.epoch)
         generators = nullcontext if is_self_contained(self.sampler) else PrivateGenerators(seed)
         reader = Reader(self._selections(at_epoch(self.sampler, order), start), generators)

@@ -264,6 +264,7 @@ class ZygoteHandle:
     def __init__(self, job: Job | bytes, start: Start, keep: Sequence[int]) -> None:
         self._spawned: Any = None  # the multiprocessing.Process, if it was spawned
         self._is_loaded = False  # whether it has loaded the job
+        self.has_failed = False  # whether, if it was spawned, it could not: another cannot either
         self._silent_s = 0.0
         self._checked_at = time.monotonic()
         with ExitStack() as theirs, ExitStack() as undo:
@@ -350,9 +351,12 @@ class ZygoteHandle:
         if not self.ended:
             kill_descendants(self.pid)
         if self._spawned is not None:
+            if self.ended:
+                self._spawned.join(1.0)  # it may be about to exit, with a code that says why
             if self._spawned.is_alive():
                 self._spawned.kill()
             self._spawned.join()
+            self.has_failed = self._spawned.exitcode > 0 and not self._is_loaded
             self._spawned.close()
         else:
             with suppress(ProcessLookupError, ChildProcessError):  # it was reaped by another `wait`
@@ -604,8 +608,13 @@ class ProcessPool(Pool):
 
     def _report_lost_zygote(self, why: str) -> None:
         """Report the deaths of all workers: they die with their zygote, which is dead or killed."""
+        ended = self._zygote
         self._end_zygote(patience_s=0.0)
         failure = Failure("crash", "WorkerDiedError", why)
+        if ended is not None and ended.has_failed:
+            from forebay.pools.main_module import NOT_BEGUN
+
+            failure = Failure("exception", "WorkerDiedError", NOT_BEGUN)
         for incarnation in list(self._workers):
             # The kernel kills the worker itself, but not the processes that it started.
             if (pid := self.pids.get(incarnation)) is not None:
