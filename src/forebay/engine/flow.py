@@ -423,10 +423,10 @@ class Flow:
 
     def busy_workers(self) -> list[tuple[float, int, int | None]]:
         """Return when each busy worker began a task, its incarnation, the task; last, starting."""
-        workers, never = self._workers.items(), float("inf")
-        starting = [(never, number, None) for number, each in workers if not each.started]
-        running = [(each.begun[0], at, each.tasks[0]) for at, each in workers if each.running]
-        return sorted(running) + starting * bool(self.counts[State.QUEUED])
+        workers, waits = self._workers.items(), bool(self.counts[State.QUEUED])
+        running = sorted((each.begun[0], at, each.tasks[0]) for at, each in workers if each.running)
+        starting = [at for at, each in workers if waits and not each.started]
+        return [*running, *((float("inf"), at, None) for at in starting)]
 
     # ---- decisions -----------------------------------------------------------------------------
 

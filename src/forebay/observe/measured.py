@@ -163,11 +163,11 @@ def _setup(data: Mapping[str, Any]) -> Setup:
 
     known: dict[str, Any] = {}
     for each in fields(Setup):
-        value = data[each.name]
+        value: Any = data[each.name]
         if each.name == "tried":
             value = {int(count): _number(rate) for count, rate in list(value.items())[:MOST_TRIED]}
         elif each.name == "fetched":
-            value = value and Fetched(**{str(name): _number(it) for name, it in value.items()})
+            value = value and _fetched(value)
         elif isinstance(value, str):
             value = value[:MAX_TEXT]
         elif value is not None and not isinstance(value, bool):
@@ -177,6 +177,11 @@ def _setup(data: Mapping[str, Any]) -> Setup:
     if max(setup.num_workers, setup.most_workers or 0, setup.auto_workers) > MOST_WORKERS:
         raise ValueError(f"{setup.num_workers} workers")
     return setup
+
+
+def _fetched(data: Mapping[str, Any]) -> Fetched:
+    known: dict[str, Any] = {str(name): _number(value) for name, value in data.items()}
+    return Fetched(**known)
 
 
 def verdict_of(data: Any) -> str:

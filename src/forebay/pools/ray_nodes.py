@@ -86,7 +86,8 @@ def _project_modules() -> list[ModuleType]:
     ours = Path(__file__).resolve().parents[1]
     installed = [ours, *(Path(paths[name]).resolve() for name in ("stdlib", "platstdlib"))]
     found = []
-    for name, module in list(sys.modules.items()):
+    modules: list[tuple[str, Any]] = list(sys.modules.items())
+    for name, module in modules:
         file = getattr(module, "__file__", None)
         if name in ("__main__", "__mp_main__") or not isinstance(file, str):
             continue
