@@ -506,19 +506,21 @@ def main() -> NoReturn:
     _let_stdout_take_all()
     try:
         code = cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
+    except click.exceptions.Abort as error:
         words = {word.partition("=")[0] for word in sys.argv}
         given = [name for name in ("--restart", "--redo") if name in words]
         again = f"the same command{' without ' * bool(given)}{' and '.join(given)}"
-        continued = f"; completed work is kept, {again} continues"
+        said, *_ = [*getattr(error.__cause__, "__notes__", ()), "forebay: interrupted"]
         is_continued = sys.argv[1:2] and sys.argv[1] in _CONTINUED
-        click.echo(f"forebay: interrupted{continued if is_continued else ''}", err=True)
+        continued = f"; {again} continues" if is_continued else ""
+        click.echo(f"{said}{continued}", err=True)
         code = INTERRUPTED
     except click.ClickException as error:
         error.show()
         code = USAGE
     except ForebayError as error:
-        click.echo(f"forebay: {error}", err=True)
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        click.echo(f"forebay: {error}{notes}", err=True)
         code = USAGE if isinstance(error, OptionError) else COULD_NOT_RUN
     except OSError as error:
         if not _is_of_stdout(error):

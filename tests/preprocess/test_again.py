@@ -205,7 +205,8 @@ def test_an_interrupt_says_that_nothing_is_lost(tmp_path, resume, again):
     with pytest.raises(KeyboardInterrupt) as caught:
         run(interrupted, folder, tmp_path / "out", resume=resume)
     assert caught.value.__notes__ == [
-        f"forebay: interrupted; completed work is kept, the same call{again} continues"
+        "forebay: interrupted; 1 of 2 inputs are done and stay",
+        f"forebay: the same call{again} continues",
     ]
     assert run(strict, folder, tmp_path / "out", version="2").resumed == 1
 
@@ -320,4 +321,4 @@ def test_an_interrupted_redo_names_the_option_to_leave_out(told_folder):
 
     with pytest.raises(KeyboardInterrupt) as caught:
         run(interrupted, told_folder, "out", version="1", redo="*")
-    assert "the same call without redo= continues" in caught.value.__notes__[0]
+    assert "the same call without redo= continues" in caught.value.__notes__[-1]

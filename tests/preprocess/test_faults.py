@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sqlite3
 import textwrap
 from functools import partial
@@ -307,6 +308,8 @@ def test_on_error_raise_raises_the_users_own_exception(inputs, tmp_path, workers
         run(raise_own, inputs, tmp_path / "out", on_error="raise", **options)
     assert (caught.value.code, caught.value.args) == (7, (7, "mine"))
     assert any("0003.txt, number 4" in note for note in caught.value.__notes__)
+    kept = re.compile(r"forebay: \d+ of 12 inputs are done and stay").fullmatch
+    assert any(map(kept, caught.value.__notes__))
     report = run(raise_own, inputs, tmp_path / "out", **options)
     assert (report.done, report.failed) == (11, 1)
 

@@ -103,7 +103,7 @@ class CachePlan:
         return cls(samples, per_shard, Layout.from_json(found))
 
 
-_AGAIN = "  Remove it and call forebay.cache again: completed shards are kept."
+_AGAIN = "  Remove it and call forebay.cache again: it makes what is missing."
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +200,8 @@ class Index:
         except OSError as error:
             raise InputError(
                 f"{path!r} cannot be read: {error.strerror}\n"
-                "  Check its permissions, or remove it and call forebay.cache again: completed "
-                "shards are kept."
+                "  Check its permissions, or remove it and call forebay.cache again: it makes "
+                "what is missing."
             ) from error
         return None if data is None else cls.from_json(data, path)
 

@@ -370,8 +370,8 @@ def _storable(path: str) -> str:
         path.encode()
     except UnicodeEncodeError as error:
         advice = (
-            "The metadata table holds the name of each input as UTF-8, so the run stops here; what "
-            "is done is kept. Rename the file, or leave it out."
+            "The metadata table holds the name of each input as UTF-8, so the run stops "
+            "here. Rename the file, or leave it out."
         )
         raise InputError(f"{path!a}: its name is not UTF-8\n  {advice}") from error
     return path
@@ -489,7 +489,7 @@ def local_inputs(inputs: Any) -> tuple[str, ...]:
     if first is inputs:
         with suppress(OSError):  # the listing reports it
             path = min((each.path for each in os.scandir(path)), default=path)
-    return (path,)
+    return (path,) if os.path.lexists(path) else ()  # what is away here may be so everywhere
 
 
 def check_in_reach(text: str, options: PreprocessOptions) -> None:

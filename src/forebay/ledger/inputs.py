@@ -335,7 +335,7 @@ def listed_twice(found: Duplicate, *, is_late: bool) -> InputError:
     if "://" in value:
         way += " URLs that differ in their credentials alone are the same."
     kept = (
-        "The listing was read while its first inputs were worked on. Completed work is kept."
+        "The listing was read while its first inputs were worked on."
         if is_late
         else "Nothing was started, and the ledger is unchanged."
     )

@@ -196,7 +196,7 @@ class FolderLock:
             f"another run has taken over {self.path.parent}: {holder}\n"
             f"  This run had not renewed its lock for {STALE_S:g} s: it was stopped, or the file "
             "system did not answer.\n"
-            "  This run ends, and has written nothing since. Completed work is kept."
+            "  This run ends, and has written nothing since."
         )
 
     def _take_flock(self) -> None:
@@ -294,7 +294,7 @@ class FolderLock:
             lines.append(f"  It runs: {holder.command}")
         lines.append(
             "  This run changed nothing. Wait until that one ends, watch it with `forebay status`, "
-            "or stop it and call again: completed work is kept."
+            "or stop it and call again."
         )
         if holder.pid and not holder.is_visible:
             lines.append(

@@ -247,7 +247,7 @@ class LedgerCopy:
     def _busy(self, holder: Holder) -> BusyError:
         return BusyError(
             f"another run holds {self._store.url}: {holder}\n"
-            "  This run stopped, and what it committed before is kept. Wait until that one ends, "
+            "  This run stopped. Wait until that one ends, "
             f"and make the same call again; if it died, wait {STALE_S:g} s."
         )
 

@@ -538,7 +538,7 @@ class Staging:
         except OSError as error:
             raise OutputError(
                 f"a worker cannot make its folder for staged files: {error}\n"
-                "  Completed work is kept, and no input counts as failed.\n"
+                "  No input counts as failed.\n"
                 "  Free some space and inodes (see df -h and df -i), or make the output folder "
                 "writable; then make the same call again."
             ) from error

@@ -159,7 +159,7 @@ class Checkpoints:
         except OSError as error:
             raise OutputError(
                 f"{self._place.locate('')!r} cannot be read: {error.strerror}\n"
-                "  Nothing is lost. Check its permissions and the disk; the same call continues."
+                "  Check its permissions and the disk; the same call continues."
             ) from error
 
 

@@ -595,7 +595,7 @@ class PartWriter:
             raise OutputError(
                 f"predictions of {counted(len(self._indices), 'sample')} cannot be written: "
                 f"{str(error) or 'there is not enough memory'}\n"
-                "  Completed parts are kept. Free some memory, and repeat the call to continue."
+                "  Free some memory, and repeat the call to continue."
             ) from error
 
     def __enter__(self) -> PartWriter:

@@ -192,8 +192,8 @@ def too_many(reason: str, name: str, failure: Failure) -> FailuresError:
     return FailuresError(
         f"stopped early: {reason}\n"
         f"  The last of them, {name}: {failure.error}: {failure.message}\n"
-        "  Completed work is kept. See `forebay failures`, fix the cause, and make the same call "
-        f"again.\n{failure.traceback}"
+        "  See `forebay failures`, fix the cause, and make the same call again.\n"
+        f"{failure.traceback}"
     )
 
 
@@ -201,7 +201,7 @@ def no_more_space(failure: Failure) -> OutputError:
     """Return the error that ends a run whose outputs cannot be written."""
     return OutputError(
         f"the outputs can no longer be written: {failure.error}: {failure.message}\n"
-        "  The run was stopped; completed work is kept, and no input counts as failed.\n"
+        "  The run was stopped, and no input counts as failed.\n"
         "  Free some space (or make the folder writable), then make the same call again."
     )
 
@@ -224,8 +224,7 @@ def first_failure(outcome: ReportFailure, name: str) -> BaseException:
     if failure.traceback and error.__traceback__ is None:  # it was raised in another process
         error.add_note(f"In the worker:\n{failure.traceback.rstrip()}")
     error.add_note(
-        f"forebay: the input was {name}, number {outcome.task}, attempt {outcome.attempt}; "
-        "completed work is kept."
+        f"forebay: the input was {name}, number {outcome.task}, attempt {outcome.attempt}."
     )
     return error
 

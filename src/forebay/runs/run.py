@@ -26,6 +26,7 @@ from typing import Any
 
 from forebay.base import process
 from forebay.base.files import download, location_text
+from forebay.base.formatting import counted
 from forebay.base.output_names import PRIVATE, table_name
 from forebay.base.process import ProcessTimes, fewer_collections
 from forebay.base.randomness import ThreadTurns, generators_kept, generators_restored
@@ -35,7 +36,6 @@ from forebay.errors import (
     ChangedError,
     OptionError,
     OutputError,
-    WorkerDiedError,
     shortened,
     shown_location,
 )
@@ -206,13 +206,19 @@ class Session:
             given = {"resume=False": not self.options.resume, "redo=": self.options.redo}
             without = " and ".join(name for name, is_given in given.items() if is_given)
             again = f"the same call{' without ' * bool(without)}{without}"
-            error.add_note(f"forebay: interrupted; completed work is kept, {again} continues")
-        elif isinstance(error, WorkerDiedError):
-            with suppress(Exception):  # whatever a ledger on a failing disk raises
-                counts = self.ledger.counts()
-                done = f"{counts.done:,} of {counts.total:,} are done"
-                error.add_note(f"forebay: {done}, as the ledger records; the same call continues")
+            error.add_note(f"forebay: interrupted{self._what_is_done('; ')}")
+            error.add_note(f"forebay: {again} continues")
+        elif error is not None and self._progress is not None and (done := self._what_is_done()):
+            error.add_note(f"forebay: {done}")
         self._closing.__exit__(kind, error, traceback)
+
+    def _what_is_done(self, before: str = "") -> str:
+        """Return how much of the work the ledger has, with this before it; "" if it has none."""
+        done = total = 0
+        with suppress(Exception):  # whatever a ledger on a failing disk raises
+            total, done, _ = self.ledger.counts()
+        noun = {"predict": "part", "cache": "shard"}.get(self.verb, "input")
+        return f"{before}{done:,} of {counted(total, noun)} are done and stay" if done else ""
 
     def _open_table(self) -> None:
         """Record that the table is not up to date, before anything changes."""
