@@ -84,8 +84,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         batch_sampler: See torch.
         num_workers: See torch. With "auto", or a `forebay.AutoWorkers`, the loader adjusts the
             number to the training while it runs; `statistics().decisions` says what was changed
-            and why. With a `seed`, batches do not depend on the number. Without one, order and
-            random numbers come from a seed drawn from torch's generator before the first epoch.
+            and why. With a `seed`, batches of a map-style dataset do not depend on the number.
+            Without one, order and random numbers come from a seed drawn from torch's generator
+            before the first epoch.
         collate_fn: See torch.
         pin_memory: See torch.
         drop_last: See torch. With `world_size`, drops the incomplete global batch.
@@ -100,8 +101,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         pin_memory_device: See torch.
         in_order: See torch.
         buffer: How much to prefetch, across epochs: bytes, a string such as "30GB" or "50%" (of the
-            memory, for all ranks of a machine), or a `forebay.Buffer`. Only one iterator is valid
-            at a time: `iter(loader)` invalidates the previous one.
+            memory, for all ranks of a machine), or a `forebay.Buffer`. Workers fill it: without
+            them it has no effect. Only one iterator is valid at a time: `iter(loader)` invalidates
+            the previous one.
         backend: "process", "thread", or "ray" (or a `forebay.Ray`) to make batches on the nodes
             of a cluster; the buffer is still in this process's memory. Threads share the random
             generators of the process: with `seed`, and without `concurrency`, samples that draw
