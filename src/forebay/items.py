@@ -33,6 +33,7 @@ from forebay.base.table_files import refuse
 from forebay.base.table_formats import GROUP_ROWS
 from forebay.errors import InputError, OptionError, shortened
 from forebay.failures import short_tracebacks
+from forebay.inputs.file_columns import file_column, path_among, with_open_path
 from forebay.inputs.listing import list_folder, tables_in
 from forebay.inputs.search import matches, patterns_of
 from forebay.inputs.tables import (
@@ -392,8 +393,9 @@ def from_table(
     for a missing value. NaN is a number, except in a DataFrame of pandas and in a list of dicts,
     which may come from one: there it is a missing value. The column `destination` names an output
     of `preprocess`, relative to the table; the row has the file's absolute path, which may not lead
-    out of that folder. All other columns are passed unchanged; periods and intervals of pandas are
-    strings, and a time beyond the year 9999 is a `numpy.datetime64`.
+    out of that folder. So has a row whose path is relative to the table, and not to the working
+    folder. All other columns are passed unchanged; periods and intervals of pandas are strings, and
+    a time beyond the year 9999 is a `numpy.datetime64`.
 
     With `columns`, a sample is a dict of these columns, and a loader takes whole batches from them,
     hundreds of times as fast as row by row: a dict of tensors, and of lists for strings and bytes.
@@ -457,8 +459,11 @@ def from_table(
             f"{name} has two columns with the same name: {list(known)}\n  Rename one of them."
         )
     items = PackedSequence(_rows(table))
-    row_of = partial(_load_row, known, start)
-    name_of = partial(_path_of_row, row_of)
+    local = None if start is None or is_url(start) else start
+    first = (dict(zip(known, values, strict=True)) for values in items)
+    watched = file_column(known, first, local)
+    row_of = partial(_load_row, known, start, watched)
+    name_of = partial(_path_of_row, row_of, watched)
     return ItemDataset(items, partial(row_of, load), name=name_of, columns=known)
 
 
@@ -545,15 +550,23 @@ def _load_file(folder: str, load: Callable[[Path], Any], name: str) -> Any:
 def _load_row(
     columns: tuple[str, ...],
     folder: str | None,
+    watched: str,
     load: Callable[[dict[str, Any]], Any] | None,
     values: tuple[Any, ...],
 ) -> Any:
     row = located(dict(zip(columns, values, strict=True)), folder)
+    row = with_open_path(row, _path_in_row(row, watched), folder)
     return row if load is None else load(row)
 
 
-def _path_of_row(row_of: Callable[..., dict[str, Any]], values: tuple[Any, ...]) -> str | None:
-    return path_in(row_of(None, values))[0] or None
+def _path_in_row(row: dict[str, Any], watched: str) -> str:
+    return path_in(row)[0] or path_among(row, watched)[0]
+
+
+def _path_of_row(
+    row_of: Callable[..., dict[str, Any]], watched: str, values: tuple[Any, ...]
+) -> str | None:
+    return _path_in_row(row_of(None, values), watched) or None
 
 
 def _rows(table: pyarrow.Table) -> Iterator[tuple[Any, ...]]:

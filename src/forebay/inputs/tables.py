@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader
 from itertools import chain, islice, starmap
@@ -41,6 +41,7 @@ from forebay.base.table_formats import (
     table_of,
 )
 from forebay.errors import InputError, shortened
+from forebay.inputs.file_columns import file_column, path_among
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import (
     DESTINATION,
@@ -85,6 +86,7 @@ class Manifest:
         folder: Where relative paths may start besides the current folder; None if it is remote.
         total: The number of rows; None if it is not known before the last one is read.
         fingerprint: Changes with a large file that is read from any row on; "" for others.
+        file_column: The column that names files, if none has a usual name for that; "" for none.
     """
 
     name: str
@@ -93,12 +95,13 @@ class Manifest:
     _rows: Callable[[int], Iterator[LocatedRow]]
     total: int | None = None
     fingerprint: str = ""
+    file_column: str = ""
 
     def inputs(self, first: int = 1) -> Iterator[Input]:
         """Yield one input for each row from the `first` on, in the manifest's order."""
-        names_paths = not set(PATH_COLUMNS).isdisjoint(self.columns)
+        names_paths, other = not set(PATH_COLUMNS).isdisjoint(self.columns), self.file_column
         for row, text in self.rows(first - 1):
-            source, column = path_in(row) if names_paths else ("", "")
+            source, column = path_in(row) if names_paths else path_among(row, other)
             identity = self._identity(source, column) if source else ""
             if "://" not in text or not _may_hide(text):
                 yield Input(source, text, identity)
@@ -208,9 +211,10 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
     rows = partial(form.rows, file)
     if next(rows(), None) is None:
         refuse(shown, "no rows", "A manifest needs one row for each input.")
+    watched = file_column(columns, (row for _, row in rows()), folder)
     is_large = folder is not None and total is not None and total >= MANY_ROWS
     fingerprint = _fingerprint(name) if is_large else ""
-    return Manifest(shown, tuple(columns), folder, rows, total, fingerprint)
+    return Manifest(shown, tuple(columns), folder, rows, total, fingerprint, watched)
 
 
 def _fingerprint(path: str) -> str:
@@ -355,8 +359,9 @@ def memory_manifest(table: Any, folder: str | os.PathLike[str] | None) -> tuple[
         refuse(name, "no rows", "A manifest needs one row for each input.")
     start = start_of(folder, (row.get(DESTINATION) for _, row in rows()), name)
     local = None if is_url(start) else start
+    watched = file_column(columns, (row for _, row in rows()), local)
     manifest = Manifest(name, columns, local, lambda skipped: islice(rows(), skipped, None), total)
-    return manifest, start
+    return replace(manifest, file_column=watched), start
 
 
 def arrow_table(table: Any) -> pyarrow.Table:

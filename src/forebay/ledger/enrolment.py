@@ -78,7 +78,7 @@ DELETE FROM places WHERE new BETWEEN 1 AND :known OR (
 _LIFT = f"""
 INSERT INTO lifted
 SELECT p.new,
-    CASE WHEN l.position IS NULL THEN i.source ELSE l.source END,
+    CASE WHEN l.position IS NULL OR l.source = '' THEN i.source ELSE l.source END,
     CASE WHEN l.position IS NULL THEN i.row ELSE l.row END,
     CASE WHEN l.position IS NULL THEN i.identity
         WHEN p.what = {CHANGED} THEN l.identity ELSE merged_identity(i.identity, l.identity) END,

@@ -30,6 +30,8 @@ def identity_change(recorded: str, listed: str) -> int:
     """Return SAME, CHANGED, UNSEEN, or RETIMED for a file of which only the time differs."""
     if listed == recorded or recorded.startswith(listed + _HASH):
         return SAME
+    if not listed:  # no column of the table is known to name files: none of them is there now
+        return UNSEEN
     if listed.endswith(NOT_SEEN):
         return UNSEEN if recorded.startswith(listed.removesuffix(NOT_SEEN)) else CHANGED
     was, now = _file(recorded), _file(listed)
