@@ -89,8 +89,9 @@ class ItemDataset(Dataset[Any]):
         """Return what a sample is made of, for the column `source` of a table.
 
         That is the path of a file, the path that a row names (of the columns `destination`,
-        `source`, `path`, `file`, `filename`, `input` the first that has one), or the ID. It is the
-        index for a row that names no path.
+        `source`, `path`, `file`, `filename`, `input` the first that has one; in a table without
+        these, a column whose first values are files), or the ID. It is the index for a row that
+        names no path.
         """
         position = _position(index)
         name = self._name(self.items[position])

@@ -34,7 +34,9 @@ def content_identity(
     """
     if not source or is_url(source):
         return ""
-    column = path_in(json.loads(row))[1] if row is not None and row[:1] == "{" else ""
+    column = ""
+    if row is not None and row[:1] == "{":
+        column = path_in(json.loads(row))[1] or "path"  # any but `destination`: see `file_column`
     for path in files_named(source, column, folder):
         try:
             with open_regular(path) as file:

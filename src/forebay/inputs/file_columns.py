@@ -33,7 +33,8 @@ def file_column(
         return ""
     first = [*islice(rows, _FIRST_ROWS)]
     for column in columns:
-        values = [each for row in first if (each := row.get(column)) not in (None, "")]
+        values = [each for row in first if isinstance(each := row.get(column), str | os.PathLike)]
+        values = [each for each in map(os.fspath, values) if each]
         if 2 * sum(_is_file(each, folder) for each in values) > len(values):
             return column
     return ""
@@ -46,7 +47,7 @@ def path_among(row: Mapping[str, Any], column: str) -> tuple[str, str]:
 
 
 def _is_file(value: Any, folder: str | None) -> bool:
-    if not isinstance(value, str | os.PathLike) or is_url(str(value)):
+    if not isinstance(value, str) or is_url(value):
         return False
     for start in ("", *([] if folder is None else [folder])):
         try:

@@ -41,7 +41,6 @@ from forebay.base.table_formats import (
     table_of,
 )
 from forebay.errors import InputError, shortened
-from forebay.inputs.file_columns import file_column, path_among
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import (
     DESTINATION,
@@ -101,7 +100,7 @@ class Manifest:
         """Yield one input for each row from the `first` on, in the manifest's order."""
         names_paths, other = not set(PATH_COLUMNS).isdisjoint(self.columns), self.file_column
         for row, text in self.rows(first - 1):
-            source, column = path_in(row) if names_paths else path_among(row, other)
+            source, column = path_in(row) if names_paths else (_path_at(row, other), other)
             identity = self._identity(source, column) if source else ""
             if "://" not in text or not _may_hide(text):
                 yield Input(source, text, identity)
@@ -164,6 +163,18 @@ class Manifest:
         return NOT_SEEN
 
 
+def _path_at(row: Row, column: str) -> str:
+    """Return the path that a row names in a `file_column`; "" for none."""
+    value = row.get(column)
+    return value if isinstance(value, str) else ""
+
+
+def _file_column(columns: Sequence[str], rows: Iterator[LocatedRow], folder: str | None) -> str:
+    from forebay.inputs.file_columns import file_column
+
+    return file_column(columns, (row for _, row in rows), folder)
+
+
 def _pages(rows: Iterator[LocatedRow]) -> Iterator[list[LocatedRow]]:
     """Yield rows in lists; those before a damaged row come before its error is raised."""
     page: list[LocatedRow] = []
@@ -211,7 +222,7 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
     rows = partial(form.rows, file)
     if next(rows(), None) is None:
         refuse(shown, "no rows", "A manifest needs one row for each input.")
-    watched = file_column(columns, (row for _, row in rows()), folder)
+    watched = _file_column(columns, rows(), folder)
     is_large = folder is not None and total is not None and total >= MANY_ROWS
     fingerprint = _fingerprint(name) if is_large else ""
     return Manifest(shown, tuple(columns), folder, rows, total, fingerprint, watched)
@@ -359,7 +370,7 @@ def memory_manifest(table: Any, folder: str | os.PathLike[str] | None) -> tuple[
         refuse(name, "no rows", "A manifest needs one row for each input.")
     start = start_of(folder, (row.get(DESTINATION) for _, row in rows()), name)
     local = None if is_url(start) else start
-    watched = file_column(columns, (row for _, row in rows()), local)
+    watched = _file_column(columns, rows(), local)
     manifest = Manifest(name, columns, local, lambda skipped: islice(rows(), skipped, None), total)
     return replace(manifest, file_column=watched), start
 

@@ -23,7 +23,6 @@ from forebay.base.randomness import (
     seed_on_import,
 )
 from forebay.errors import OutputError
-from forebay.inputs.file_columns import with_open_path
 from forebay.ledger.records import key_of, located
 from forebay.outputs.staging import Output, Staging, current
 from forebay.pools.events import Answer, Assignment, Refusal
@@ -233,7 +232,10 @@ class PreprocessJob:
                 return _exhausted(returned), out.name_of
         if row is not None:
             listed = located(json.loads(opens), self._folder)
-            listed = with_open_path(listed, source, self._folder)
+            if source and self._folder:
+                from forebay.inputs.file_columns import with_open_path
+
+                listed = with_open_path(listed, source, self._folder)
             return self._returned_for(listed, out), out.name_of
         if is_url(source) and self._fetch is not None:
             return self._call_fetched(self._fetch, source, opens, out)
