@@ -50,6 +50,8 @@ class LedgerError(ForebayError):
 class BusyError(LedgerError):
     """Another run holds this output folder."""
 
+    holder: Any = None  # a `Holder`, where it is known
+
 
 class ChangedError(LedgerError):
     """The function or its parameters differ from those the ledger was written with."""

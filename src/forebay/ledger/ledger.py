@@ -154,11 +154,12 @@ class Ledger:
                     db.execute(statement)
 
     @classmethod
-    def open(cls, folder: Path, command: str = "") -> Self:
+    def open(cls, folder: Path, command: str = "", call: str = "") -> Self:
         """Open the ledger in `folder`, creating both if missing, and take the folder's lock.
 
         Args:
             command: This run's command, for the message to a second driver.
+            call: Which call it makes, for a second driver that makes the same.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +168,7 @@ class Ledger:
                 f"the folder {folder} cannot be created: {error.strerror}\n"
                 "  Nothing was started. Choose an output folder that you can write to."
             ) from error
-        lock = FolderLock(folder / LOCK_NAME, command)
+        lock = FolderLock(folder / LOCK_NAME, command, call)
         try:
             return cls(lock, folder / NAME)
         except BaseException:
@@ -432,7 +433,9 @@ class Ledger:
         """Return how many inputs are in which state, gone ones aside, in constant time."""
         return counts_in(dict(self.rows("SELECT key, value FROM meta")))
 
-    def todo(self, last: int | None = None, *, failed_only: bool = False) -> Iterator[Todo]:
+    def todo(
+        self, last: int | None = None, *, failed_only: bool = False, has_failed: bool = True
+    ) -> Iterator[Todo]:
         """Yield the inputs to be tried, up to ordinal `last`; None for all.
 
         Untried ones come first, then those that failed before this call; each group in order. So a
@@ -440,7 +443,8 @@ class Ledger:
         Failed inputs stay failed until another result is recorded.
         """
         end, after = _LAST if last is None else last, 0
-        failed = self.failed_ordinals()  # now: those that fail from now on are not tried again
+        # Now: those that fail from now on are not tried again.
+        failed = self.failed_ordinals() if has_failed else array("q")
         while not failed_only:
             page = self._todo_page(
                 f"ordinal > ? AND ordinal <= ? AND state = {TODO} ORDER BY ordinal LIMIT ?",

@@ -49,6 +49,7 @@ class Holder:
     kernel: str = ""
     process_start: str = ""
     folder: str = ""
+    call: str = ""  # which call it makes; "" if it is none of an entry point
 
     def __str__(self) -> str:
         if not self.pid:
@@ -56,7 +57,7 @@ class Holder:
         return f"pid {self.pid} on {self.host}, since {self.started}"
 
     @classmethod
-    def this_process(cls, command: str, folder: str | os.PathLike[str]) -> Holder:
+    def this_process(cls, command: str, folder: str | os.PathLike[str], call: str = "") -> Holder:
         """Return the record of this process, which takes the folder now."""
         return cls(
             host=os.uname().nodename,
@@ -66,6 +67,7 @@ class Holder:
             kernel=kernel(),
             process_start=state_and_start(os.getpid())[1],
             folder=os.path.realpath(folder),
+            call=call,
         )
 
     @classmethod
@@ -131,9 +133,10 @@ class FolderLock:
 
     Args:
         command: This run's command, for the message to a second run.
+        call: Which call it makes, for a second run that makes the same.
     """
 
-    def __init__(self, path: Path, command: str = "") -> None:
+    def __init__(self, path: Path, command: str = "", call: str = "") -> None:
         """Lock the folder; wait STALE_S if a run on another machine left its record behind."""
         self.path = path.absolute()
         self.native = True
@@ -149,7 +152,7 @@ class FolderLock:
             ) from error
         try:
             self._take_flock()
-            self._take_record(Holder.this_process(command, self.path.parent))
+            self._take_record(Holder.this_process(command, self.path.parent, call))
         except BaseException:
             os.close(self._fd)
             raise
@@ -301,7 +304,9 @@ class FolderLock:
                 "  It runs on another machine. If it was killed there, this call succeeds "
                 f"{STALE_S:g} s after that."
             )
-        return BusyError("\n".join(lines))
+        error = BusyError("\n".join(lines))
+        error.holder = holder
+        return error
 
     def _abandon(self) -> None:
         """Only close the descriptor; in a forked child, the parent keeps its lock."""

@@ -332,11 +332,11 @@ class OutputFolder:
             ) from error
         self._publisher = Publisher(path)
 
-    def ledger(self, command: str = "") -> AbstractContextManager[Ledger]:
+    def ledger(self, command: str = "", call: str = "") -> AbstractContextManager[Ledger]:
         """Open the ledger, for one driver at a time."""
         from forebay.ledger.ledger import Ledger
 
-        return Ledger.open(self.private, command)
+        return Ledger.open(self.private, command, call)
 
     def copy_ledger(self, ledger: Ledger, *, now: bool = False) -> None:
         """Do nothing: the ledger is in the output folder."""

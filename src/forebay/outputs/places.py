@@ -125,10 +125,10 @@ class LedgerCopy:
         self._took_s = 0.0
         self._due = 0.0
 
-    def join(self, ledger: Ledger, command: str) -> None:
+    def join(self, ledger: Ledger, command: str, call: str = "") -> None:
         """Bring the local ledger up to date, and make this the bucket's run."""
         there = read_run(self._store)
-        this = Holder.this_process(command, self._path.parent)
+        this = Holder.this_process(command, self._path.parent, call)
         other = None if there is None else there.live_holder
         if other is not None and (other.host, other.pid) != (this.host, this.pid):
             raise self._busy(other)
@@ -245,11 +245,13 @@ class LedgerCopy:
                     self._sending.release()
 
     def _busy(self, holder: Holder) -> BusyError:
-        return BusyError(
+        error = BusyError(
             f"another run holds {self._store.url}: {holder}\n"
             "  This run stopped. Wait until that one ends, "
             f"and make the same call again; if it died, wait {STALE_S:g} s."
         )
+        error.holder = holder
+        return error
 
 
 # ---- bucket --------------------------------------------------------------------------------------
@@ -281,10 +283,10 @@ class Bucket(OutputFolder):
         self._copy = LedgerCopy(self._store, self.private)
 
     @contextmanager
-    def ledger(self, command: str = "") -> Iterator[Ledger]:
+    def ledger(self, command: str = "", call: str = "") -> Iterator[Ledger]:
         """Open the ledger, brought up to date from the bucket; send it back at the end."""
-        with Ledger.open(self.private, command) as ledger:
-            self._copy.join(ledger, command)
+        with Ledger.open(self.private, command, call) as ledger:
+            self._copy.join(ledger, command, call)
             try:
                 yield ledger
             except BaseException:

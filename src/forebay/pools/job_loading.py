@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # What cloudpickle makes functions and classes with.
 _CLOUDPICKLE, _MAKERS = "cloudpickle.cloudpickle", ("_make_function", "_make_skeleton_class")
 
-_is_loading = False
+_is_loading, _is_worker = False, False
 
 
 def load_job(data: bytes) -> Any:
@@ -52,6 +52,17 @@ def check_not_loading(call: str) -> None:
         "  No input was processed. Put the call into a function, or under "
         "`if __name__ == '__main__':`."
     )
+
+
+def is_worker() -> bool:
+    """Return whether this process is one of forebay's workers, or forks them."""
+    return _is_worker
+
+
+def become_worker() -> None:
+    """Note that this process is a worker, or forks them."""
+    global _is_worker  # noqa: PLW0603 - of this process
+    _is_worker = True
 
 
 @contextmanager

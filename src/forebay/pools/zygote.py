@@ -38,7 +38,7 @@ from forebay.base.memory_files import memory_file
 from forebay.base.process import OOM_AFTER_WORKERS, die_when_memory_runs_out
 from forebay.failures import Failure
 from forebay.pools.events import Assignment, Event, Job, TaskFailed, TaskFinished, as_sent
-from forebay.pools.job_loading import load_job
+from forebay.pools.job_loading import become_worker, load_job
 from forebay.pools.worker import Channel, failure_of, portable, serve, without_our_frames
 
 # ---- linux ---------------------------------------------------------------------------------------
@@ -179,6 +179,7 @@ def run(
 ) -> NoReturn:
     """Serve the driver until it closes or dies; never returns."""
     code = 1
+    become_worker()
     die_when_memory_runs_out(OOM_AFTER_WORKERS)
     try:
         zygote = _Zygote(control, answers, job, is_limited=is_limited)

@@ -120,7 +120,8 @@ def predict(
             written to, or is full.
         ChangedError: Model or data differ from those of the earlier run.
         FailuresError: The first samples all failed with the same error.
-        BusyError: Another run is working on this output folder.
+        BusyError: Another call is working on this output folder. The same call waits for it, and
+            then returns what is there, as ranks do that prepare together.
         WorkerDiedError: A factory's worker died repeatedly on the same part.
     """
     from forebay.devices.device import check_device, device_of
@@ -151,8 +152,15 @@ def predict(
         listed = samples_of(reader.dataset) if table is None else table
         own = None if table is None else shown_rows(table.rows)
         described = partial(_described, model, reader, load, listed)
+        given = f"{len(reader.dataset)}" if table is None else f"{table.rows!r}"
         with Session(
-            model, output, options, described=described, verb="predict", settings=settings
+            model,
+            output,
+            options,
+            described=described,
+            verb="predict",
+            inputs=given,
+            settings=settings,
         ) as session:
             ledger = session.ledger
             if session.starts_over:
@@ -161,8 +169,8 @@ def predict(
             if own is None and names is not None:
                 own = names_table(names)
             before = CompletedParts.of(ledger.results())
-            again = before.failing if retry_failed else []
-            todo = [*ledger.todo(), *again]
+            again = before.failing if retry_failed and not session.has_waited else []
+            todo = [*ledger.todo(has_failed=not session.has_waited), *again]
             resumed = before.samples - sum(range_of(each.row)[1] for each in again)
             resumed += earlier.count
             diagnosis: Callable[[], Any] = partial(of_parts.diagnosis, trace)

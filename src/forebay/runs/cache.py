@@ -86,7 +86,8 @@ def cache(
     epoch.
 
     The same call again returns at once, without reading a sample of the dataset; after a kill it
-    continues. Any number of processes may open a finished cache at once; only one may make it.
+    continues. Any number of processes may open a finished cache at once. Of several that make the
+    same call, as ranks do, one makes it, and the others wait and then open it.
 
     Args:
         dataset: A map-style Dataset.
@@ -119,7 +120,8 @@ def cache(
         InputError: The dataset is empty, or a file of the cache is truncated.
         ChangedError: The dataset differs from that of the earlier run.
         FailuresError: Samples failed, or cannot be cached; the message names them.
-        BusyError: Another process is making this cache.
+        BusyError: Another call is making a cache there. The same call waits for it, and then opens
+            what is there, as ranks do that prepare together.
         OutputError: The folder cannot be reached or written to, or is full.
         WorkerDiedError: Workers cannot be kept alive.
     """
@@ -132,9 +134,17 @@ def cache(
     if index is None or not _is_same(index, samples, version, described) or index.missing(place):
         where = place.url if isinstance(place, Store) else place.path
         with Session(
-            dataset, where, options, described=described, verb="cache", settings=settings
+            dataset,
+            where,
+            options,
+            described=described,
+            verb="cache",
+            inputs=f"{samples.lengths} {text_of(samples.places)}",
+            settings=settings,
         ) as session:
-            index = _made(session, dataset, samples, described(), classes, place)
+            index = Index.read(place) if session.has_waited else None
+            if index is None or not _is_same(index, samples, version, described):
+                index = _made(session, dataset, samples, described(), classes, place)
     return cached_dataset(place, index, transform, classes)
 
 

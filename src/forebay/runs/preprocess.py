@@ -27,6 +27,7 @@ from forebay.runs.ranges import Samples, sample_listing, samples_of, verb_of
 from forebay.runs.recorded_settings import recorded_settings, settings_to_json
 from forebay.runs.report import Report, saying_what_stays
 from forebay.runs.run import Session
+from forebay.runs.same_call import inputs_text
 
 # What a function is called with.
 _PARAMETERS = "source", "out"
@@ -144,7 +145,8 @@ def preprocess(
         OutputError: The output folder cannot be written to, is full, or is not the same folder
             on every node.
         ChangedError: `work` differs from that of the earlier run.
-        BusyError: Another run is working on this output folder.
+        BusyError: Another call is working on this output folder. The same call waits for it, and
+            then returns what is there, as ranks do that prepare together.
         FailuresError: More failed than `max_failures`, or many in a row alike.
         WorkerDiedError: Workers cannot be kept alive.
     """
@@ -156,14 +158,17 @@ def preprocess(
         keep_apart(inputs, output)
         listing = without_outputs(listing, output)
     described = partial(_described, work, save, listing.samples)
-    with Session(work, output, options, described=described, settings=settings) as session:
+    given = inputs_text(inputs, listing)
+    with Session(
+        work, output, options, described=described, inputs=given, settings=settings
+    ) as session:
         gives_out = listing.samples is not None or _takes_output(work, _PARAMETERS)
         session.start_workers(
             listing.kind, inputs, folder=listing.folder, save=save, gives_out=gives_out
         )
         if listing.samples is not None:
             listing = sample_listing(listing.samples.of(session))
-        session.enrol(listing, whole=options.redo is not None)
+        session.enrol(listing, whole=session.options.redo is not None)
         _redo(session)
         return session.process_inputs()
 
@@ -200,7 +205,7 @@ def retry(
     options = PreprocessOptions.of({"on_error": "skip"} | recorded_settings(meta, given))
     samples = listing_for(work, None, save=save).samples if is_map_style(work) else None
     described = partial(_described, work, save, samples)
-    with Session(work, output, options, described=described) as session:
+    with Session(work, output, options, described=described, inputs="retry") as session:
         # A new version accepts the new code for the failed inputs; the others stay done.
         recorded = session.ledger.get_meta("call")
         if recorded is None:

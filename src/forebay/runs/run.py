@@ -57,6 +57,7 @@ from forebay.runs.job import PreprocessJob, name_of_work
 from forebay.runs.recorded_settings import SETTINGS
 from forebay.runs.report import FailureBudget, Report
 from forebay.runs.results import Commit, Commits, LedgerTable, perform_pending
+from forebay.runs.same_call import call_id, take_folder
 from forebay.show.top import LiveRun
 
 # ---- run -----------------------------------------------------------------------------------------
@@ -163,11 +164,13 @@ class Session:
         *,
         described: Callable[[], Fingerprint],
         verb: str = "preprocess",
+        inputs: str = "",
         settings: str | None = None,
     ) -> None:
         """Make a session.
 
         Args:
+            inputs: Tells the inputs from those of other calls.
             settings: Those of the call, to be recorded; None to leave those of the earlier run.
         """
         check_not_loading(verb)
@@ -177,7 +180,8 @@ class Session:
         occupy_standard_descriptors()  # or the ledger could get the descriptor of a closed stderr
         self.folder = open_place(output)
         self.ledger: Ledger
-        self._work, self._described = work, cache(described)
+        self._work, self._described, self._inputs = work, cache(described), inputs
+        self.has_waited = False  # for another process that has begun the same call
         self._began, self._changed = time.monotonic(), False
         # Recorded when the work begins.
         self._call: dict[str, str] = {} if settings is None else {SETTINGS: settings}
@@ -192,7 +196,11 @@ class Session:
 
     def __enter__(self) -> Session:
         with ExitStack() as stack:
-            self.ledger = stack.enter_context(self.folder.ledger())
+            call = call_id(self.verb, self._described(), self.options, self._inputs)
+            taken = take_folder(stack, self.folder, call, self.output, self.say)
+            self.ledger, self.has_waited = taken.ledger, taken.is_begun
+            if self.has_waited:  # what was to be done again was
+                self.options = replace(self.options, resume=True, redo=None)
             self._open_table()
             self.perform_pending()
             self.starts_over = self._is_to_start_over()
@@ -337,7 +345,9 @@ class Session:
         self.remember_work(run=json.dumps(run))
         total = max(before.total, self._listed)
         total = total if options.limit is None else min(options.limit, total)
-        listed = ledger.todo(options.limit, failed_only=failed_only) if todo is None else todo
+        if todo is None:  # what failed in the same call is not tried again
+            has_failed = failed_only or not self.has_waited
+            todo = ledger.todo(options.limit, failed_only=failed_only, has_failed=has_failed)
         progress = progress or Progress(total, before.done, options.progress, label=label)
         budget = FailureBudget(
             options.max_failures,
@@ -351,7 +361,7 @@ class Session:
         self._closing.callback(LiveRun(self.verb, self.output, progress).remove)
         kept = generators_kept if options.workers == 0 else fewer_collections
         with generators_restored() if options.backend == "thread" else kept():
-            times = self._run(listed, budget, progress, committed, at_once=at_once)
+            times = self._run(todo, budget, progress, committed, at_once=at_once)
         self._changed |= times["committed"] > 0
         self.perform_pending()
         if self._has_table:

@@ -1,0 +1,151 @@
+"""The same call in several processes: one works, the others wait for it and find it done."""
+
+from __future__ import annotations
+
+import signal
+import textwrap
+from pathlib import Path
+
+import pytest
+from driving import finish, make_inputs, start
+
+SCRIPT = textwrap.dedent(
+    """
+    import logging
+    import os
+    import sys
+    import time
+    from pathlib import Path
+
+    import forebay
+
+    logging.basicConfig()
+    verb, source, output, gate, *others = sys.argv[1:]
+
+
+    def passed(name):
+        with open(f"{gate}-calls", "a") as calls:
+            calls.write(f"{name}\\n")
+        while name == "2" and not os.path.exists(gate):
+            time.sleep(0.005)
+
+
+    def work(path, out):
+        passed(str(int(path.stem)))
+        if path.stem == "0001":
+            raise ValueError("bad")
+        out.file(path.name).write_text("x")
+
+
+    class Items:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            passed(str(index))
+            return index
+
+
+    if verb == "preprocess":
+        inputs = [each for each in sorted(Path(source).iterdir()) if each.name not in others]
+        options = {"resume": False} if "restart" in others else {}
+        report = forebay.preprocess(
+            work, inputs, output, num_workers=0, retries=0, progress=False, **options
+        )
+        print(report.done, report.failed)
+    else:
+        print([*forebay.cache(Items(), output, num_workers=0, progress=False)])
+    """
+)
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Start the script, as a launcher does for each rank."""
+    script, inputs = tmp_path / "script.py", make_inputs(tmp_path / "in", 4)
+    script.write_text(SCRIPT)
+
+    def launch(verb, *others, output=None):
+        arguments = (verb, inputs, output or tmp_path / "out", tmp_path / "gate", *others)
+        return start(*arguments, program=(script,))
+
+    return launch
+
+
+def calls(tmp_path):
+    return (tmp_path / "gate-calls").read_text().split()
+
+
+def wait_line(process):
+    """Return the line that says what a process waits for."""
+    while "the same call is running" not in (line := process.stderr.readline()):
+        assert line
+    return line
+
+
+def reach_gate(tmp_path, process):
+    """Wait until a process waits at the gate."""
+    path = Path(f"{tmp_path}/gate-calls")
+    while process.poll() is None and not (path.exists() and "2" in path.read_text().split()):
+        pass
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("verb", "others", "printed"),
+    [
+        ("preprocess", [], "3 1\n"),
+        ("preprocess", ["restart"], "3 1\n"),
+        ("cache", [], "[0, 1, 2, 3]\n"),
+    ],
+)
+def test_ranks_that_make_the_same_call_wait_for_the_one_that_works(
+    tmp_path, launch, verb, others, printed
+):
+    """Each returns what is there; no input is processed twice, and a failed one is not retried."""
+    first = launch(verb, *others)
+    reach_gate(tmp_path, first)
+    second = launch(verb, *others)
+    said = wait_line(second)
+    assert f"the same call is running: pid {first.pid} on " in said
+    assert "; waiting for its end (" in said
+    (tmp_path / "gate").touch()
+    assert finish(first)[:2] == finish(second)[:2] == (0, printed)
+    made = calls(tmp_path)
+    assert sorted(made) == ["0", "1", "2", "3"] or (verb == "cache" and set(made) == {*"0123"})
+
+
+def test_a_process_that_waits_takes_over_when_the_other_one_dies(tmp_path, launch):
+    """It continues behind what was committed; nobody has to start it."""
+    first = launch("preprocess")
+    reach_gate(tmp_path, first)
+    second = launch("preprocess")
+    wait_line(second)
+    first.send_signal(signal.SIGKILL)
+    (tmp_path / "gate").touch()
+    assert finish(first)[0] == -signal.SIGKILL
+    assert finish(second)[:2] == (0, "3 1\n")
+
+
+def test_a_process_that_waits_ends_with_ctrl_c(tmp_path, launch):
+    """And leaves the other one alone."""
+    first = launch("preprocess")
+    reach_gate(tmp_path, first)
+    second = launch("preprocess")
+    wait_line(second)
+    second.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in finish(second)[2]
+    (tmp_path / "gate").touch()
+    assert finish(first)[:2] == (0, "3 1\n")
+
+
+@pytest.mark.parametrize("others", [["0003.txt"], ["restart"]])
+def test_another_call_does_not_wait(tmp_path, launch, others):
+    """Other inputs, or another meaning: the folder is busy."""
+    first = launch("preprocess")
+    reach_gate(tmp_path, first)
+    code, _, err = finish(launch("preprocess", *others))
+    assert code == 1
+    assert f"BusyError: another run holds {tmp_path / 'out' / '.forebay'}: pid {first.pid}" in err
+    (tmp_path / "gate").touch()
+    assert finish(first)[:2] == (0, "3 1\n")
