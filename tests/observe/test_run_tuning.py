@@ -11,7 +11,6 @@ import forebay
 from forebay.base.process import ProcessTimes
 from forebay.observe.record import LONG_S, RunTrace
 from forebay.options import AutoWorkers, PreprocessOptions
-from forebay.runs import run as runs_run
 from forebay.runs.tuning import EVERY_S, RunTuning
 
 
@@ -46,7 +45,7 @@ def test_a_process_that_has_ended_counts_no_more():
 @pytest.fixture
 def tuning(monkeypatch):
     """Return a tuning that starts with one worker, of which there may be six."""
-    monkeypatch.setattr(runs_run, "whole_cores", lambda: 1)
+    monkeypatch.setattr("forebay.runs.tuning.whole_cores", lambda: 1)
     return RunTuning(6, ProcessTimes(), 0.0)
 
 

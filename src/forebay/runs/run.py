@@ -76,8 +76,6 @@ LOOKAHEAD = 8192
 RANGE_S = 600.0
 # How long to collect answers while every worker has more to do.
 COLLECT_S = 0.01
-# How often it is looked at what the workers did, which reads two files for each.
-LOOK_S = 0.25
 
 
 def workers_for(
@@ -404,12 +402,10 @@ class Session:
         assert pool is not None, "start_workers comes first"
         living, looked_at, tuning = ProcessTimes(), -math.inf, None
         if isinstance(options.num_workers, AutoWorkers) and options.cluster is None:
-            from forebay.runs.run_tuning import RunTuning
+            from forebay.runs.tuning import RunTuning
 
             times = living if isinstance(pool, ProcessPool) else None
             most = int(options.num_workers)
-            from forebay.runs.tuning import RunTuning
-
             tuning = RunTuning(most, times, time.monotonic(), options.at_once)
         limits = Limits(
             num_workers=self._num_workers if tuning is None else tuning.num_workers,
