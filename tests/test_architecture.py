@@ -49,6 +49,7 @@ PURE = (
         )
     ),
     "base/formatting",
+    "ledger/identity",
     "caching/fetch_policy",
 )
 IMPURE_IMPORTS = frozenset(

@@ -510,7 +510,8 @@ def main() -> NoReturn:
         words = {word.partition("=")[0] for word in sys.argv}
         given = [name for name in ("--restart", "--redo") if name in words]
         again = f"the same command{' without ' * bool(given)}{' and '.join(given)}"
-        said, *_ = [*getattr(error.__cause__, "__notes__", ()), "forebay: interrupted"]
+        notes: list[str] = getattr(error.__cause__, "__notes__", [])
+        said = notes[0] if notes else "forebay: interrupted"
         is_continued = sys.argv[1:2] and sys.argv[1] in _CONTINUED
         continued = f"; {again} continues" if is_continued else ""
         click.echo(f"{said}{continued}", err=True)
@@ -519,8 +520,8 @@ def main() -> NoReturn:
         error.show()
         code = USAGE
     except ForebayError as error:
-        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        click.echo(f"forebay: {error}{notes}", err=True)
+        said = "\n".join([f"forebay: {error}", *getattr(error, "__notes__", ())])
+        click.echo(said, err=True)
         code = USAGE if isinstance(error, OptionError) else COULD_NOT_RUN
     except OSError as error:
         if not _is_of_stdout(error):

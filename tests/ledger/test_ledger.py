@@ -504,14 +504,16 @@ def test_a_run_that_begins_anew_removes_nothing_before_its_end(ledger):
     ledger.record([done(1, "x"), done(2, "y"), done(3, "z")], [failed(4)])
     ledger.clear_file_changes()
     ledger.set_meta("version", "1")
-    ledger.set_tables({"csv": True, "parquet": False})
+    ledger.set_tables({"csv": False, "parquet": True})
     found = ledger.enrol(paths("a", "c", "e"), (), True, anew=True)
     assert (found.new, found.changed, ledger.begins_anew) == (1, 0, True)
     assert (ledger.counts(), ledger.get_meta("version")) == (Counts(3, 0, 0), None)
     assert states(ledger) == {"a": "todo", "c": "todo", "e": "todo"}
     assert {name for name, _, _ in ledger.outputs()} == {"x", "y", "z"}
+    assert ledger.tables() == {"csv": False, "parquet": False}
     ledger.record([done(1, "x")], [failed(2)])
     ledger.clear_file_changes()
+    ledger.set_tables({"csv": True, "parquet": False})
     ledger.drop_replaced()
     assert ledger.file_changes() == [FileChange("y"), FileChange("metadata.parquet")]
     assert [(name, at) for name, _, at in ledger.outputs()] == [("x", 1), ("z", 2)]

@@ -56,5 +56,6 @@ def test_the_outputs_of_another_entry_point_are_kept(tmp_path, first, again, ver
     assert published(tmp_path) == before
     CALLS[again](tmp_path, version=version, resume=False, **options)
     assert not before.keys() & published(tmp_path).keys()
+    assert (tmp_path / "metadata.parquet").exists() == (again == "preprocess")
     status = CliRunner().invoke(cli, ["status", str(tmp_path)])
     assert ("sample" in status.output) == (again != "preprocess"), status.output

@@ -160,7 +160,7 @@ def test_a_folder_that_is_empty_or_missing_is_an_error_that_says_what_stays(inpu
     before = published(Path("out"))
     os.rename("in", "away")
     for _ in range(2):
-        with pytest.raises(InputError, match=r"(?s)in.*in 'out' stays as it is: 6 done, and the"):
+        with pytest.raises(InputError, match=r"(?s)in.*in 'out' stays as it is: 6 inputs done"):
             run(inputs)
         os.makedirs("in", exist_ok=True)
     with pytest.raises(InputError) as caught:

@@ -378,6 +378,7 @@ class Ledger:
                 (_ANEW,),
             )
         db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
+        put_meta(db, "tables", json.dumps(dict.fromkeys(self.tables(), False)))
         db.execute(f"DELETE FROM meta WHERE key NOT IN {_OF_FILES}")
         put_meta(db, _ANEW, "1")
 

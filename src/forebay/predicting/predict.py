@@ -31,7 +31,7 @@ from forebay.runs.ranges import (
     samples_of,
 )
 from forebay.runs.recorded_settings import settings_to_json
-from forebay.runs.report import PredictionReport
+from forebay.runs.report import PredictionReport, saying_what_stays
 from forebay.runs.run import Session
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
@@ -133,7 +133,8 @@ def predict(
     began, settings = time.monotonic(), settings_to_json(locals())
     has_factory, trace = is_factory(model), Trace()
     place = device_of(device)
-    table = table_of(data, load, folder)
+    with saying_what_stays(output):
+        table = table_of(data, load, folder)
     reader = reader_of(
         data, load, table, batch_size, num_workers, backend, collate_fn, timeout, part_size
     )

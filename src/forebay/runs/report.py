@@ -74,8 +74,8 @@ def note_on_gone(enrolment: Enrolment, kind: str) -> str:
 
 def notes_on_inputs(enrolment: Enrolment, kind: str) -> Iterator[str]:
     """Yield what to say of done inputs that cannot be seen now, or that changed."""
-    nouns = {"rows": "row", "indices": "sample", "predict": "part", "cache": "shard"}
-    noun, total = nouns.get(kind, "input"), enrolment.same + enrolment.changed
+    noun = {"rows": "row", "indices": "sample"}.get(kind, unit_of(kind))
+    total = enrolment.same + enrolment.changed
     if enrolment.unseen:
         names = ", ".join(map(shortened, enrolment.unseen_names[:NAMED]))
         more = f" and {enrolment.unseen - NAMED:,} more" if enrolment.unseen > NAMED else ""
@@ -98,6 +98,11 @@ def notes_on_inputs(enrolment: Enrolment, kind: str) -> Iterator[str]:
         )
 
 
+def unit_of(verb: str) -> str:
+    """Return what an input of the ledger is called in messages, given the entry point."""
+    return {"predict": "part", "cache": "shard"}.get(verb, "input")
+
+
 def note_on_missing(again: int, done: int, name: str) -> str:
     """Return what to say of done inputs whose outputs, such as this one, are not in the folder."""
     return (
@@ -112,15 +117,16 @@ def saying_what_stays(output: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        done = 0
+        done, noun = 0, "input"
         with suppress(ForebayError, OSError):
-            done = snapshot_of(output).counts.done
+            found = snapshot_of(output)
+            done, noun = found.counts.done, unit_of(found.meta.get("verb", ""))
         if not done:
             raise
         shown = shortened(shown_location(os.fspath(output)))
         raise InputError(
-            f"{error}\n  What earlier runs made in {shown} stays as it is: {done:,} done, and the "
-            "table. If the inputs are only away, make the same call again when they are back."
+            f"{error}\n  What earlier runs made in {shown} stays as it is: {counted(done, noun)} "
+            "done. If the inputs are only away, make the same call again when they are back."
         ) from error.__cause__
 
 

@@ -225,7 +225,7 @@ class Session:
         done = total = 0
         with suppress(Exception):  # whatever a ledger on a failing disk raises
             total, done, _ = self.ledger.counts()
-        noun = {"predict": "part", "cache": "shard"}.get(self.verb, "input")
+        noun = report.unit_of(self.verb)
         return f"{before}{done:,} of {counted(total, noun)} are done and stay" if done else ""
 
     def _open_table(self) -> None:
