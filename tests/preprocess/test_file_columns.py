@@ -76,6 +76,19 @@ def test_files_that_are_all_away_lose_nothing(names, make):
     assert forebay.preprocess(measure, table, "out", **QUIET).resumed == 6
 
 
+def test_a_dataset_is_the_same_while_its_files_are_away(names):
+    """A cache of it is found, as one of rows with a `path` is."""
+    rows = as_dicts([("x", name) for name in names])
+
+    def read():
+        dataset = forebay.from_table(rows, lambda row: Path(row["image"]).read_text())
+        return [*forebay.cache(dataset, "cache", **QUIET)]
+
+    assert read() == names
+    os.rename("d", "away")
+    assert read() == names
+
+
 @pytest.mark.parametrize("column", ["image", "path", "file"])
 def test_a_path_relative_to_the_table_is_opened_there(names, column):
     """By a function and by a dataset; the table has it as it was written."""

@@ -1,13 +1,15 @@
 """Which column of a table names files, and where a file is that a row names.
 
 A column with a usual name, such as `path`, is one of paths whatever it holds; see `path_in`. In a
-table without one it is the first whose first values are files that exist. So a table that names no
-files costs nothing for each row.
+table without one it is the first whose first values are files that exist; if there is none, for
+example because a disk is not mounted now, the first whose first values all end alike, as in `.jpg`.
+So a table that names no files costs nothing for each row.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -16,8 +18,8 @@ from typing import Any
 from forebay.base.files import is_url
 from forebay.ledger.records import DESTINATION, PATH_COLUMNS
 
-# Rows that are looked at. Of their values in a column, more than half are files in one of paths.
-_FIRST_ROWS = 8
+# Rows and columns that are looked at. More than half of the values are files in a column of paths.
+_FIRST_ROWS, _FIRST_COLUMNS = 8, 256
 
 
 def file_column(
@@ -31,13 +33,22 @@ def file_column(
     """
     if not set(PATH_COLUMNS).isdisjoint(columns):
         return ""
-    first = [*islice(rows, _FIRST_ROWS)]
-    for column in columns:
-        values = [each for row in first if isinstance(each := row.get(column), str | os.PathLike)]
-        values = [each for each in map(os.fspath, values) if each]
+    first, alike = [*islice(rows, _FIRST_ROWS)], ""
+    for column in columns[:_FIRST_COLUMNS]:
+        cells = [row.get(column) for row in first]
+        values = [str(each) for each in cells if isinstance(each, str | os.PathLike) and each]
         if 2 * sum(_is_file(each, folder) for each in values) > len(values):
             return column
-    return ""
+        endings = {_ending(each) for each in values}
+        if not alike and len(values) == len(first) > 1 and len(endings) == 1 and endings != {""}:
+            alike = column
+    return alike
+
+
+def _ending(value: str) -> str:
+    """Return the ending of what may be the name of a file, such as ".jpg"; "" for other texts."""
+    found = re.search(r"\.[A-Za-z][A-Za-z0-9]{1,4}$", value)
+    return found[0].lower() if found and not re.search(r"\s|@|://", value) else ""
 
 
 def path_among(row: Mapping[str, Any], column: str) -> tuple[str, str]:
