@@ -305,3 +305,5 @@ def test_the_epoch_of_a_distributed_sampler_is_carried():
     again.dataset.set_epoch(9)
     assert again.sampler.epoch == 4
     assert_same(list(again), rest)
+    other = DataLoader(Epochal(COUNT), batch_size=3, sampler=[*make().sampler], seed=0)
+    other.load_state_dict({**state, "batch": 0, "sample": 0})  # its sampler has no epoch

@@ -42,6 +42,7 @@ from forebay.loading.samplers import (
     fingerprint,
     has_state,
     holds_position,
+    is_foreseen,
     set_generator,
     set_states,
     state_of_generator,
@@ -630,7 +631,7 @@ def restore_states(settings: Settings, position: Position) -> None:
     if position.dataset is not None and not _has_already(dataset, position.dataset):
         dataset.load_state_dict(copy.deepcopy(position.dataset))
     set_states(sampler, position.sampler)
-    if position.set_epoch is not None and settings.has_epoch:
+    if position.set_epoch is not None and settings.has_epoch and is_foreseen(sampler):
         chain_of(sampler)[-1].set_epoch(position.set_epoch)
 
 
