@@ -29,7 +29,7 @@ from forebay.errors import InputError, OptionError, shown_location, without_cred
 from forebay.failures import Failure, short_tracebacks, shown_error
 from forebay.ledger.ledger import Ledger
 from forebay.observe.progress import Progress
-from forebay.predicting.reader import shown_rows
+from forebay.predicting.data import shown_rows
 from forebay.show.top import LiveRun
 
 # ---- the pure function ---------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import inspect
 import io
 import json
@@ -356,8 +357,9 @@ def predict_command(model: str, data: str, output: str, **settings: Any) -> int:
     """Run MODEL over every sample of DATA; write Parquet parts to OUTPUT.
 
     MODEL is a module, a function of a batch, or a class or function that makes one. DATA is
-    FILE.py:DATASET, or a table (.csv, .jsonl, .parquet; or the folder that preprocess wrote one
-    to; or the URL of either), whose rows --load makes samples of.
+    FILE.py:DATASET; or files that --load makes samples of: a folder, a glob in quotes, a URL; or a
+    table (.csv, .jsonl, .parquet; or the folder that preprocess wrote one to; or the URL of
+    either), of whose rows it makes them.
 
     The same command again continues where it stopped; samples that failed are left to `retry`.
     """
@@ -375,8 +377,14 @@ def _predict(
     given = arguments_of(settings)
     if meta is not None:
         given = _with_recorded(predict, meta, given)
-    is_table = os.path.exists(data) or data.endswith(SUFFIXES) or is_url(data)
-    work, source = load_work(model), data if is_table else load_work(data)
+    is_path = os.path.exists(data) or data.endswith(SUFFIXES) or is_url(data)
+    is_path = is_path or glob.has_magic(data)
+    if not is_path and ":" not in data:
+        raise OptionError(
+            f"{data!r}: no such file or folder\n"
+            "  Nothing was started. DATA is a folder, a file, a glob or a URL, or FILE.py:DATASET."
+        )
+    work, source = load_work(model), data if is_path else load_work(data)
     return _shown(predict(work, source, output, **given, **others))
 
 

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 
 from forebay.errors import OutputError
-from forebay.predicting import parts
+from forebay.predicting import part_writer
 
 # The limit is set after everything is loaded, below what `check_memory` asks for as the least. What
 # a process has freed is there again without asking, so that small rows would be written without it.
@@ -85,8 +85,8 @@ def test_memory_that_arrow_does_not_get_is_an_error_of_the_output(error, monkeyp
     def refuse(nbytes):
         raise error
 
-    monkeypatch.setattr(parts, "check_memory", refuse)
-    writer = parts.PartWriter(lambda: tmp_path / "part.parquet", None)
+    monkeypatch.setattr(part_writer, "check_memory", refuse)
+    writer = part_writer.PartWriter(lambda: tmp_path / "part.parquet", None)
     writer.add([0, 1], {"a": np.zeros(2)})
     with pytest.raises(OutputError, match=r"predictions of 2 samples .* not enough memory"):
         writer.__exit__(None, None, None)

@@ -124,6 +124,11 @@ def sample_of(row):
     return torch.full((4,), float(row["start_s"]))
 
 
+def sample_of_file(path):
+    """Make a sample of a file."""
+    return torch.full((4,), float(path.read_text()))
+
+
 numbers = Numbers(50)
 some_bad = Numbers(50, bad=(7,))
 half = Half()

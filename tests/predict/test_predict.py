@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_numbers_keep_their_type(tmp_path, dtype):
 @pytest.mark.parametrize("group_bytes", [1, 1 << 24])
 def test_a_dict_may_have_its_keys_in_any_order(tmp_path, monkeypatch, group_bytes):
     """Columns are those of the same name, in the order of the first batch."""
-    monkeypatch.setattr("forebay.predicting.parts.GROUP_BYTES", group_bytes)
+    monkeypatch.setattr("forebay.predicting.part_writer.GROUP_BYTES", group_bytes)
 
     def model(batch):
         named = {"a": batch[:, 0], "b": batch}
@@ -262,8 +263,6 @@ def test_a_factory_is_called_once_in_every_worker(tmp_path, monkeypatch):
 
 def test_a_factory_in_this_process(tmp_path):
     """With no workers it is called here; a partial is one too."""
-    import functools
-
     _, table = predicted(functools.partial(Half, 0.25), Numbers(50), tmp_path)
     assert table["prediction"].to_pylist() == [float(k) for k in range(50)]
 
@@ -337,7 +336,12 @@ ERRORS = {
     "no dataset": (total, 5, {}, "map-style"),
     "no model": (5, Numbers(), {}, "nn.Module"),
     "empty": (total, Numbers(0), {}, "0 samples"),
-    "load without table": (total, Numbers(), {"load": sample_of}, "for the rows of a table"),
+    "load without table": (
+        total,
+        Numbers(),
+        {"load": sample_of},
+        "for files and the rows of a table",
+    ),
     "no such table": (total, "nowhere.parquet", {"load": sample_of}, "does not exist"),
     "batch size": (total, Numbers(), {"batch_size": 0}, "batch_size=0"),
     "part size": (total, Numbers(), {"part_size": 0}, "part_size=0"),
@@ -375,11 +379,11 @@ def test_a_table_needs_a_function(tmp_path):
         predicted(total, tmp_path / "rows.csv", tmp_path / "out")
 
 
-def test_a_folder_without_a_table_is_not_called_one(tmp_path):
-    """Such as a folder of images, or a name that was mistyped; `load` would not help."""
-    with pytest.raises(forebay.InputError, match="holds no metadata table"):
+def test_a_folder_without_files_is_named(tmp_path):
+    """And so is a name that was mistyped; `load` would not help."""
+    with pytest.raises(forebay.InputError, match="no files in this folder"):
         predicted(total, tmp_path, tmp_path / "out")
-    with pytest.raises(forebay.InputError, match="does not exist"):
+    with pytest.raises(forebay.InputError, match="typo: no such file or folder"):
         predicted(total, tmp_path / "typo", tmp_path / "out")
 
 
@@ -435,3 +439,86 @@ def test_shapes_that_differ_are_an_error(tmp_path):
     assert "sample 38" in str(caught.value)
     assert "(2,)" in str(caught.value) and "(4,)" in str(caught.value)
     assert [path.name for path in tmp_path.glob("part-*")] == ["part-00000.parquet"]
+
+
+def half_of(path):
+    """Make a model with the weight that a file says."""
+    return Half(float(path.read_text()))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_factorys_checkpoint_that_changed_is_noticed(tmp_path, num_workers):
+    """Also where every part is done; a version accepts it, and that is remembered."""
+    weights, out = tmp_path / "weights", tmp_path / "out"
+    make = functools.partial(half_of, weights)
+    options = {"part_size": 10, "num_workers": num_workers}
+    weights.write_text("0.5")
+    predicted(make, Numbers(20), out, **options)
+    report, _ = predicted(make, Numbers(20), out, **options)
+    assert (report.done, report.resumed) == (20, 20)
+    weights.write_text("0.25")
+    for _ in range(2):
+        with pytest.raises(forebay.ChangedError, match="the weights of its model differ"):
+            predicted(make, Numbers(20), out, **options)
+        (out / "part-00001.parquet").unlink(missing_ok=True)
+    predicted(make, Numbers(20), out, version="1", **options)
+    _, table = predicted(make, Numbers(20), out, **options)
+    expected = [2.0 * k if k < 10 else float(k) for k in range(20)]
+    assert table["prediction"].to_pylist() == expected
+
+
+def test_weights_that_a_factory_draws_at_random_are_the_same_each_time(tmp_path):
+    """In whichever worker, for whichever part: otherwise no run could be continued."""
+    make = functools.partial(torch.nn.Linear, 4, 1)
+    _, table = predicted(make, Numbers(20), tmp_path, part_size=10)
+    (tmp_path / "part-00001.parquet").unlink()
+    _, again = predicted(make, Numbers(20), tmp_path, part_size=10)
+    assert again.equals(table)
+
+
+def files_named(paths):
+    """Load what each says."""
+    return torch.full((4,), float(Path(paths).read_text()))
+
+
+@pytest.mark.usefixtures("machine")
+def test_files_are_data_as_they_are_for_preprocess(tmp_path, memory, monkeypatch):
+    """A folder, a glob, a list of paths or URLs, a folder at a URL: known by their names."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for k in range(5):
+        (folder / f"{k}.txt").write_text(str(k))
+        memory.pipe(f"/bucket/in/{k}.txt", str(k).encode())
+    urls = [f"memory://bucket/in/{k}.txt" for k in range(5)]
+    monkeypatch.chdir(folder)
+    for number, (data, names) in enumerate(
+        [
+            (folder, [str(folder / f"{k}.txt") for k in range(5)]),
+            ("*.txt", [f"{k}.txt" for k in range(5)]),
+            ([Path("3.txt"), "1.txt"], ["3.txt", "1.txt"]),
+            (urls, urls),
+            ("memory://bucket/in", urls),
+        ]
+    ):
+        out = tmp_path / f"out{number}"
+        _, table = predicted(total, data, out, load=files_named)
+        found = [each.replace("memory:///", "memory://") for each in table["source"].to_pylist()]
+        assert found == names
+        expected = [4.0 * int(name[-5]) for name in names]
+        assert table["prediction"].to_pylist() == expected
+    (folder / "2.txt").write_text("20")
+    (folder / "00.txt").write_text("0")
+    report, table = predicted(total, folder, tmp_path / "out0", load=files_named)
+    assert (report.done, report.resumed) == (6, 4)
+    assert table["prediction"].to_pylist() == [0.0, 0.0, 4.0, 80.0, 12.0, 16.0]
+
+
+def test_files_need_a_function(tmp_path):
+    """Their paths are no samples; and a folder of forebay's stands for its table."""
+    (tmp_path / "a.txt").write_text("1")
+    with pytest.raises(forebay.OptionError, match=r"names files, and .*\n.*Pass load="):
+        predicted(total, tmp_path, tmp_path / "out")
+    with pytest.raises(forebay.OptionError, match="lies in the input folder"):
+        predicted(total, tmp_path, tmp_path / "out", load=files_named)
+    with pytest.raises(forebay.InputError, match="no such file or folder"):
+        predicted(total, tmp_path / "nowhere", tmp_path / "out", load=files_named)

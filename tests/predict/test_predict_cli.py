@@ -46,6 +46,20 @@ def test_a_table_and_its_function(tmp_path):
         assert pq.read_table(output)["prediction"].to_pylist() == [2.0, 4.0]
 
 
+def test_files_and_their_function(tmp_path):
+    """A folder, or a glob, of files that --load makes samples of; a typing error is named."""
+    (tmp_path / "in").mkdir()
+    for k in range(3):
+        (tmp_path / "in" / f"{k}.txt").write_text(str(k))
+    for data, output in (("in", "out"), ("in/*.txt", "globbed")):
+        load = "--load", f"{MODELS}:sample_of_file"
+        done = predict("half", tmp_path / data, tmp_path / output, *load)
+        assert done.return_value == 0, done.exception
+        assert pq.read_table(tmp_path / output)["prediction"].to_pylist() == [0.0, 2.0, 4.0]
+    done = predict("half", tmp_path / "inn", tmp_path / "out2")
+    assert "no such file or folder" in str(done.exception)
+
+
 @pytest.mark.slow
 def test_failures_are_exit_code_3(tmp_path):
     """In a process of its own; and the second time too, when nothing is left to do."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ class EarlierRows:
         files: Path or URL of each file, and the first sample that it was made of.
         file: The number of the file that has the result of a sample; -1 if it has to be made.
         row: The sample's place in the range that this file was made of.
-        columns: What the ledger says of the columns of these files.
+        record: What the ledger says of the content of these files.
     """
 
     files: tuple[tuple[str, int], ...] = ()
     file: npt.NDArray[Any] | None = None
     row: npt.NDArray[Any] | None = None
-    columns: Any = None
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def count(self) -> int:

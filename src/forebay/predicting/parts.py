@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
-from pyarrow import parquet
 
-from forebay.base.arrow_arrays import array_of, array_of_numpy, check_memory
 from forebay.base.batches import halves, leaves, mapped, moved
-from forebay.base.earlier_rows import EarlierRows, Taken
-from forebay.base.files import local_file
-from forebay.base.formatting import counted
+from forebay.base.earlier_rows import EarlierRows
 from forebay.base.torch_internals import version_of
 from forebay.devices.device import Device, device_of
-from forebay.errors import FailuresError, OptionError, OutputError, shown_location
+from forebay.errors import FailuresError, OptionError
 from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog, failure_to_json
 from forebay.ledger.database import reading
 from forebay.ledger.inputs import InputRow
@@ -33,8 +25,9 @@ from forebay.observe.progress import log, log_samples_failed
 from forebay.observe.record import Trace
 from forebay.pools.events import Refusal
 from forebay.predicting.checkpoints import Checkpoint, Checkpoints, PartJournal
+from forebay.predicting.factory import ModelFactory
+from forebay.predicting.part_writer import PartWriter, earlier_predictions
 from forebay.predicting.reader import (
-    INDEX,
     Columns,
     Loaded,
     RangeReader,
@@ -47,29 +40,7 @@ from forebay.runs.ranges import failed_samples, range_of
 from forebay.runs.report import FailureBudget
 
 # ---- model ---------------------------------------------------------------------------------------
-# Recognize factories, and call the user's model.
-
-
-def is_factory(model: Any) -> bool:
-    """Return whether `model` returns a model when called, rather than being one.
-
-    A class does, and a callable that has no required argument and neither *args nor **kwargs.
-    """
-    if isinstance(model, type):
-        return True
-    if not callable(model):
-        raise OptionError(
-            f"the model must be an nn.Module or a function of a batch; got {type(model).__name__}\n"
-            "  Nothing was started."
-        )
-    if isinstance(model, torch.nn.Module):
-        return False
-    try:
-        parameters = inspect.signature(model).parameters.values()
-    except (ValueError, TypeError):  # built in
-        return False
-    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return all(one.default is not one.empty and one.kind not in open_ended for one in parameters)
+# Call the user's model.
 
 
 @contextmanager
@@ -266,12 +237,14 @@ class CompletedParts(NamedTuple):
 
     Attributes:
         columns: Names, types and shapes of the predictions; None if there are none.
+        weights: Hashes of the weights of factories' models, if they have any.
     """
 
     rows: int
     failures: FailureLog
     columns: dict[str, Spec] | None
     failing: list[Todo]
+    weights: frozenset[str]
 
     @property
     def samples(self) -> int:
@@ -283,17 +256,19 @@ class CompletedParts(NamedTuple):
         """Add up the records of the parts."""
         rows, failures, columns = 0, FailureLog(), None
         failing: list[Todo] = []
+        weights = set[str]()
         with reading("a part"):
             for result in results:
                 record = json.loads(result.metadata)[0]
                 rows += int(record["rows"])
+                weights.add(str(record["weights"]))
                 failures.extend(failed_samples(record)[0])
                 if record["failures"]:
                     failing.append(Todo(result.ordinal, result.source, result.row))
                 if record["columns"] is not None:
                     columns = columns or dict(record["columns"])
                     check_specs(columns, record["columns"], range_of(result.row)[0])
-        return cls(rows, failures, columns, failing)
+        return cls(rows, failures, columns, failing, frozenset(weights - {""}))
 
     @staticmethod
     def without_rows(results: Iterable[InputRow]) -> list[int]:
@@ -301,7 +276,9 @@ class CompletedParts(NamedTuple):
         return [each.ordinal for each in results if not json.loads(each.metadata)[0]["rows"]]
 
 
-def record_of(rows: int, columns: dict[str, Spec] | None, failures: list[Failure]) -> Any:
+def record_of(
+    rows: int, columns: dict[str, Spec] | None, failures: list[Failure], weights: str
+) -> Any:
     """Return the JSON-serializable record of one part, which `CompletedParts.of` reads."""
     kept = sorted(failures, key=lambda failure: failure.index)
     kept[MAX_TRACED:] = [each._replace(traceback="") for each in kept[MAX_TRACED:]]
@@ -310,13 +287,12 @@ def record_of(rows: int, columns: dict[str, Spec] | None, failures: list[Failure
         "rows": rows,
         "columns": columns if rows else None,
         "failures": [*map(failure_to_json, kept)],
+        "weights": weights,
     }
 
 
 # ---- parts ---------------------------------------------------------------------------------------
 
-# Size of the rows in one row group of the file.
-GROUP_BYTES = 16 * 2**20
 # Programs read the files of a folder in the order of their names: with a sixth digit, part 100000
 # would come before part 99999.
 MOST_PARTS = 100_000
@@ -348,8 +324,8 @@ class PartWork:
         parts: All parts that are to be made, in order.
         table: The metadata columns, a row per sample; None if there are none.
         names: The names of the samples, for failures; None if they have none.
-        here: How parts are made in this process; None if the model is a factory, which is called
-            once, in the worker.
+        model: The model, or a `ModelFactory`, which makes one in each worker.
+        here: How parts are made in this process; None with a factory.
         earlier: Which predictions are taken over from files of an earlier run.
     """
 
@@ -379,7 +355,9 @@ class PartWork:
                 if found := checkpoints.read(part.start, samples, known_names):
                     self._resumed[part.start] = found
                 self._left.append(samples[found[-1].end if found else 0 :])
-        self._reader, self._model_or_factory, self._here = reader, model, here
+        is_factory = isinstance(model, ModelFactory)
+        self._factory = model if is_factory else None
+        self._reader, self._model_here, self._here = reader, None if is_factory else model, here
         self._device, self._table, self._known = device, table, known
         self._model: Model | None = None
         self._bisect: Bisection | None = None
@@ -430,7 +408,8 @@ class PartWork:
                         log_samples_failed([outcome])
                     done = len(outcome.indices) if isinstance(outcome, Predicted) else 0
                     self._here.advance(done, 0 if done else 1)
-        return record_of(rows, self._known, failures)
+        weights = "" if self._factory is None else self._factory.weights
+        return record_of(rows, self._known, failures, weights)
 
     @property
     def resumed(self) -> int:
@@ -463,10 +442,10 @@ class PartWork:
     def _outcomes(self, samples: Sequence[int]) -> Iterator[Predicted | Failure]:
         """Yield the outputs or failures for these samples of a part."""
         here, count = self._here, len(samples)
-        if not count:
+        if not count and self._factory is None:
             return
-        if self._model is None:
-            model = self._model_or_factory() if here is None else self._model_or_factory
+        if self._model is None:  # a factory's even for no sample, to compare its weights
+            model = self._model_here if self._factory is None else self._factory.model()
             self._model = Model(model, self._device)
             self._bisect = Bisection(self._model, self._reader.load)
         assert self._bisect is not None
@@ -495,127 +474,3 @@ class PartWork:
                 "  The same call tries every part without a prediction again. Fix the cause "
                 f"first.\n{failure.traceback}"
             )
-
-
-def earlier_predictions(taken: Sequence[Taken], columns: list[str]) -> tuple[list[int], pa.Table]:
-    """Return samples of which earlier files have predictions, in order, and these."""
-    tables, indices = list[pa.Table](), list[int]()
-    for each in taken:
-        try:
-            with local_file(each.location) as path, parquet.ParquetFile(path) as file:
-                rows = file.read([INDEX, *columns])
-            places = rows[INDEX].to_numpy() - each.first
-            tables.append(rows.select(columns).take(np.searchsorted(places, each.rows)))
-        except (OSError, pa.ArrowException, LookupError) as error:
-            raise OutputError(
-                f"{shown_location(each.location)!r} cannot be read: {error}\n"
-                f"  It has the predictions of {counted(len(each.indices), 'sample')}, made by an "
-                "earlier run. To make all predictions again: resume=False, or --restart."
-            ) from error
-        indices += each.indices
-    order = np.argsort(indices)
-    whole = pa.concat_tables([each.replace_schema_metadata(None) for each in tables])
-    return np.array(indices)[order].tolist(), whole.take(order).combine_chunks()
-
-
-class PartWriter:
-    """Writes one file of rows, in order of their samples; without rows there is no file.
-
-    Args:
-        table: The metadata columns, a row per sample; None if there are none.
-    """
-
-    def __init__(self, path: Callable[[], Any], table: pa.Table | None) -> None:
-        self._path, self._metadata = path, table
-        self._own = [INDEX] if table is None else [INDEX, *table.column_names]
-        self._file: parquet.ParquetWriter | None = None
-        self._indices: list[int] = []
-        self._held: list[Columns | pa.Table] = []
-        self._held_bytes = 0
-        self._earlier: tuple[list[int], pa.Table | None] = [], None
-        self._taken = 0  # of the earlier rows
-
-    def take_over(self, indices: list[int], predictions: pa.Table) -> None:
-        """Have rows of an earlier file added where they belong, with the same columns."""
-        self._earlier = indices, predictions
-
-    def add(self, indices: list[int], predictions: Columns) -> None:
-        """Add rows, which have the same columns each time; the arrays must not change later."""
-        earlier, at = self._earlier[0], 0
-        while at < len(indices):
-            self._add_earlier(bisect_left(earlier, indices[at]))
-            following = earlier[self._taken] if self._taken < len(earlier) else math.inf
-            end = bisect_left(indices, following, at)
-            some = slice(at, end)
-            columns = {name: array[some] for name, array in predictions.items()}
-            self._hold(indices[some], predictions if some == slice(0, len(indices)) else columns)
-            at = end
-
-    def _add_earlier(self, end: int) -> None:
-        """Add the earlier rows up to a place."""
-        indices, rows = self._earlier
-        if rows is not None and end > self._taken:
-            self._hold(indices[self._taken : end], rows.slice(self._taken, end - self._taken))
-            self._taken = end
-
-    def _hold(self, indices: list[int], predictions: Columns | pa.Table) -> None:
-        if not self._held and isinstance(predictions, dict):
-            for name in predictions.keys() & self._own:
-                raise OutputError(
-                    f"two columns would be called {name!r}: one that the model returned, and one "
-                    "of the table or forebay\n  Return it under another name, in a dict."
-                )
-        self._indices += indices
-        self._held.append(predictions)
-        arrays = predictions.values() if isinstance(predictions, dict) else predictions.columns
-        self._held_bytes += sum(array.nbytes for array in arrays)
-        if self._held_bytes >= GROUP_BYTES:
-            self._write()
-
-    def _write(self) -> None:
-        try:
-            index = array_of(self._indices, pa.int64())
-            columns: dict[str, Any] = {INDEX: index}
-            if self._metadata is not None:
-                chosen = self._metadata.take(index)
-                columns.update(zip(chosen.column_names, chosen.columns, strict=True))
-            first = self._held[0]
-            for name in first if isinstance(first, dict) else first.column_names:
-                columns[name] = _joined([each[name] for each in self._held])
-            rows = pa.table(columns)
-            check_memory(rows.nbytes)
-            if self._file is None:
-                # Dictionary encoding does not help predictions: their values rarely repeat.
-                self._file = parquet.ParquetWriter(
-                    self._path(), rows.schema, use_dictionary=self._own[1:] or False
-                )
-            self._file.write_table(rows, row_group_size=len(rows))
-            self._indices, self._held, self._held_bytes = [], [], 0
-        except MemoryError as error:  # Arrow's is one
-            raise OutputError(
-                f"predictions of {counted(len(self._indices), 'sample')} cannot be written: "
-                f"{str(error) or 'there is not enough memory'}\n"
-                "  Free some memory, and repeat the call to continue."
-            ) from error
-
-    def __enter__(self) -> PartWriter:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._add_earlier(len(self._earlier[0]))
-        if self._held and kind is None:
-            self._write()
-        if self._file is not None:
-            self._file.close()
-
-
-def _joined(pieces: list[Any]) -> pa.Array:
-    """Return pieces of a column as one array: those of a model's outputs, and those of a table."""
-    arrays: list[pa.Array] = []
-    for is_new, some in groupby(pieces, lambda each: isinstance(each, np.ndarray)):
-        if is_new:
-            arrays.append(array_of_numpy(np.concatenate([*some])))
-        else:
-            arrays += [chunk for each in some for chunk in each.chunks]
-    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)

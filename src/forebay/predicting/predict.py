@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from forebay.base.earlier_rows import EarlierRows
 from forebay.errors import FailuresError, OptionError
 from forebay.failures import short_tracebacks
+from forebay.ledger.records import Todo
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, check_killable, cluster_of
 from forebay.runs.fingerprint import Fingerprint, describe_bases, describe_parts
@@ -38,7 +40,9 @@ if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import pyarrow as pa
     import torch
 
-    from forebay.predicting.reader import RangeReader, Table
+    from forebay.predicting.data import Table
+    from forebay.predicting.factory import ModelFactory
+    from forebay.predicting.reader import RangeReader
 
 PART_SIZE = 8192
 
@@ -53,7 +57,7 @@ def predict(
     num_workers: int | Literal["auto"] | None = None,
     device: str | torch.device | None = None,
     backend: str | Ray = "process",
-    load: Callable[[dict[str, Any]], Any] | None = None,
+    load: Callable[[Any], Any] | None = None,
     folder: str | os.PathLike[str] | None = None,
     collate_fn: Callable[[Any], Any] | None = None,
     timeout: float | None = None,
@@ -125,16 +129,17 @@ def predict(
         WorkerDiedError: A factory's worker died repeatedly on the same part.
     """
     from forebay.devices.device import check_device, device_of
+    from forebay.predicting import factory as factories
     from forebay.predicting.checkpoints import checkpoints_of
-    from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, evaluating, is_factory
-    from forebay.predicting.reader import names_table, reader_of, shown_rows, table_of
+    from forebay.predicting.data import names_table, reader_of, shown_rows, table_of
+    from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, evaluating
     from forebay.runs.named_samples import forget_earlier
 
     began, settings = time.monotonic(), settings_to_json(locals())
-    has_factory, trace = is_factory(model), Trace()
+    has_factory, trace = factories.is_factory(model), Trace()
     place = device_of(device)
     with saying_what_stays(output):
-        table = table_of(data, load, folder)
+        table = table_of(data, load, folder, output)
     reader = reader_of(
         data, load, table, batch_size, num_workers, backend, collate_fn, timeout, part_size
     )
@@ -175,19 +180,26 @@ def predict(
             resumed = before.samples - sum(range_of(each.row)[1] for each in again)
             resumed += earlier.count
             diagnosis: Callable[[], Any] = partial(of_parts.diagnosis, trace)
+            maker = model
+            if has_factory:
+                known = before.weights | {*filter(None, [earlier.record.get("weights")])}
+                words = session.words_of_change(described().name, "the weights of its model differ")
+                maker = factories.ModelFactory(model, words, known if version is None else None)
+                if not todo and maker.known:
+                    _compare_weights(session, maker, SampleProgress(session, cut, resumed))
             if todo:
                 parts = [range(at, at + count) for at, count in (range_of(x.row) for x in todo)]
                 checkpoints = checkpoints_of(session, todo, earlier, skips_failures=retry_failed)
                 display = SampleProgress(session, cut, resumed, by_batch=not has_factory)
                 work = PartWork(
                     of_parts,
-                    model,
+                    maker,
                     parts,
                     checkpoints,
                     device=device,
                     table=own,
                     names=names,
-                    known=before.columns or earlier.columns,
+                    known=before.columns or earlier.record.get("columns"),
                     here=None if has_factory else MadeHere(display.advance, trace),
                     earlier=earlier,
                 )
@@ -259,8 +271,8 @@ def _enrolled(
         Their reader and cut, with the recorded size; the names of the samples, if they have names;
         and the predictions that are taken over.
     """
+    from forebay.predicting.data import names_in
     from forebay.predicting.parts import check_number_of_parts
-    from forebay.predicting.reader import names_in
     from forebay.runs.named_samples import enrol_named
 
     samples, recorded = len(reader.dataset), recorded_cut(session)
@@ -280,6 +292,18 @@ def _enrolled(
         return reader, cut, None, EarlierRows()
     earlier = enrol_named(session, cut, inputs)
     return reader, cut, names(), earlier
+
+
+def _compare_weights(session: Session, factory: ModelFactory, progress: SampleProgress) -> None:
+    """Have a worker make the model; raise ChangedError if its weights are other ones."""
+    from forebay.predicting.factory import SameWeightsError, WeightsCheck
+
+    if session.options.workers > 1:
+        session.options = replace(session.options, num_workers=1)
+    session.start_workers("rows", doing=WeightsCheck(factory))
+    task = Todo(1, "the weights", "{}")
+    with suppress(SameWeightsError):
+        session.process_inputs(todo=[task], at_once=True, progress=progress)
 
 
 def _check_workers(reader: RangeReader, has_factory: bool) -> None:

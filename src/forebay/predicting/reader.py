@@ -8,27 +8,16 @@ they are the same for any batch size and number of workers, and after a kill.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import torch
-from pyarrow import compute
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, default_collate
 
-from forebay.base.arrow_arrays import array_of
-from forebay.base.datasets import is_map_style
-from forebay.base.files import is_url, shown_values
 from forebay.devices.device import Device, copying_device
-from forebay.errors import InputError, OptionError, OutputError
+from forebay.errors import OutputError
 from forebay.failures import Failure
-from forebay.inputs.listing import Listing, list_inputs
-from forebay.inputs.tables import find_table, is_table, read_memory_table, read_table
-from forebay.ledger.records import Input
 from forebay.loader import DataLoader
 from forebay.loading.epochs import feed_of
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult, Result
@@ -38,12 +27,6 @@ from forebay.loading.sources import Reader, Selection, Source, Start
 from forebay.observe.record import Trace
 from forebay.options import (
     Ray,
-    check_backend,
-    check_positive,
-    check_timeout,
-    checked_workers,
-    cluster_of,
-    whole_cores,
 )
 
 if TYPE_CHECKING:
@@ -346,177 +329,3 @@ def _kind(value: Any) -> str:
 def _shown(indices: list[int]) -> str:
     last = f" … {indices[-1]}" if len(indices) > 1 else ""
     return f"{indices[0]}{last}"
-
-
-# ---- metadata rows -------------------------------------------------------------------------------
-# A metadata table: its columns, and fingerprints of its rows for change detection.
-
-
-class Table(NamedTuple):
-    """A metadata table."""
-
-    rows: pa.Table
-    listing: Listing
-
-
-def open_table(data: Any, folder: str | os.PathLike[str] | None) -> Table:
-    """Return a table whose columns can be stored beside the predictions."""
-    is_named = isinstance(data, str | os.PathLike)
-    source = find_table(data) if is_named else data
-    listing = list_inputs(source, folder)  # raises if there are no rows, or columns of one name
-    rows = read_table(source) if is_named else read_memory_table(data, listing.folder)[0]
-    if INDEX in rows.column_names:
-        shown = repr(os.fspath(source)) if is_named else f"the {type(data).__name__}"
-        raise OptionError(
-            f"{'the table ' if is_named else ''}{shown} has a column {INDEX!r}, the name that "
-            "predict gives to the number of the row\n  Nothing was started. Rename the column."
-        )
-    return Table(rows.replace_schema_metadata(None).combine_chunks(), listing)
-
-
-def shown_rows(rows: pa.Table) -> pa.Table:
-    """Return a table without the credentials of its URLs, as it is stored beside predictions."""
-    for at, field in enumerate(rows.schema):
-        if "string" not in str(field.type):
-            continue
-        column = rows.column(at)
-        is_plain = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-        if is_plain and not compute.any(compute.match_substring(column, "://")).as_py():
-            continue
-        values = column.to_pylist()
-        if (shown := shown_values(values)) != values:
-            rows = rows.set_column(at, field, pa.array(shown, field.type))
-    return rows
-
-
-def names_in(inputs: Iterable[Input]) -> tuple[Callable[[], pa.Array], Iterator[Input]]:
-    """Return inputs, and what returns their names once all inputs were taken."""
-    names: list[str] = []
-
-    def noted() -> Iterator[Input]:
-        for each in inputs:
-            names.append(each.source)
-            yield each
-
-    return lambda: array_of(names, pa.string()), noted()
-
-
-def names_table(names: pa.Array) -> pa.Table:
-    """Return the names of samples as a table that can be stored beside the predictions."""
-    return pa.table({SOURCE: names})
-
-
-# ---- data ----------------------------------------------------------------------------------------
-# Create the reader for the `data` argument: a Dataset, a DataLoader or a table.
-
-BATCH_SIZE = 64
-# Arguments of a loader that are used for its workers.
-_KEPT = ("prefetch_factor", "worker_init_fn", "multiprocessing_context")
-
-
-def table_of(
-    data: Any,
-    load: Callable[[dict[str, Any]], Any] | None,
-    folder: str | os.PathLike[str] | None = None,
-) -> Table | None:
-    """Return the table that `data` is or names; None if it is neither a table nor a path.
-
-    A list of dicts is a table if there is `load`; otherwise it is a Dataset of samples.
-    """
-    is_named = isinstance(data, str | os.PathLike)
-    is_list = isinstance(data, list | tuple)
-    if is_named or (is_table(data) and not (is_list and load is None and folder is None)):
-        if not callable(load):
-            if is_named and not is_url(os.fspath(data)):
-                find_table(data)  # raises if there is none
-            shown = repr(os.fspath(data)) if is_named else f"the {type(data).__name__}"
-            raise OptionError(
-                f"{shown} is a table, and no function makes samples from its rows\n"
-                "  Nothing was started. Pass load=, or --load FILE.py:FUNCTION: it is given a row "
-                "as a dict and returns the sample."
-            )
-        return open_table(data, folder)
-    for name, value in (("load", load), ("folder", folder)):
-        if value is not None:
-            raise OptionError(
-                f"{name}= is for the rows of a table, and data is a {type(data).__name__}\n"
-                f"  Nothing was started. Leave {name} out, or pass a table or its path as data."
-            )
-    return None
-
-
-def reader_of(
-    data: Any,
-    load: Callable[[dict[str, Any]], Any] | None,
-    table: Table | None,
-    batch_size: int | None,
-    num_workers: int | Literal["auto"] | None,
-    backend: str | Ray,
-    collate_fn: Callable[[Any], Any] | None,
-    timeout: float | None,
-    part_size: int,
-) -> RangeReader:
-    """Return the reader of the samples, from the arguments of `predict`."""
-    dataset, settings = data, {}
-    workers = checked_workers(num_workers)
-    check_backend(backend)
-    check_timeout(timeout or None)
-    if table is not None:
-        from forebay.items import from_table
-
-        assert load is not None, "table_of made sure"
-        dataset = from_table(table.rows, load, folder=table.listing.folder)
-    elif isinstance(data, TorchDataLoader):
-        dataset = data.dataset
-        batch_size = batch_size or _batch_size_of(data)
-        workers = data.num_workers if workers is None else workers
-        backend = getattr(data, "backend", "process") if backend == "process" else backend
-        collate_fn = collate_fn or data.collate_fn
-        timeout = timeout or data.timeout or None
-        settings = {name: getattr(data, name) for name in _KEPT} if workers else {}
-    _check_dataset(dataset)
-    if collate_fn is default_collate:
-        collate_fn = None
-    if workers is None and cluster_of(backend) is None:
-        workers = whole_cores()
-    batch_size = BATCH_SIZE if batch_size is None else batch_size
-    check_positive("batch_size", batch_size)
-    check_positive("part_size", part_size)
-    if len(dataset) < 1:
-        raise InputError(f"data has {len(dataset)} samples\n  There is nothing to predict.")
-    return RangeReader(
-        dataset=dataset,
-        part_size=part_size,
-        batch_size=min(batch_size, part_size),
-        collate_fn=collate_fn,
-        num_workers=workers,
-        backend=backend,
-        timeout=timeout or 0,
-        settings=settings,
-    )
-
-
-def _batch_size_of(loader: Any) -> int:
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    if not isinstance(size, int):
-        raise OptionError(
-            f"the loader has no batch size: it has batch_size={loader.batch_size!r} and a custom "
-            "batch sampler\n"
-            "  Nothing was started. Pass batch_size= to predict."
-        )
-    return size
-
-
-def _check_dataset(dataset: Any) -> None:
-    if isinstance(dataset, IterableDataset):
-        raise OptionError(
-            "predict needs a map-style dataset: the samples of an iterable dataset have no index, "
-            "by which a run could continue and failures be named\n"
-            f"  Nothing was started; got {type(dataset).__name__}. Give it __getitem__ and "
-            "__len__."
-        )
-    if not is_map_style(dataset):
-        raise OptionError(
-            "data must be a map-style Dataset, a DataLoader, or a table or its path; got "
-            f"{type(dataset).__name__}\n  Nothing was started."
-        )

@@ -56,7 +56,7 @@ from forebay.runs.source_code import (
 
 _LONGEST_DIFFERENCE = 60  # lines
 _MOST_NAMES = 8  # in one line
-_WEIGHTS = "weights."  # begins the names of an nn.Module's
+WEIGHTS = "weights."  # begins the names of an nn.Module's
 _MOST_NAMED = 1000  # keys of a dict that may be names of credentials
 _LONGEST_VALUE = 200  # characters; a longer one is shown as its hash
 ASIDE = "(one for each sample)"
@@ -180,8 +180,8 @@ def difference(old: Fingerprint, new: Fingerprint) -> str:
             before, after = was.get(name, "(none)"), now.get(name, "(none)")
             if before == after:
                 continue
-            if _WEIGHTS in name:
-                weights.append(name.partition(_WEIGHTS)[2])
+            if WEIGHTS in name:
+                weights.append(name.partition(WEIGHTS)[2])
             elif before.startswith(HASH) and after.startswith(HASH):
                 large.append(name)
             else:
@@ -269,9 +269,9 @@ class _Walk:
 
     def _add_weights(self, prefix: str, value: Any) -> None:
         for name, tensor in weights_of(value):
-            if (_WEIGHTS, id(tensor)) not in self._seen:
-                self._put(self.parameters, f"{_WEIGHTS}{prefix}{name}", self._text_of(tensor))
-                self._seen[_WEIGHTS, id(tensor)] = tensor
+            if (WEIGHTS, id(tensor)) not in self._seen:
+                self._put(self.parameters, f"{WEIGHTS}{prefix}{name}", self._text_of(tensor))
+                self._seen[WEIGHTS, id(tensor)] = tensor
 
     def _add(self, value: Any, *, is_work: bool = False) -> bool:
         """Add a function or class of the user, or the work itself; return whether it was code.
@@ -391,7 +391,7 @@ class _Walk:
             return sha256_of(value)
         if hasattr(value, "isoformat") and not isinstance(value, type):
             return value.isoformat()
-        if (_WEIGHTS, id(value)) in self._seen:
+        if (WEIGHTS, id(value)) in self._seen:
             return "(weights)"  # each is a separate parameter
         if (array := hash_of_array(value)) is not None:
             return array

@@ -136,7 +136,7 @@ class _EarlierFile(NamedTuple):
         first: The first sample of its range, an index in the dataset of that time.
         numbers: Those of the range, as the ledger has them.
         failed: Which of the range have no row in it.
-        columns: What the ledger says of its columns.
+        record: What the ledger says of its content.
     """
 
     name: str
@@ -145,7 +145,7 @@ class _EarlierFile(NamedTuple):
     samples: int
     numbers: str
     failed: list[int]
-    columns: Any
+    record: Any
 
     @classmethod
     def of(cls, entry: InputRow) -> _EarlierFile | None:
@@ -156,7 +156,8 @@ class _EarlierFile(NamedTuple):
         first, count = range_of(entry.row)
         record = json.loads(entry.metadata)[0]
         failed = [int(each.index) - first for each in failed_samples(record)[0]]
-        return cls(*files[0], first, count, entry.identity, failed, record["columns"])
+        facts = {name: record[name] for name in record if name in ("columns", "weights")}
+        return cls(*files[0], first, count, entry.identity, failed, facts)
 
 
 def enrol_named(session: Session, cut: Cut, inputs: Iterable[Input]) -> EarlierRows:
@@ -214,7 +215,7 @@ def _taken_over(
     places[there] = np.arange(len(there))
     taken = [each for each in kept if each is not None]
     locations = tuple((str(session.folder.locate(each.name)), each.first) for each in taken)
-    return EarlierRows(locations, places[file], row, taken[0].columns if taken else None)
+    return EarlierRows(locations, places[file], row, taken[0].record if taken else {})
 
 
 def _counted_up(times: npt.NDArray[Any]) -> Any:

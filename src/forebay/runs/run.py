@@ -587,13 +587,16 @@ class Session:
             return False
         if ledger.get_meta("trial") == "yes":
             return True
-        keep = was_version or "2"
+        raise ChangedError(self.words_of_change(changed_name(before, self._described()), changes))
+
+    def words_of_change(self, name: str, changes: str) -> str:
+        """Return the message for a call whose outputs would not go with those of earlier ones."""
+        keep = self.ledger.get_meta("version") or "2"
         has_samples = bool(self._described().bases)
         only = ", if every sample has the name or index that it had" if has_samples else ""
-        raise ChangedError(
-            f"{changed_name(before, self._described())} changed since the earlier run: "
-            f"{self.output!r} would mix "
-            f"two versions\n{textwrap.indent(changes.rstrip(), '  ')}\n"
+        return (
+            f"{name} changed since the earlier run: {self.output!r} would mix two versions\n"
+            f"{textwrap.indent(changes.rstrip(), '  ')}\n"
             "  Nothing was started, and nothing is lost. Choose one:\n"
             "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
             f"  - keep what is done and use the new code for the rest{only}: version={keep!r}, or "
