@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow as pa
 from pyarrow import compute
@@ -35,8 +35,10 @@ from forebay.options import (
     cluster_of,
     whole_cores,
 )
-from forebay.packed import PackedSequence
 from forebay.predicting.reader import INDEX, SOURCE, RangeReader
+
+if TYPE_CHECKING:
+    from forebay.packed import PackedSequence
 
 # ---- metadata rows -------------------------------------------------------------------------------
 # A metadata table: its columns, and fingerprints of its rows for change detection.
@@ -72,6 +74,8 @@ def open_table(data: Any, folder: str | os.PathLike[str] | None) -> Table:
 
 def open_files(data: Any, output: str | os.PathLike[str]) -> Table:
     """Return the files that a folder, a glob or a list names, those in the output folder aside."""
+    from forebay.packed import PackedSequence
+
     keep_apart(data, output)
     listing = without_outputs(list_inputs(data), output)
     inputs = (*listing,)  # once: their number, names and identities belong together

@@ -1,41 +1,16 @@
-"""Factories of models: which callables are, and whether one makes the model that it made before."""
+"""Factories of models: whether one makes the model that it made before."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Collection
 from typing import Any
 
-import torch
-
 from forebay.base.randomness import seed_generators
-from forebay.errors import ChangedError, OptionError
+from forebay.errors import ChangedError
 from forebay.pools.events import Refusal
 from forebay.predicting.reader import SEED
 from forebay.runs.fingerprint import WEIGHTS, describe
 from forebay.runs.source_code import HASH, dumps, sha256_of
-
-
-def is_factory(model: Any) -> bool:
-    """Return whether `model` returns a model when called, rather than being one.
-
-    A class does, and a callable that has no required argument and neither *args nor **kwargs.
-    """
-    if isinstance(model, type):
-        return True
-    if not callable(model):
-        raise OptionError(
-            f"the model must be an nn.Module or a function of a batch; got {type(model).__name__}\n"
-            "  Nothing was started."
-        )
-    if isinstance(model, torch.nn.Module):
-        return False
-    try:
-        parameters = inspect.signature(model).parameters.values()
-    except (ValueError, TypeError):  # built in
-        return False
-    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return all(one.default is not one.empty and one.kind not in open_ended for one in parameters)
 
 
 class ModelFactory:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,6 @@ from forebay.observe.progress import log, log_samples_failed
 from forebay.observe.record import Trace
 from forebay.pools.events import Refusal
 from forebay.predicting.checkpoints import Checkpoint, Checkpoints, PartJournal
-from forebay.predicting.factory import ModelFactory
 from forebay.predicting.part_writer import PartWriter, earlier_predictions
 from forebay.predicting.reader import (
     Columns,
@@ -39,8 +39,33 @@ from forebay.predicting.reader import (
 from forebay.runs.ranges import failed_samples, range_of
 from forebay.runs.report import FailureBudget
 
+if TYPE_CHECKING:
+    from forebay.predicting.factory import ModelFactory
+
 # ---- model ---------------------------------------------------------------------------------------
-# Call the user's model.
+# Recognize factories, and call the user's model.
+
+
+def is_factory(model: Any) -> bool:
+    """Return whether `model` returns a model when called, rather than being one.
+
+    A class does, and a callable that has no required argument and neither *args nor **kwargs.
+    """
+    if isinstance(model, type):
+        return True
+    if not callable(model):
+        raise OptionError(
+            f"the model must be an nn.Module or a function of a batch; got {type(model).__name__}\n"
+            "  Nothing was started."
+        )
+    if isinstance(model, torch.nn.Module):
+        return False
+    try:
+        parameters = inspect.signature(model).parameters.values()
+    except (ValueError, TypeError):  # built in
+        return False
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return all(one.default is not one.empty and one.kind not in open_ended for one in parameters)
 
 
 @contextmanager
@@ -324,8 +349,9 @@ class PartWork:
         parts: All parts that are to be made, in order.
         table: The metadata columns, a row per sample; None if there are none.
         names: The names of the samples, for failures; None if they have none.
-        model: The model, or a `ModelFactory`, which makes one in each worker.
+        model: The model; None with a factory.
         here: How parts are made in this process; None with a factory.
+        factory: What makes a model in each worker.
         earlier: Which predictions are taken over from files of an earlier run.
     """
 
@@ -341,6 +367,7 @@ class PartWork:
         names: pa.Array | None,
         known: dict[str, Spec] | None,
         here: MadeHere | None,
+        factory: ModelFactory | None,
         earlier: EarlierRows,
     ) -> None:
         self._names, self._earlier = names, earlier
@@ -355,9 +382,8 @@ class PartWork:
                 if found := checkpoints.read(part.start, samples, known_names):
                     self._resumed[part.start] = found
                 self._left.append(samples[found[-1].end if found else 0 :])
-        is_factory = isinstance(model, ModelFactory)
-        self._factory = model if is_factory else None
-        self._reader, self._model_here, self._here = reader, None if is_factory else model, here
+        self._reader, self._model_here, self._here = reader, model, here
+        self._factory = factory
         self._device, self._table, self._known = device, table, known
         self._model: Model | None = None
         self._bisect: Bisection | None = None

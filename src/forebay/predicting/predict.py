@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -129,14 +129,12 @@ def predict(
         WorkerDiedError: A factory's worker died repeatedly on the same part.
     """
     from forebay.devices.device import check_device, device_of
-    from forebay.predicting import factory as factories
     from forebay.predicting.checkpoints import checkpoints_of
     from forebay.predicting.data import names_table, reader_of, shown_rows, table_of
-    from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, evaluating
-    from forebay.runs.named_samples import forget_earlier
+    from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, evaluating, is_factory
 
     began, settings = time.monotonic(), settings_to_json(locals())
-    has_factory, trace = factories.is_factory(model), Trace()
+    has_factory, trace = is_factory(model), Trace()
     place = device_of(device)
     with saying_what_stays(output):
         table = table_of(data, load, folder, output)
@@ -180,20 +178,19 @@ def predict(
             resumed = before.samples - sum(range_of(each.row)[1] for each in again)
             resumed += earlier.count
             diagnosis: Callable[[], Any] = partial(of_parts.diagnosis, trace)
-            maker = model
+            factory = None
             if has_factory:
                 known = before.weights | {*filter(None, [earlier.record.get("weights")])}
-                words = session.words_of_change(described().name, "the weights of its model differ")
-                maker = factories.ModelFactory(model, words, known if version is None else None)
-                if not todo and maker.known:
-                    _compare_weights(session, maker, SampleProgress(session, cut, resumed))
+                factory = _factory_of(session, model, known)
+                if not todo and factory.known:
+                    _compare_weights(session, factory, SampleProgress(session, cut, resumed))
             if todo:
                 parts = [range(at, at + count) for at, count in (range_of(x.row) for x in todo)]
                 checkpoints = checkpoints_of(session, todo, earlier, skips_failures=retry_failed)
                 display = SampleProgress(session, cut, resumed, by_batch=not has_factory)
                 work = PartWork(
                     of_parts,
-                    maker,
+                    None if has_factory else model,
                     parts,
                     checkpoints,
                     device=device,
@@ -201,6 +198,7 @@ def predict(
                     names=names,
                     known=before.columns or earlier.record.get("columns"),
                     here=None if has_factory else MadeHere(display.advance, trace),
+                    factory=factory,
                     earlier=earlier,
                 )
                 if work.resumed:
@@ -225,7 +223,10 @@ def predict(
             else:
                 session.remember_work()
             drop_gone_ranges(session)
-            forget_earlier(session)
+            if names is not None:
+                from forebay.runs.named_samples import forget_earlier
+
+                forget_earlier(session)
             done = CompletedParts.of(ledger.results())
             where = session.folder.locate("")
             # The session's own options are not those of the call.
@@ -290,8 +291,17 @@ def _enrolled(
     else:
         enrol_ranges(session, cut, sample_ranges(session, cut, listed.of(session)))
         return reader, cut, None, EarlierRows()
+
     earlier = enrol_named(session, cut, inputs)
     return reader, cut, names(), earlier
+
+
+def _factory_of(session: Session, model: Any, known: Collection[str]) -> ModelFactory:
+    """Return what calls a factory, and accepts weights with these hashes, or any by a version."""
+    from forebay.predicting.factory import ModelFactory
+
+    words = session.words_of_change(session.work[0].name, "the weights of its model differ")
+    return ModelFactory(model, words, known if session.options.version is None else None)
 
 
 def _compare_weights(session: Session, factory: ModelFactory, progress: SampleProgress) -> None:
