@@ -274,7 +274,6 @@ def _enrolled(
     """
     from forebay.predicting.data import names_in
     from forebay.predicting.parts import check_number_of_parts
-    from forebay.runs.named_samples import enrol_named
 
     samples, recorded = len(reader.dataset), recorded_cut(session)
     size = reader.part_size if recorded is None else recorded.size
@@ -291,6 +290,8 @@ def _enrolled(
     else:
         enrol_ranges(session, cut, sample_ranges(session, cut, listed.of(session)))
         return reader, cut, None, EarlierRows()
+
+    from forebay.runs.named_samples import enrol_named
 
     earlier = enrol_named(session, cut, inputs)
     return reader, cut, names(), earlier
