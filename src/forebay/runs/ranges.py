@@ -28,7 +28,7 @@ from typing import Any
 from forebay.base.datasets import is_map_style
 from forebay.base.files import is_url
 from forebay.base.formatting import counted
-from forebay.errors import ChangedError, InputError
+from forebay.errors import ChangedError, InputError, shown_location
 from forebay.failures import Failure, failure_from_json, failure_to_json
 from forebay.inputs.listing import Listing, identity_of, name_text
 from forebay.ledger.database import (
@@ -161,10 +161,9 @@ class _Names:
         for part in self._parts:
             # What the Dataset has of a sample beside its name, such as its label.
             value = part[index]
-            if type(value) is not str:
+            shown = shown_location(value) if type(value) is str else ""
+            if not shown or not f"/{name}".endswith(f"/{shown}"):
                 row += f" {text_of_part(value)}"
-            elif not value or not f"/{name}".endswith(f"/{value}"):
-                row += f" {value}"
         return Input(name, row, "" if is_url(name) else identity_of(name))
 
     def _hash(self, index: int) -> int:
