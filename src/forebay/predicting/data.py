@@ -175,10 +175,11 @@ def _are_files(data: Any, has_function: bool) -> bool:
     if not isinstance(data, str | os.PathLike):
         return False
     name = os.path.expanduser(os.fspath(data))
-    if glob.has_magic(name) and not os.path.lexists(name):
-        return True
-    if file_name(name).lower().endswith(SUFFIXES):
+    is_glob = glob.has_magic(name) and not os.path.lexists(name)
+    if file_name(name).lower().endswith(SUFFIXES) and not (is_glob and not is_url(name)):
         return False
+    if is_glob:  # a URL may have a query
+        return True
     return not names_among(name, TABLES)
 
 
