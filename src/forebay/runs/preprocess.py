@@ -297,7 +297,7 @@ def listing_for(
     """Check `work` and its inputs, and return the listing."""
     if isinstance(work, str | bytes | os.PathLike | list | tuple | dict) or is_table(work):
         raise OptionError(
-            "work must be a function(source, out) or a map-style Dataset; got "
+            "work must be a function, f(source) or f(source, out), or a map-style Dataset; got "
             f"{type(work).__name__}\n  Pass the function itself; FILE.py:FUNCTION is the command "
             "line's way to name it."
         )
@@ -309,12 +309,12 @@ def listing_for(
     if save is not None:
         raise OptionError(
             "save= writes the samples of a Dataset, and the work is of type "
-            f"{type(work).__name__}\n  Nothing was started. A function(source, out) writes its "
+            f"{type(work).__name__}\n  Nothing was started. A function writes or returns its "
             "own files: leave save out."
         )
     if not callable(work):
         raise OptionError(
-            "work must be a function(source, out) or a map-style Dataset; got "
+            "work must be a function, f(source) or f(source, out), or a map-style Dataset; got "
             f"{type(work).__name__}"
         )
     if inputs is None:
