@@ -69,9 +69,9 @@ RUN = """
 AUTO_RUN = """
     import os, sys, time
     import forebay
-    from forebay.runs import run as runs_run
+    from forebay.runs import tuning
 
-    runs_run.whole_cores = lambda: 1
+    tuning.whole_cores = lambda: 1
 
     def work(source, out):
         while not os.path.exists(sys.argv[1] + ".gate"):
