@@ -30,7 +30,6 @@ from forebay.base.files import (
 )
 from forebay.base.output_names import PRIVATE, SUFFIXES, TABLES
 from forebay.errors import InputError, OptionError, shown_location
-from forebay.inputs.search import folder_files, glob_files, url_files
 from forebay.inputs.tables import Manifest, is_table, memory_manifest, open_manifest
 from forebay.ledger.database import NAME
 from forebay.ledger.identity import NOT_SEEN
@@ -170,6 +169,8 @@ def list_folder(name: str) -> Listing:
 
     A name that is not UTF-8 has lone surrogates, as everywhere in Python.
     """
+    from forebay.inputs.search import folder_files
+
     shown = name if name.isprintable() else ascii(name)
     reason = "no files in this folder (hidden ones are left out)"
     return _found(shown, lambda: map(_file, folder_files(name)), reason)
@@ -199,6 +200,8 @@ def _only_table(tables: list[str], shown: str) -> str:
 
 
 def _list_glob(name: str, shown: str) -> Listing:
+    from forebay.inputs.search import glob_files
+
     found = [*glob_files(name)]
     folders = [] if found else glob.glob(name, recursive=True)
     reason = "this glob matches folders only" if folders else "this glob matches nothing"
@@ -212,6 +215,8 @@ def _list_glob(name: str, shown: str) -> Listing:
 
 
 def _list_url(url: str) -> Listing:
+    from forebay.inputs.search import url_files
+
     shown = url if url.isprintable() else ascii(url)
     with reached(url) as (system, path):
         is_glob = False
