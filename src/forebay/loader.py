@@ -52,6 +52,7 @@ from forebay.options import (
     checked_name,
     checked_workers,
     cluster_of,
+    plain_number,
 )
 from forebay.ranks import ranks_of
 
@@ -198,6 +199,12 @@ class DataLoader(TorchDataLoader[_T_co]):
         if name is not None:  # otherwise a subclass may have an attribute of this name
             self.name = checked_name(name)
         num_workers = checked_workers(num_workers)
+        batch_size, prefetch_factor, timeout = map(
+            plain_number, (batch_size, prefetch_factor, timeout)
+        )
+        seed, concurrency, world_size, rank = map(
+            plain_number, (seed, concurrency, world_size, rank)
+        )
         self.buffer = buffer_of(buffer)
         self.backend = "thread" if worker_method == "thread" else backend
         self._ranks = ranks_of(world_size, rank)

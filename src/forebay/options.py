@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any, Literal, Self
 
 from forebay.base import process
@@ -25,6 +26,15 @@ SHARD_BYTES = 64 * 2**20
 MAX_WORKERS_FLOOR, MAX_WORKERS_CEILING = 8, 64
 # Ray refuses these as names of custom resources.
 _NOT_CUSTOM = ("CPU", "GPU", "memory", "object_store_memory")
+
+
+def plain_number(value: Any) -> Any:
+    """Return Python's number for one of NumPy's; anything else unchanged."""
+    if isinstance(value, bool | int | float):  # subclasses, too, such as AutoWorkers
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) and hasattr(value, "dtype") else value
 
 
 def _is_number(value: object) -> bool:
@@ -92,6 +102,8 @@ class Ray:
 
     def __post_init__(self) -> None:
         """Check each setting."""
+        for each in fields(self):
+            object.__setattr__(self, each.name, plain_number(getattr(self, each.name)))
         for name in ("num_cpus", "num_gpus"):
             value = getattr(self, name)
             _check(_is_number(value) and value >= 0, f"Ray({name}=)", value, "0 or more")
@@ -181,6 +193,8 @@ class PreprocessOptions:
 
     def __post_init__(self) -> None:
         """Check each setting, then those that depend on each other."""
+        for each in fields(self):
+            object.__setattr__(self, each.name, plain_number(getattr(self, each.name)))
         check_backend(self.backend)
         check_timeout(self.timeout)
         wanted: Any = self.num_workers
@@ -271,6 +285,7 @@ class AutoWorkers(int):
         """Check the limit."""
         if max is None:
             max = sorted((MAX_WORKERS_FLOOR, 2 * whole_cores(), MAX_WORKERS_CEILING))[1]
+        max = plain_number(max)
         if type(max) is not int or max < 1:
             raise OptionError(f"AutoWorkers(max={max!r}) is not valid; it must be 1, 2, 3, …")
         return super().__new__(cls, max)
@@ -287,7 +302,7 @@ class AutoWorkers(int):
 def checked_workers(num_workers: Any) -> Any:
     """Return `AutoWorkers` for "auto", and any number unchanged, for torch to check."""
     if not isinstance(num_workers, str):
-        return num_workers
+        return plain_number(num_workers)
     _check(num_workers == "auto", "num_workers", num_workers, "0, 1, 2, … or 'auto'")
     return AutoWorkers()
 
@@ -402,6 +417,8 @@ class Buffer:
 
     def __post_init__(self) -> None:
         """Check the marks."""
+        for each in fields(self):
+            object.__setattr__(self, each.name, plain_number(getattr(self, each.name)))
         if self.max_bytes is None and self.max_batches is None:
             raise OptionError("Buffer() needs max_bytes or max_batches: neither was given")
         if self.max_bytes is not None:
@@ -513,6 +530,7 @@ def _depth_in_forebay() -> int:
 def parse_bytes(size: float | str, name: str = "buffer") -> int:
     """Return a number of bytes written as a number, or as a string such as "30GB" or "50%"."""
     value = -1.0
+    size = plain_number(size)
     if isinstance(size, int | float) and not isinstance(size, bool):
         value = size if size % 1 == 0 else -1.0  # 30e9 is a whole number, too
     elif isinstance(size, str):

@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow
 import pytest
 from driving import calls, make_inputs, published, staged
-from works import copy, draw, fail_odd, fail_once, nothing, split
+from works import copy, draw, fail_odd, fail_once, nothing, row_alone, split
 
 import forebay
 from forebay.errors import ChangedError, InputError, LedgerError, OptionError
+from forebay.outputs.places import snapshot_of
 from forebay.runs.preprocess import retry
 
 
@@ -575,3 +576,39 @@ def fails_if_bad(source, out):
 
 def copy_under_its_name(source, out):
     out.file(source.name).write_text("x")
+
+
+def test_numbers_of_numpy_are_numbers(inputs, output):
+    """Each entry point takes them for its settings, and records them as what they are."""
+    options = {"num_workers": np.int64(1), "timeout": np.float32(50), "retries": np.uint8(0)}
+    report = run(row_alone, inputs, output, max_failures=np.float32(0.5), **options)
+    assert report.done == 6
+    recorded = json.loads(snapshot_of(output).meta["settings"])
+    assert recorded == {"num_workers": 1, "timeout": 50.0, "retries": 0, "max_failures": 0.5}
+    loader = forebay.DataLoader([1, 2, 3], np.int64(2), seed=np.int64(3), timeout=np.float32(0))
+    assert [len(batch) for batch in loader] == [2, 1]
+    assert type(loader.seed) is int
+    buffer = forebay.Buffer(np.int64(10**6), max_batches=np.int64(3), refill_below=np.int64(2))
+    assert type(buffer.refill_below) is int
+    assert forebay.AutoWorkers(max=np.int64(3)) == 3
+    assert forebay.Ray(num_cpus=np.float32(1), max_workers=np.int64(2)).max_workers == 2
+    with pytest.raises(OptionError, match="retries="):
+        run(row_alone, inputs, output, retries=np.bool_(True))
+
+
+def test_a_folder_whose_run_is_not_finished_says_so(inputs, output, tmp_path):
+    """Instead of that there is no table: whether it runs, how far it is, and what to do."""
+
+    def look(source, out):
+        with pytest.raises(InputError) as caught:
+            forebay.from_table(output)
+        (tmp_path / "said").write_text(str(caught.value))
+        raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        run(look, inputs, output, num_workers=1, on_error="raise")
+    said = (tmp_path / "said").read_text()
+    assert "holds no metadata table yet: its run writes it at its end\n  The run: " in said
+    assert f"forebay status {output}" in said
+    with pytest.raises(InputError, match=r"0 of 6 inputs done, and not finished. The same call"):
+        forebay.from_table(output)

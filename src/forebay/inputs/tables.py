@@ -267,6 +267,10 @@ def find_table(table: str | os.PathLike[str]) -> str:
     name = os.path.expanduser(os.fspath(table))
     if (tables := names_among(name, TABLES)) is not None:
         if len(tables) != 1:
+            if not tables:
+                from forebay.inputs.unfinished import refuse_unfinished
+
+                refuse_unfinished(name)
             raise InputError(
                 f"the folder {name!r} holds {' and '.join(tables) or 'no metadata table'}\n"
                 f"  An output folder of preprocess holds one of {', '.join(TABLES)}. Name the "

@@ -33,6 +33,7 @@ from forebay.options import (
     check_timeout,
     checked_workers,
     cluster_of,
+    plain_number,
     whole_cores,
 )
 from forebay.predicting.reader import INDEX, SOURCE, RangeReader
@@ -207,7 +208,8 @@ def reader_of(
 ) -> RangeReader:
     """Return the reader of the samples, from the arguments of `predict`."""
     dataset, settings = data, {}
-    workers = checked_workers(num_workers)
+    workers, timeout = checked_workers(num_workers), plain_number(timeout)
+    batch_size, part_size = plain_number(batch_size), plain_number(part_size)
     check_backend(backend)
     check_timeout(timeout or None)
     if table is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from forebay.errors import LedgerError, OptionError, shown_location
 from forebay.ledger.database import reading
-from forebay.options import AutoWorkers, PreprocessOptions, Ray
+from forebay.options import AutoWorkers, PreprocessOptions, Ray, plain_number
 from forebay.runs.source_code import reference_of
 
 # The key in the ledger.
@@ -37,7 +37,7 @@ def settings_to_json(arguments: Mapping[str, Any]) -> str:
     """Return the settings among the arguments of an entry point that are not the defaults."""
     kept: dict[str, Any] = {}
     for name in _KEPT:
-        value = arguments.get(name)
+        value = plain_number(arguments.get(name))
         if value is None or value == _DEFAULTS.get(name):
             continue
         if isinstance(value, AutoWorkers):
