@@ -36,7 +36,7 @@ def index(ground: Ground, quick: bool) -> None:
     record |= {
         "sizes": [BLOCKS_PER_SHARD * BLOCK_BYTES + 4096] * shards,
         "outside": [0] * shards,
-        "columns_of": [0] * shards,
+        "layout_of": [0] * shards,
         "blocks": {"count": len(table) // 24, "crc32": zlib.crc32(table)},
     }
     for name, data in ((INDEX, json.dumps(record).encode()), (BLOCKS, table)):

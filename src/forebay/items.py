@@ -21,6 +21,7 @@ from operator import index as as_index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
@@ -156,10 +157,10 @@ class ColumnDataset(Dataset[dict[str, Any]]):
 
 
 def _values(column: Any) -> Sequence[Any]:
-    """Return the values of rows as samples have them: tensors, strings and bytes."""
+    """Return the values of rows as samples have them: tensors, strings, bytes, lists, dicts."""
     if not isinstance(column, list):
         return torch.from_numpy(column).unbind()
-    return [each if isinstance(each, str | bytes) else torch.from_numpy(each) for each in column]
+    return [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in column]
 
 
 def _by_column(table: Any, columns: Any) -> Columns | RowGroups:
@@ -239,7 +240,6 @@ def _explained(name: str, what: str, advice: str) -> Iterator[None]:
 
 def _table_of_arrays(name: str, arrays: Mapping[str, Any]) -> pyarrow.Table:
     """Return arrays, tensors or lists as the columns of a table, with the memory of arrays."""
-    import numpy as np
     import pyarrow
 
     found = {}
@@ -401,11 +401,12 @@ def from_table(
     With `columns`, a sample is a dict of these columns, and a loader takes whole batches from them,
     hundreds of times as fast as row by row: a dict of tensors, and of lists for strings and bytes.
     Columns may be numbers, booleans, strings, bytes, categories, and lists of numbers; numbers keep
-    their dtypes, and missing values among floats are NaN. Batches of lists with different lengths
-    need a `collate_fn`, as in `collate.by_field(tokens=collate.pad())`. Columns in memory are used
-    as they are, without a copy if they have no missing values and are not booleans. Those of a
-    .parquet, .csv or .jsonl file are read into memory, once; those of an .arrow or .feather file
-    without compression are mapped, also if they are larger than the memory.
+    their dtypes, and missing values among floats are NaN. Arrays of any shape, as `predict` writes
+    them, are tensors; other lists and structs are lists of Python values. Batches of lists with
+    different lengths need a `collate_fn`, as in `collate.by_field(tokens=collate.pad())`. Columns
+    in memory are used as they are, without a copy if they have no missing values and are not
+    booleans. Those of a .parquet, .csv or .jsonl file are read into memory, once; those of an
+    .arrow or .feather file without compression are mapped, also if they are larger than the memory.
 
     Args:
         table: A file ending in .csv, .tsv, .jsonl, .ndjson or .parquet, text also with .gz behind

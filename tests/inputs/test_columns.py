@@ -17,7 +17,7 @@ import pytest
 import torch
 from pyarrow import csv, feather, parquet
 
-from forebay import InputError, OptionError, from_table
+from forebay import DataLoader, InputError, OptionError, from_table
 
 ROWS = 10
 TABLE = pa.table(
@@ -134,14 +134,46 @@ def test_arrays_of_any_layout_have_the_same_values():
         ] == values.tolist()
 
 
+NESTED = {
+    "structs": [{"x": 1}, {"x": None}, {"x": 3}],
+    "lists of strings": [["x"], [], ["y", "z"]],
+    "lists of structs": [[{"x": [1.5], "y": "a"}], [], [{"x": [], "y": None}]],
+    "null": [["x"], None, []],
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_lists_and_structs_are_python_values(name):
+    """In a row, in a batch, and from several chunks."""
+    chunk = pa.array(NESTED[name])
+    dataset = from_table(pa.table({"a": pa.chunked_array([chunk, chunk])}), columns=["a"])
+    assert [dataset[row]["a"] for row in range(6)] == NESTED[name] * 2
+    with DataLoader(dataset, batch_size=4) as loader:
+        assert next(iter(loader))["a"] == [*NESTED[name], NESTED[name][0]]
+
+
+def test_arrays_of_any_shape_are_tensors():
+    """As predictions and caches store them; a batch of unlike ones says what to do."""
+    values = [np.ones((2, 3)), np.zeros((0, 3)), np.ones((2, 3))]
+    lists = {
+        "data": pa.array([each.ravel().tolist() for each in values], pa.large_list(pa.float64())),
+        "shape": pa.array([each.shape for each in values], pa.list_(pa.int64())),
+    }
+    table = pa.table({"a": pa.StructArray.from_arrays(lists.values(), [*lists])})
+    dataset = from_table(table, columns=["a"])
+    assert [tuple(dataset[row]["a"].shape) for row in range(3)] == [(2, 3), (0, 3), (2, 3)]
+    assert dataset.columns_to_slice.take([0, 2])["a"].shape == (2, 2, 3)
+    assert dataset.columns_to_slice.counts("a").tolist() == [2, 0, 2]
+    with pytest.raises(InputError, match=r"shape \(2, 3\) and one of \(0, 3\)"):
+        dataset.columns_to_slice.take([0, 1])
+
+
 TIMES = [datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)] * 2
 # Columns that no batch can have, and what is said.
 REFUSED = {
     "dates": (pa.array(TIMES, pa.date32()), "has the type date32"),
     "times": (pa.array(TIMES), "times to integers"),
     "decimals": (pa.array([decimal.Decimal("1.5")] * 2), "decimals to floats"),
-    "structs": (pa.array([{"x": 1}] * 2), "has the type struct"),
-    "lists of strings": (pa.array([["x"]] * 2), "has the type list"),
     "nothing": (pa.nulls(2), "has the type null"),
     "null": (pa.array([1, None]), "'a' is null in row 1.*1 of its rows"),
     "null bool": (pa.array([None, True]), "'a' is null in row 0"),

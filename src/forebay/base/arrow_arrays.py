@@ -17,6 +17,7 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import byte_size
+from forebay.base.row_values import python_values
 from forebay.errors import InputError, shortened
 
 if TYPE_CHECKING:
@@ -118,7 +119,9 @@ def _ends(lengths: Any) -> pyarrow.Buffer:
 #
 #     numbers, booleans           ──> array [rows]
 #     lists of numbers            ──> array [rows, length], if those of the rows are equally long
+#     struct<data, shape>         ──> arrays of these shapes, as `base/value_types.py` has them
 #     strings, bytes, categories  ──> list
+#     other lists and structs     ──> list of Python values
 #
 # A column has many chunks, in a mapped file thousands. Their buffers are parts of one array, over
 # the memory from the first to the last of them, so that one take suffices for any rows. What lies
@@ -409,6 +412,51 @@ class _Strings(_Lists):
     each = counts = take
 
 
+class _Shaped(Column):
+    """Arrays whose shapes may differ from row to row."""
+
+    def __init__(self, name: str, data: Column, shapes: Column) -> None:
+        self._name, self._data, self._shapes = name, data, shapes
+
+    def take(self, rows: Rows) -> Any:
+        import numpy as np
+
+        found = self.each(rows)
+        shapes = dict.fromkeys(each.shape for each in found)
+        if len(shapes) > 1:
+            one, two, *_ = shapes
+            raise ragged(self._name, f"an array of shape {one} and one of {two}")
+        return np.stack(found) if found else np.empty(0)
+
+    def each(self, rows: Rows) -> Sequence[Any]:
+        pairs = zip(self._data.each(rows), self._shapes.each(rows), strict=True)
+        try:
+            return [flat.reshape(shape) for flat, shape in pairs]
+        except ValueError as error:
+            raise InputError(f"column {shortened(self._name)} is damaged: {error}") from error
+
+    def counts(self, rows: Rows) -> Any:
+        import numpy as np
+
+        return np.array([shape[0] if len(shape) else 1 for shape in self._shapes.each(rows)])
+
+
+class _Objects(Column):
+    """Lists and structs that no array holds, as Python values."""
+
+    def __init__(self, column: pyarrow.ChunkedArray) -> None:
+        self._column = column
+
+    def take(self, rows: Rows) -> Any:
+        return python_values(self._column.take(array_of_numpy(rows.numbers)))
+
+    def counts(self, rows: Rows) -> Any:
+        import numpy as np
+
+        found = self.take(rows)
+        return np.array([len(each) if isinstance(each, list) else 1 for each in found])
+
+
 class _Categories(Column):
     """Values out of a few: numbers, or a list of strings or bytes."""
 
@@ -440,14 +488,21 @@ def _column(column: pyarrow.ChunkedArray, name: str, where: str, known: dict[Any
     if is_text or types.is_binary(kind) or types.is_large_binary(kind):
         _refuse_nulls(chunks, where)
         return _Strings(name, chunks, [_buffer(each, 2, "u1") for each in chunks.arrays], is_text)
+    if types.is_struct(kind) and [each.name for each in kind] == ["data", "shape"]:
+        _refuse_nulls(chunks, where)
+        parts = [[chunk.field(at) for chunk in chunks.arrays] for at in (0, 1)]
+        fields = [pyarrow.chunked_array(*each) for each in zip(parts, _types_of(kind), strict=True)]
+        return _Shaped(name, *(_column(each, name, where, known) for each in fields))
     leaf, found = kind.value_type if is_list else kind, []
     while types.is_fixed_size_list(leaf):
         found.append(leaf.list_size)
         leaf = leaf.value_type
-    if not (types.is_integer(leaf) or types.is_floating(leaf) or types.is_boolean(leaf)):
+    if types.is_nested(kind) and not is_number(leaf):
+        return _Objects(column)
+    if not is_number(leaf):
         raise InputError(
             f"{where} has the type {kind}\n  Columns of a batch are numbers, booleans, strings, "
-            "bytes, or lists of numbers. Convert it first, times to integers and decimals to "
+            "bytes, lists or structs. Convert it first, times to integers and decimals to "
             "floats for example; or leave columns= out: load= is called with a row's values."
         )
     shape, has_nan = tuple(sizes or found), types.is_floating(leaf)
@@ -465,6 +520,17 @@ def _column(column: pyarrow.ChunkedArray, name: str, where: str, known: dict[Any
     if is_list:
         return _Lists(name, chunks, values, shape)
     return _Numbers(_Parts(chunks, values, math.prod(shape)), shape)
+
+
+def _types_of(kind: pyarrow.DataType) -> list[pyarrow.DataType]:
+    return [each.type for each in kind]
+
+
+def is_number(kind: pyarrow.DataType) -> bool:
+    """Return whether values of a type are numbers or booleans."""
+    from pyarrow import types
+
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def _categories(

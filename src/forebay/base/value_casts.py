@@ -11,7 +11,7 @@ import pyarrow as pa
 from forebay.base.arrow_arrays import array_of, array_of_numpy
 from forebay.base.value_columns import column_of
 from forebay.base.value_readers import getter_of
-from forebay.base.value_types import Nested, Spec, arrow_type
+from forebay.base.value_types import Nested, Spec, arrow_type, nulls
 
 
 def widened_array(array: pa.Array, own: Spec, wanted: Spec) -> pa.Array:
@@ -21,15 +21,17 @@ def widened_array(array: pa.Array, own: Spec, wanted: Spec) -> pa.Array:
     """
     if own == wanted:
         return array
+    if array.offset:
+        array = array.take(array_of_numpy(np.arange(len(array))))
     kind = arrow_type(wanted)
     if own.kind == "none":
-        return pa.nulls(len(array), kind)
+        return nulls(len(array), kind)
     if own.kind == wanted.kind == "str":
         return array.cast(kind)
     if not isinstance(own, Nested) and (own.kind, own.dtype) == (wanted.kind, wanted.dtype):
         return _in_any_shape(array, own, kind)
     storage = array.storage if isinstance(array, pa.ExtensionArray) else array
-    get, column = getter_of(own, pa.concat_arrays([storage]), None, {}), column_of(wanted)
+    get, column = getter_of(own, storage, None, {}), column_of(wanted)
     column.extend([get(row) for row in range(len(array))])
     return column.taken()
 

@@ -124,7 +124,7 @@ class _Data(ValueColumn):
 
 class _Ints(_Data):
     def _add(self, value: Any) -> None:
-        self._data += (value or 0).to_bytes(8, sys.byteorder, signed=True)
+        self._data += int(value or 0).to_bytes(8, sys.byteorder, signed=True)
 
     def extend(self, values: Sequence[Any]) -> None:
         if {*map(type, values)} != {int}:
@@ -180,10 +180,13 @@ class _Arrays(_Data):
         self._shapes: list[tuple[int, ...]] = []
         dtype, each = self.spec.stored
         self._number_bytes = dtype.itemsize
+        self._dtype = np.dtype(self.spec.dtype) if self.spec.kind != "tensor" else None
         shape = self.spec.shape
         self._null_bytes = 0 if shape is None else math.prod((*shape, *each)) * dtype.itemsize
 
     def _add(self, value: Any) -> None:
+        if self._dtype is not None and value is not None:
+            value = np.asarray(value, self._dtype)  # a number among others, of another type
         self._data += bytes(self._null_bytes) if value is None else _bytes_of(value)
         if self.spec.shape is None:
             self._ends.append(len(self._data) // self._number_bytes)

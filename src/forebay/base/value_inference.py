@@ -275,6 +275,10 @@ def widened_alike(old: Spec, new: Spec) -> Spec:
         return new
     if {old.kind, new.kind} <= {"int", "float", "number"}:
         return _number(old, new)
+    if old.kind == new.kind == "array" and old.dtype != new.dtype:
+        dtype = np.result_type(old.dtype, new.dtype)
+        if dtype.kind in "iuf":
+            return Spec("array", dtype.str, old.shape if old.shape == new.shape else None)
     joined = _joined(old, new, widened_alike)
     if joined is None:
         raise MisfitError(f"is {described(new)}, and {described(old)} in other samples")

@@ -295,6 +295,13 @@ def schema_of(names: list[str], specs: list[Spec]) -> pa.Schema:
     return pa.schema([pa.field(name, arrow_type(spec)) for name, spec in pairs])
 
 
+def nulls(count: int, kind: Any) -> pa.Array:
+    """Return nulls of any type."""
+    if not isinstance(kind, pa.BaseExtensionType):
+        return pa.nulls(count, kind)
+    return pa.ExtensionArray.from_storage(kind, pa.nulls(count, kind.storage_type))
+
+
 # ---- JSON ----------------------------------------------------------------------------------------
 
 

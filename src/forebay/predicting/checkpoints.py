@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,15 +19,17 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from forebay.base.earlier_rows import EarlierRows
 from forebay.base.files import Folder, joined, place_of
 from forebay.base.output_names import PRIVATE
+from forebay.base.value_types import schema_of
 from forebay.errors import OutputError
 from forebay.failures import Failure, failure_from_json, failure_to_json
 from forebay.ledger.database import DAMAGES
 from forebay.ledger.records import Todo
-from forebay.predicting.reader import Columns
+from forebay.predicting.outputs import Rows, types_from_json, types_to_json
 from forebay.runs.ranges import range_of
 from forebay.runs.run import Session
 from forebay.runs.source_code import hash_of_array
@@ -41,7 +42,6 @@ REST = 10
 MOST_HELD_BYTES = 32 * 2**20
 # A file may not have more, whoever wrote it.
 _MOST_BYTES = 1 << 32
-_KINDS = "biufU"  # the kinds of arrays that `columns_of` returns
 
 
 class Checkpoint(NamedTuple):
@@ -55,36 +55,43 @@ class Checkpoint(NamedTuple):
 
     first: int
     end: int
-    rows: list[tuple[list[int], Columns]]
+    rows: list[Rows]
     failures: list[Failure]
 
     def to_bytes(self) -> bytes:
-        """Return a line of JSON, and the arrays in its order."""
-        specs = [
-            (indices, [(name, array.dtype.str, array.shape) for name, array in columns.items()])
-            for indices, columns in self.rows
-        ]
-        head = {"rows": specs, "failures": [*map(failure_to_json, self.failures)]}
-        arrays = [array.tobytes() for _, columns in self.rows for array in columns.values()]
-        return b"".join([json.dumps(head).encode(), b"\n", *arrays])
+        """Return a line of JSON, and for each batch an Arrow stream."""
+        head, streams = [], []
+        for rows in self.rows:
+            sink = pa.BufferOutputStream()
+            table = pa.table(rows.columns)
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+            streams.append(sink.getvalue().to_pybytes())
+            head.append((rows.indices, types_to_json(rows.types), len(streams[-1])))
+        text = json.dumps({"rows": head, "failures": [*map(failure_to_json, self.failures)]})
+        return b"".join([text.encode(), b"\n", *streams])
 
     @classmethod
     def from_bytes(cls, data: bytes, first: int, samples: Sequence[int]) -> Checkpoint:
         """Return what `to_bytes` wrote of samples; raise one of `DAMAGES` for anything else."""
         at = data.index(b"\n") + 1
-        head, rows = json.loads(data[:at]), []
-        for given, specs in head["rows"]:
-            indices, columns = [*map(int, given)], {}
-            for name, kind, shape in specs:
-                dtype = np.dtype(kind)
-                count = math.prod(shape)
-                if dtype.kind not in _KINDS or shape[0] != len(indices) or min(shape) < 1:
-                    raise ValueError(f"{kind} of shape {shape}")
-                columns[str(name)] = np.frombuffer(data, dtype, count, at).reshape(shape)
-                at += count * dtype.itemsize
-            rows.append((indices, columns))
+        head, rows = json.loads(data[:at]), list[Rows]()
+        for given, described, nbytes in head["rows"]:
+            types, stream = types_from_json(described), pa.py_buffer(data[at : at + nbytes])
+            try:
+                with pa.ipc.open_stream(stream) as reader:
+                    table = reader.read_all()
+                table.validate(full=True)
+            except pa.ArrowException as error:
+                raise ValueError(str(error)) from error
+            wanted = schema_of([*types], [*types.values()])
+            if table.schema != wanted or len(table) != len(given):
+                raise ValueError(f"{len(table)} rows of {table.schema}")
+            columns = dict(zip(table.column_names, table.columns, strict=True))
+            rows.append(Rows([*map(int, given)], types, columns))
+            at += nbytes
         failures = [*map(failure_from_json, head["failures"])]
-        found = sorted(chain(*(indices for indices, _ in rows), (one.index for one in failures)))
+        found = sorted(chain(*(each.indices for each in rows), (one.index for one in failures)))
         if found != [*samples] or at != len(data):
             raise ValueError(f"samples {found[:1]} to {found[-1:]}, {len(data)} bytes")
         return cls(first, first + len(samples), rows, failures)
@@ -215,17 +222,17 @@ class PartJournal:
 
     def _begin(self, first: int) -> None:
         self._first, self._count, self._last, self._held_bytes = first, 0, -1, 0
-        self._rows: list[tuple[list[int], Columns]] = []
+        self._rows: list[Rows] = []
         self._failures: list[Failure] = []
 
-    def add_rows(self, indices: Sequence[int], columns: Columns) -> None:
+    def add_rows(self, rows: Rows) -> None:
         """Add what the model returned for some samples."""
         if self._is_over:
             return
-        self._rows.append(([*indices], columns))
-        self._held_bytes += sum(array.nbytes for array in columns.values())
+        self._rows.append(rows)
+        self._held_bytes += rows.nbytes
         self._has_rows = True
-        self._add(len(indices), max(indices))
+        self._add(len(rows.indices), max(rows.indices))
 
     def add_failure(self, failure: Failure) -> None:
         """Add a sample that failed."""

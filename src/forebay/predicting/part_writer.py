@@ -1,47 +1,44 @@
-"""One file of predictions: the rows of a part, in order, new ones and those of earlier files."""
+"""The files of parts: written row group by row group, read again, and written with wider types."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from forebay.base.arrow_arrays import array_of, array_of_numpy, check_memory
+from forebay.base.arrow_arrays import array_of, check_memory
 from forebay.base.earlier_rows import Taken
-from forebay.base.files import local_file
+from forebay.base.files import joined, local_file
 from forebay.base.formatting import counted
+from forebay.base.value_types import arrow_type, nulls
 from forebay.errors import OutputError, shown_location
-from forebay.predicting.reader import INDEX, Columns
+from forebay.ledger.database import DAMAGES
+from forebay.predicting.outputs import (
+    Rows,
+    Types,
+    checked_types,
+    joined_types,
+    types_from_json,
+    types_to_json,
+)
+from forebay.predicting.reader import INDEX
 
 # Size of the rows in one row group of the file.
 GROUP_BYTES = 16 * 2**20
+# The key in a file's schema under which the types of the predictions are described.
+KEY = "forebay"
 
 
-def earlier_predictions(taken: Sequence[Taken], columns: list[str]) -> tuple[list[int], pa.Table]:
-    """Return samples of which earlier files have predictions, in order, and these."""
-    tables, indices = list[pa.Table](), list[int]()
-    for each in taken:
-        try:
-            with local_file(each.location) as path, parquet.ParquetFile(path) as file:
-                rows = file.read([INDEX, *columns])
-            places = rows[INDEX].to_numpy() - each.first
-            tables.append(rows.select(columns).take(np.searchsorted(places, each.rows)))
-        except (OSError, pa.ArrowException, LookupError) as error:
-            raise OutputError(
-                f"{shown_location(each.location)!r} cannot be read: {error}\n"
-                f"  It has the predictions of {counted(len(each.indices), 'sample')}, made by an "
-                "earlier run. To make all predictions again: resume=False, or --restart."
-            ) from error
-        indices += each.indices
-    order = np.argsort(indices)
-    whole = pa.concat_tables([each.replace_schema_metadata(None) for each in tables])
-    return np.array(indices)[order].tolist(), whole.take(order).combine_chunks()
+def part_name(number: int) -> str:
+    """Return the name of a part's file."""
+    return f"part-{number:05d}.parquet"
 
 
 class PartWriter:
@@ -49,99 +46,192 @@ class PartWriter:
 
     Args:
         table: The metadata columns, a row per sample; None if there are none.
+        types: Those of the columns of the samples before.
+
+    Attributes:
+        types: Those of the columns of this file, which may become wider.
     """
 
-    def __init__(self, path: Callable[[], Any], table: pa.Table | None) -> None:
+    def __init__(
+        self, path: Callable[[], Any], table: pa.Table | None, types: Types | None = None
+    ) -> None:
         self._path, self._metadata = path, table
         self._own = [INDEX] if table is None else [INDEX, *table.column_names]
+        self.types: Types = dict(types or {})
         self._file: parquet.ParquetWriter | None = None
-        self._indices: list[int] = []
-        self._held: list[Columns | pa.Table] = []
+        self._written: Types = {}  # the types of the file
+        self._at: Any = None
+        self._held: list[Rows] = []
         self._held_bytes = 0
-        self._earlier: tuple[list[int], pa.Table | None] = [], None
+        self._earlier: Rows | None = None
         self._taken = 0  # of the earlier rows
 
-    def take_over(self, indices: list[int], predictions: pa.Table) -> None:
-        """Have rows of an earlier file added where they belong, with the same columns."""
-        self._earlier = indices, predictions
+    def take_over(self, rows: Rows) -> None:
+        """Have rows of an earlier file added where they belong."""
+        self._earlier = rows
+        self.types = checked_types(self.types, rows.types, rows.indices[0])
 
-    def add(self, indices: list[int], predictions: Columns) -> None:
-        """Add rows, which have the same columns each time; the arrays must not change later."""
-        earlier, at = self._earlier[0], 0
-        while at < len(indices):
-            self._add_earlier(bisect_left(earlier, indices[at]))
+    def add(self, rows: Rows) -> None:
+        """Add rows; OutputError if a column cannot hold them."""
+        earlier, at = [] if self._earlier is None else self._earlier.indices, 0
+        while at < len(rows.indices):
+            self._add_earlier(bisect_left(earlier, rows.indices[at]))
             following = earlier[self._taken] if self._taken < len(earlier) else math.inf
-            end = bisect_left(indices, following, at)
-            some = slice(at, end)
-            columns = {name: array[some] for name, array in predictions.items()}
-            self._hold(indices[some], predictions if some == slice(0, len(indices)) else columns)
+            end = bisect_left(rows.indices, following, at)
+            self._hold(rows.some(at, end))
             at = end
 
     def _add_earlier(self, end: int) -> None:
         """Add the earlier rows up to a place."""
-        indices, rows = self._earlier
-        if rows is not None and end > self._taken:
-            self._hold(indices[self._taken : end], rows.slice(self._taken, end - self._taken))
+        if self._earlier is not None and end > self._taken:
+            self._hold(self._earlier.some(self._taken, end))
             self._taken = end
 
-    def _hold(self, indices: list[int], predictions: Columns | pa.Table) -> None:
-        if not self._held and isinstance(predictions, dict):
-            for name in predictions.keys() & self._own:
-                raise OutputError(
-                    f"two columns would be called {name!r}: one that the model returned, and one "
-                    "of the table or forebay\n  Return it under another name, in a dict."
-                )
-        self._indices += indices
-        self._held.append(predictions)
-        arrays = predictions.values() if isinstance(predictions, dict) else predictions.columns
-        self._held_bytes += sum(array.nbytes for array in arrays)
+    def _hold(self, rows: Rows) -> None:
+        for name in rows.types.keys() & self._own:
+            raise OutputError(
+                f"two columns would be called {name!r}: one that the model returned, and one "
+                "of the table or forebay\n  Return it under another name, in a dict."
+            )
+        self.types = checked_types(self.types, rows.types, rows.indices[0])
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
         if self._held_bytes >= GROUP_BYTES:
             self._write()
 
     def _write(self) -> None:
+        indices = [index for rows in self._held for index in rows.indices]
         try:
-            index = array_of(self._indices, pa.int64())
+            index = array_of(indices, pa.int64())
             columns: dict[str, Any] = {INDEX: index}
             if self._metadata is not None:
                 chosen = self._metadata.take(index)
                 columns.update(zip(chosen.column_names, chosen.columns, strict=True))
-            first = self._held[0]
-            for name in first if isinstance(first, dict) else first.column_names:
-                columns[name] = _joined([each[name] for each in self._held])
+            pieces = [rows.as_types(self.types) for rows in self._held]
+            for name, spec in self.types.items():
+                chunks = [chunk for piece in pieces for chunk in piece[name].chunks]
+                columns[name] = pa.concat_arrays(chunks) if chunks else nulls(0, arrow_type(spec))
             rows = pa.table(columns)
             check_memory(rows.nbytes)
             if self._file is None:
-                # Dictionary encoding does not help predictions: their values rarely repeat.
-                self._file = parquet.ParquetWriter(
-                    self._path(), rows.schema, use_dictionary=self._own[1:] or False
-                )
+                self._open(rows.schema)
+            elif self._written != self.types:
+                self._widen(rows.schema)
+            assert self._file is not None
             self._file.write_table(rows, row_group_size=len(rows))
-            self._indices, self._held, self._held_bytes = [], [], 0
+            self._held, self._held_bytes = [], 0
         except MemoryError as error:  # Arrow's is one
             raise OutputError(
-                f"predictions of {counted(len(self._indices), 'sample')} cannot be written: "
+                f"predictions of {counted(len(indices), 'sample')} cannot be written: "
                 f"{str(error) or 'there is not enough memory'}\n"
                 "  Free some memory, and repeat the call to continue."
             ) from error
+
+    def _open(self, schema: pa.Schema) -> None:
+        self._at = self._path() if self._at is None else self._at
+        described = {KEY: json.dumps(types_to_json(self.types))}
+        # Dictionary encoding does not help predictions: their values rarely repeat.
+        self._file = parquet.ParquetWriter(
+            self._at, schema.with_metadata(described), use_dictionary=self._own[1:] or False
+        )
+        self._written = dict(self.types)
+
+    def _widen(self, schema: pa.Schema) -> None:
+        """Write the row groups that the file has again, with the wider types."""
+        assert self._file is not None
+        self._file.close()
+        narrow = f"{self._at}.narrow"
+        os.rename(self._at, narrow)
+        self._open(schema)
+        with parquet.ParquetFile(narrow) as file:
+            for group in widened_groups(file, self.types):
+                self._file.write_table(group, row_group_size=len(group))
+        os.unlink(narrow)
 
     def __enter__(self) -> PartWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._add_earlier(len(self._earlier[0]))
+        if kind is None and self._earlier is not None:
+            self._add_earlier(len(self._earlier.indices))
         if self._held and kind is None:
             self._write()
         if self._file is not None:
             self._file.close()
 
 
-def _joined(pieces: list[Any]) -> pa.Array:
-    """Return pieces of a column as one array: those of a model's outputs, and those of a table."""
-    arrays: list[pa.Array] = []
-    for is_new, some in groupby(pieces, lambda each: isinstance(each, np.ndarray)):
-        if is_new:
-            arrays.append(array_of_numpy(np.concatenate([*some])))
-        else:
-            arrays += [chunk for each in some for chunk in each.chunks]
-    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+def types_in(file: parquet.ParquetFile) -> Types:
+    """Return the types of the predictions in a file."""
+    return types_from_json(json.loads((file.schema_arrow.metadata or {})[KEY.encode()]))
+
+
+def widened_groups(file: parquet.ParquetFile, types: Types) -> Iterator[pa.Table]:
+    """Yield the row groups of a file, with wider types."""
+    own = types_in(file)
+    for number in range(file.num_row_groups):
+        table = file.read_row_group(number)
+        columns = {name: table[name] for name in table.column_names if name not in own}
+        predicted = {name: table[name] for name in own}
+        rows = Rows([*range(len(table))], own, predicted)
+        yield pa.table({**columns, **rows.as_types(types)})
+
+
+def earlier_predictions(taken: Sequence[Taken]) -> Rows:
+    """Return the predictions that earlier files have, in order of the samples."""
+    pieces, indices, types = list[Rows](), list[int](), Types()
+    for each in taken:
+        try:
+            with local_file(each.location) as path, parquet.ParquetFile(path) as file:
+                own = types_in(file)
+                table = file.read([INDEX, *own])
+            places = table[INDEX].to_numpy() - each.first
+            chosen = table.take(np.searchsorted(places, each.rows))
+            pieces.append(Rows(each.indices, own, {name: chosen[name] for name in own}))
+            types = joined_types(types, own)
+        except (OSError, pa.ArrowException, *DAMAGES) as error:
+            raise OutputError(
+                f"{shown_location(each.location)!r} cannot be read: {error}\n"
+                f"  It has the predictions of {counted(len(each.indices), 'sample')}, made by an "
+                "earlier run. To make all predictions again: resume=False, or --restart."
+            ) from error
+        indices += each.indices
+    order = np.argsort(indices)
+    found = [rows.as_types(types) for rows in pieces]
+    columns = {}
+    for name in types:
+        chunks = [chunk for piece in found for chunk in piece[name].chunks]
+        columns[name] = pa.concat_arrays(chunks).take(order)
+    return Rows(np.array(indices)[order].tolist(), types, columns)
+
+
+class WidenWork:
+    """Writes the file of a part again, with the types that the columns have in all parts.
+
+    Args:
+        output: The output folder, or its URL.
+        records: The record of each part, by its first sample.
+    """
+
+    def __init__(
+        self, output: str, size: int, types: Types, records: Mapping[int, dict[str, Any]]
+    ) -> None:
+        self._output, self._size, self._types, self._records = output, size, types, records
+
+    def __call__(self, row: dict[str, int], out: Any) -> Any:
+        """Write the file; return the record of the part."""
+        name = part_name(row["first"] // self._size)
+        described = {KEY: json.dumps(types_to_json(self._types))}
+        with (
+            local_file(joined(self._output, name)) as path,
+            parquet.ParquetFile(path) as file,
+        ):
+            groups = widened_groups(file, self._types)
+            first = next(groups)
+            own = [each for each in first.column_names if each not in (INDEX, *self._types)]
+            schema = first.schema.with_metadata(described)
+            with parquet.ParquetWriter(
+                out.file(name), schema, use_dictionary=own or False
+            ) as writer:
+                for group in (first, *groups):
+                    writer.write_table(group, row_group_size=len(group))
+        return {**self._records[row["first"]], "columns": types_to_json(self._types)}

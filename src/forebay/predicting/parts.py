@@ -26,16 +26,16 @@ from forebay.observe.progress import log, log_samples_failed
 from forebay.observe.record import Trace
 from forebay.pools.events import Refusal
 from forebay.predicting.checkpoints import Checkpoint, Checkpoints, PartJournal
-from forebay.predicting.part_writer import PartWriter, earlier_predictions
-from forebay.predicting.reader import (
-    Columns,
-    Loaded,
-    RangeReader,
-    Spec,
-    check_specs,
-    columns_of,
-    specs_of,
+from forebay.predicting.outputs import (
+    Rows,
+    Types,
+    checked_types,
+    rows_of,
+    types_from_json,
+    types_to_json,
 )
+from forebay.predicting.part_writer import PartWriter, earlier_predictions, part_name
+from forebay.predicting.reader import Loaded, RangeReader
 from forebay.runs.ranges import failed_samples, range_of
 from forebay.runs.report import FailureBudget
 
@@ -261,13 +261,13 @@ class CompletedParts(NamedTuple):
     """A summary of the parts that are done.
 
     Attributes:
-        columns: Names, types and shapes of the predictions; None if there are none.
+        columns: The types of the predictions that hold those of all parts; None if there are none.
         weights: Hashes of the weights of factories' models, if they have any.
     """
 
     rows: int
     failures: FailureLog
-    columns: dict[str, Spec] | None
+    columns: Types | None
     failing: list[Todo]
     weights: frozenset[str]
 
@@ -291,9 +291,23 @@ class CompletedParts(NamedTuple):
                 if record["failures"]:
                     failing.append(Todo(result.ordinal, result.source, result.row))
                 if record["columns"] is not None:
-                    columns = columns or dict(record["columns"])
-                    check_specs(columns, record["columns"], range_of(result.row)[0])
+                    own = types_from_json(record["columns"])
+                    first = range_of(result.row)[0]
+                    columns = checked_types(columns or {}, own, first)
         return cls(rows, failures, columns, failing, frozenset(weights - {""}))
+
+    @staticmethod
+    def narrower(results: Iterable[InputRow], columns: Types) -> dict[Todo, dict[str, Any]]:
+        """Return the parts whose columns are not these, with their records."""
+        described = types_to_json(columns)
+        found = {}
+        with reading("a part"):
+            for result in results:
+                record = json.loads(result.metadata)[0]
+                own = record["columns"]
+                if own is not None and (own, [*own]) != (described, [*described]):
+                    found[Todo(result.ordinal, result.source, result.row)] = record
+        return found
 
     @staticmethod
     def without_rows(results: Iterable[InputRow]) -> list[int]:
@@ -301,16 +315,14 @@ class CompletedParts(NamedTuple):
         return [each.ordinal for each in results if not json.loads(each.metadata)[0]["rows"]]
 
 
-def record_of(
-    rows: int, columns: dict[str, Spec] | None, failures: list[Failure], weights: str
-) -> Any:
+def record_of(rows: int, columns: Types, failures: list[Failure], weights: str) -> Any:
     """Return the JSON-serializable record of one part, which `CompletedParts.of` reads."""
     kept = sorted(failures, key=lambda failure: failure.index)
     kept[MAX_TRACED:] = [each._replace(traceback="") for each in kept[MAX_TRACED:]]
     kept[MAX_KEPT:] = [each._replace(message="") for each in kept[MAX_KEPT:]]
     return {
         "rows": rows,
-        "columns": columns if rows else None,
+        "columns": types_to_json(columns) if rows else None,
         "failures": [*map(failure_to_json, kept)],
         "weights": weights,
     }
@@ -365,7 +377,7 @@ class PartWork:
         device: str | torch.device | Device | None,
         table: pa.Table | None,
         names: pa.Array | None,
-        known: dict[str, Spec] | None,
+        known: Types | None,
         here: MadeHere | None,
         factory: ModelFactory | None,
         earlier: EarlierRows,
@@ -384,7 +396,7 @@ class PartWork:
                 self._left.append(samples[found[-1].end if found else 0 :])
         self._reader, self._model_here, self._here = reader, model, here
         self._factory = factory
-        self._device, self._table, self._known = device, table, known
+        self._device, self._table, self._known = device, table, known or {}
         self._model: Model | None = None
         self._bisect: Bisection | None = None
         self._reading: Iterator[Loaded] | None = None
@@ -401,28 +413,27 @@ class PartWork:
 
     def _written(self, row: dict[str, int], out: Any) -> Any:
         part = range(row["first"], row["first"] + row["count"])
-        name = f"part-{part.start // self._reader.part_size:05d}.parquet"
+        name = part_name(part.start // self._reader.part_size)
         failures: list[Failure] = []
         samples = self._earlier.left(part.start, len(part))
         at = 0
-        with PartWriter(lambda: out.file(name), self._table) as writer:
+        with PartWriter(lambda: out.file(name), self._table, self._known) as writer:
             rows = self._take_over(part, writer)
             for checkpoint in self._checkpoints_of(part.start, samples):
-                for indices, columns in checkpoint.rows:
-                    self._write(indices, columns, writer)
-                    rows += len(indices)
+                for found in checkpoint.rows:
+                    writer.add(found)
+                    rows += len(found.indices)
                 failures += checkpoint.failures
                 at = checkpoint.end
             journal = PartJournal(
                 self._checkpoints, part.start, samples, at, self._reader.batch_size
             )
-            for outcome in in_host_memory(self._outcomes(samples[at:])):
-                if isinstance(outcome, Predicted):
-                    columns = columns_of(outcome.outputs, outcome.indices)
-                    self._write(outcome.indices, columns, writer)
+            for outcome in self._converted(self._outcomes(samples[at:]), writer):
+                if isinstance(outcome, Rows):
+                    writer.add(outcome)
                     rows += len(outcome.indices)
                     self._budget.succeeded()
-                    journal.add_rows(outcome.indices, columns)
+                    journal.add_rows(outcome)
                 else:
                     outcome = outcome.named(self._name_of(outcome.index))
                     traced = len(failures) < MAX_TRACED
@@ -432,10 +443,26 @@ class PartWork:
                 if self._here is not None:  # this is the user's process
                     if isinstance(outcome, Failure):
                         log_samples_failed([outcome])
-                    done = len(outcome.indices) if isinstance(outcome, Predicted) else 0
+                    done = len(outcome.indices) if isinstance(outcome, Rows) else 0
                     self._here.advance(done, 0 if done else 1)
+        if rows:
+            self._known = writer.types
         weights = "" if self._factory is None else self._factory.weights
-        return record_of(rows, self._known, failures, weights)
+        return record_of(rows, writer.types, failures, weights)
+
+    @staticmethod
+    def _converted(
+        outcomes: Iterator[Predicted | Failure], writer: PartWriter
+    ) -> Iterator[Rows | Failure]:
+        """Yield the rows of outcomes, and the samples that failed, with those that do not fit."""
+        for outcome in in_host_memory(outcomes):
+            if isinstance(outcome, Failure):
+                yield outcome
+                continue
+            rows, failures = rows_of(outcome.outputs, outcome.indices, writer.types)
+            yield from failures
+            if rows.indices:
+                yield rows
 
     @property
     def resumed(self) -> int:
@@ -455,9 +482,7 @@ class PartWork:
         """Add the predictions that earlier files have; return their number."""
         taken = self._earlier.taken(part.start, len(part))
         if taken:
-            assert self._known is not None, "a file with rows has columns"
-            indices, predictions = earlier_predictions(taken, [*self._known])
-            writer.take_over(indices, predictions)
+            writer.take_over(earlier_predictions(taken))
         return sum(len(each.indices) for each in taken)
 
     def close(self) -> None:
@@ -484,13 +509,6 @@ class PartWork:
             loaded = next(self._reading)
             count -= len(loaded.indices) + len(loaded.failures)
             yield from self._bisect(loaded)
-
-    def _write(self, indices: list[int], columns: Columns, writer: PartWriter) -> None:
-        specs = specs_of(columns)
-        if self._known is None:
-            self._known = specs
-        check_specs(self._known, specs, indices[0])
-        writer.add(indices, {name: columns[name] for name in self._known})
 
     def _stop_if_all_fail(self, failure: Failure) -> None:
         """Raise FailuresError if all samples so far failed alike; counts over all parts."""

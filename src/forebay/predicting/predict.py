@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.base.earlier_rows import EarlierRows
-from forebay.errors import FailuresError, OptionError
+from forebay.errors import FailuresError, OptionError, OutputError
 from forebay.failures import short_tracebacks
 from forebay.ledger.records import Todo
 from forebay.observe.record import Trace
@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # importing forebay's command line must not load torch
 
     from forebay.predicting.data import Table
     from forebay.predicting.factory import ModelFactory
+    from forebay.predicting.outputs import Types
     from forebay.predicting.reader import RangeReader
 
 PART_SIZE = 8192
@@ -71,9 +72,13 @@ def predict(
 
     The parts `part-00000.parquet`, … in `output` are one dataset for pyarrow, pandas and others:
     one row per sample, in order, with `index` (int64), the columns of the metadata table if `data`
-    is one, and what the model returned: `prediction` for a tensor, otherwise a column for each key
-    of a dict, field of a NamedTuple or position (`0`, `1`, …) in a tuple. Numbers are plain
-    columns; arrays are Arrow's fixed-shape tensors.
+    is one, and what the model returned: `prediction` for a tensor, or for a
+    list with one element per sample; otherwise a column for each key of a dict, field of a
+    NamedTuple or dataclass, or position (`0`, `1`, …) in a tuple. Elements of a list may be
+    strings, numbers, None, bytes, tensors and arrays of any shape, lists, and dicts and the like,
+    whose keys are columns. Numbers are plain columns, arrays of one shape Arrow's fixed-shape
+    tensors, and others lists with their shapes. The types become wider as in a table; a value that
+    fits no column fails its sample alone.
 
     The same call again continues with the missing parts. A sample that cannot be loaded,
     or on which the model fails, is found by halving its batch; it has no row and is in `failures`.
@@ -120,8 +125,8 @@ def predict(
     Raises:
         OptionError: A setting is impossible, or model or data cannot be used as they are.
         InputError: There are no samples, or the table is damaged.
-        OutputError: The model's outputs are not rows of one table, or the folder cannot be
-            written to, or is full.
+        OutputError: The model's outputs do not belong to the samples one by one, or the folder
+            cannot be written to, or is full.
         ChangedError: Model or data differ from those of the earlier run.
         FailuresError: The first samples all failed with the same error.
         BusyError: Another call is working on this output folder. The same call waits for it, and
@@ -196,7 +201,7 @@ def predict(
                     device=device,
                     table=own,
                     names=names,
-                    known=before.columns or earlier.record.get("columns"),
+                    known=before.columns,
                     here=None if has_factory else MadeHere(display.advance, trace),
                     factory=factory,
                     earlier=earlier,
@@ -228,6 +233,8 @@ def predict(
 
                 forget_earlier(session)
             done = CompletedParts.of(ledger.results())
+            if done.columns and (parts_left := done.narrower(ledger.results(), done.columns)):
+                _widen(session, cut, parts_left, done.columns)
             where = session.folder.locate("")
             # The session's own options are not those of the call.
             device_name = "None" if device is None else str(device)
@@ -244,6 +251,22 @@ def predict(
         decisions=tuple(reason for _, reason in trace.decisions),
         notes=tuple(session.notes),
     )
+
+
+def _widen(session: Session, cut: Cut, records: dict[Todo, Any], types: Types) -> None:
+    """Write parts again whose columns have narrower types than those of all parts together."""
+    from forebay.predicting.part_writer import WidenWork
+
+    by_first = {range_of(part.row)[0]: record for part, record in records.items()}
+    work = WidenWork(session.output, cut.size, types, by_first)
+    session.start_workers("rows", doing=work)
+    progress = SampleProgress(session, cut, cut.samples, by_batch=True)
+    report = session.process_inputs(todo=[*records], at_once=True, progress=progress)
+    for failure in report.failures:
+        raise OutputError(
+            f"a part cannot be written with the types that other parts have: {failure}\n"
+            "  Nothing is lost: make the same call again."
+        )
 
 
 def _settings(reader: RangeReader, device: str, resume: bool, retry_failed: bool) -> dict[str, str]:
