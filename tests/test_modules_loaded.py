@@ -56,7 +56,7 @@ PROGRAMS = {
     "preprocess": (WORK, PREPROCESS, ASK, 75),
     "loader": (SQUARES, LOADER, "", 62),
     "open_cache": ("", OPEN_CACHE, "", 30),
-    "predict": (SQUARES, PREDICT, ASK, 107),
+    "predict": (SQUARES, PREDICT, ASK, 108),
 }
 
 

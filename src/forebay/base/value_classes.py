@@ -143,7 +143,7 @@ def stand_in(identity: Identity, is_tuple: bool = True) -> type:
     try:
         # Both check that fields are identifiers, so that no string of a file is ever executed.
         if is_tuple:
-            plain: type = namedtuple(name, fields)  # type: ignore[misc]
+            plain: Any = namedtuple(name, fields)  # type: ignore[misc]
         else:
             if not name.isidentifier() or iskeyword(name) or any("__" in each for each in fields):
                 raise ValueError(f"{shortened(name)} with the fields {shortened(fields)}")
@@ -164,7 +164,7 @@ def class_of(identity: Identity, is_tuple: bool, classes: Classes) -> type:
 
 def with_fields(cls: type, items: Iterable[tuple[str, Any]]) -> Any:
     """Return an instance of a dataclass with these fields; its `__init__` is not called."""
-    value = object.__new__(cls)
+    value: Any = object.__new__(cls)
     for name, each in items:
         object.__setattr__(value, name, each)  # it may be frozen
     return value

@@ -11,7 +11,7 @@ import struct
 import sys
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,12 @@ def column_of(spec: Spec) -> ValueColumn:
     if isinstance(spec, Nested):
         if spec.is_record:
             return _Record(spec) if spec.parts else _Flags(spec)
-        return _NESTED.get(spec.kind, _List)(spec)
+        kind: Callable[[Any], ValueColumn] = _NESTED.get(spec.kind, _List)
+        return kind(spec)
     if spec.kind in ("tensor", "array", "number"):
         return _Arrays(spec)
-    return _FLAT.get(spec.kind, _Strings if spec.kind in PARSED else _Times)(spec)
+    kind = _FLAT.get(spec.kind, _Strings if spec.kind in PARSED else _Times)
+    return kind(spec)
 
 
 class ValueColumn(ABC):
@@ -284,7 +286,8 @@ class _Record(_Struct):
 
     def _parts_of(self, value: Any) -> Sequence[Any]:
         if not self._is_named:
-            return value
+            parts: Sequence[Any] = value
+            return parts
         known = dict(zip(*items_of(value, self.spec.kind), strict=True))
         if True not in self._wrapped:
             return [known.get(key) for key in self.spec.keys]
@@ -303,7 +306,8 @@ class _Wrapped(_Struct):
         self._type = field_type((spec, True))
 
     def _parts_of(self, value: Any) -> Sequence[Any]:
-        return value
+        parts: Sequence[Any] = value
+        return parts
 
 
 class _Pairs(_List):

@@ -369,9 +369,9 @@ def _record(old: Nested, new: Nested, join: _Join) -> Nested:
     keys = merged_keys(old.keys, new.keys)
     is_other = old.kind == "OrderedDict" and not are_in_order(old.keys, new.keys)
     if is_other or (len(keys) > MOST_KEYS and old.kind in MAPPINGS):
-        pairs = [_as_pairs(each, join) for each in (old, new)]
-        return replace(pairs[0], parts=_pairwise(*pairs, join))
-    found = {}
+        one, other = _as_pairs(old, join), _as_pairs(new, join)
+        return replace(one, parts=_pairwise(one, other, join))
+    found: dict[str, tuple[Spec, int]] = {}
     for spec in (old, new):
         for key, part, state in zip(spec.keys, spec.parts, spec.states, strict=True):
             known = found.get(key)

@@ -136,7 +136,7 @@ def _time(number: int, _: Any) -> time:
 def _of_pandas(name: str) -> Callable[[int, Any], Any]:
     def make(number: int, zone: Any) -> Any:
         try:
-            import pandas
+            import pandas  # type: ignore[import-untyped]
         except ImportError:
             return (np.datetime64 if name == "Timestamp" else np.timedelta64)(number, "ns")
         if name == "Timedelta":

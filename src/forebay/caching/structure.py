@@ -310,8 +310,8 @@ def is_generalized(wide: Node, node: Node) -> bool:
     if (wide.kind, wide.home) != (node.kind, node.home):
         return False
     if wide.kind not in MAPPINGS:
-        pairs = zip(wide.parts, node.parts, strict=False)
-        return len(wide.parts) == len(node.parts) and all(is_generalized(*pair) for pair in pairs)
+        parts = zip(wide.parts, node.parts, strict=False)
+        return len(wide.parts) == len(node.parts) and all(is_generalized(*pair) for pair in parts)
     known = dict(zip(_typed(wide.keys), wide.parts, strict=True))
     pairs = zip(_typed(node.keys), node.parts, strict=True)
     return all(key in known and is_generalized(known[key], part) for key, part in pairs)

@@ -403,11 +403,11 @@ def plain_value(value: Any, depth: int = 0) -> Any:
         return plain_value(value.value, depth + 1)
     if isinstance(value, str):
         return _unicode(str.__str__(value))
-    for kind in (bool, int, float, bytes):
+    for kind in (bool, int, float):
         if isinstance(value, kind):
             return value if type(value) is kind else kind(value)
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return value if type(value) is bytes else bytes(value)
     kind_name = container_kind(value)
     if kind_name is None:
         return value
