@@ -114,22 +114,24 @@ def test_inputs_that_cannot_be_seen_keep_their_outputs_rows_and_state(way, memor
 
 def test_objects_of_a_server_that_is_down_are_not_changed(memory, monkeypatch):
     """As for files: a store that answers with errors has the objects still."""
-    urls = []
-    for number in range(3):
+    urls, asked = [], []
+    for number in range(30):
         urls.append(f"memory://bucket/{number}.txt")
         memory.pipe(urls[-1], b"text")
     run(urls)
     before = published(Path("out"))
 
     def down(*_, **__):
+        asked.append(1)
         raise ConnectionError("down")
 
     with monkeypatch.context() as patched:
         patched.setattr(type(memory), "info", down)
         report = run(urls)
-        assert (report.done, report.resumed, list(report.unseen)) == (3, 3, urls)
+        assert (report.done, report.resumed, list(report.unseen)) == (30, 30, urls)
+        assert len(asked) == 10, "a server that is down is not asked for each of its objects"
     memory.rm("memory://bucket", recursive=True)
-    assert run(urls).resumed == 3
+    assert run(urls).resumed == 30
     assert published(Path("out")) == before
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -273,10 +274,10 @@ def _found(
 
 
 def _walk_list(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Input]:
-    fresh: set[Any] = set()
+    failures: dict[tuple[Any, str], int] = {}
     for path in paths:
         name = _storable(str(os.fspath(path)))
-        yield _remote(name, _url_identity(name, fresh)) if is_url(name) else _file(name)
+        yield _remote(name, _url_identity(name, failures)) if is_url(name) else _file(name)
 
 
 def _remote(url: str, identity: str) -> Input:
@@ -313,15 +314,35 @@ def _is_absent(error: Exception) -> bool:
     return isinstance(error, FileNotFoundError | NotADirectoryError | ValueError)
 
 
-def _url_identity(url: str, fresh: set[Any]) -> str:
+# A server that fails so often in a row, or once after so many seconds, is asked for nothing more:
+# it is down, and each of a million requests could wait for it.
+_MOST_FAILURES, _SLOW_S = 10, 5.0
+
+
+def _url_identity(url: str, failures: dict[tuple[Any, str], int]) -> str:
+    """Return a value that changes with an object.
+
+    Args:
+        failures: How often each server has failed in a row; it is updated.
+    """
     system, path = file_system(url)
-    if system not in fresh:
+    server = system, url.partition("://")[2].partition("/")[0]
+    if server not in failures:
         system.invalidate_cache()
-        fresh.add(system)
+        failures[server] = 0
+    if failures[server] >= _MOST_FAILURES:
+        return NOT_SEEN
+    began = time.monotonic()
     try:
         info = system.info(path)
-    except Exception:  # noqa: BLE001 - stores raise their own types; the function will raise it again
+    except (FileNotFoundError, PermissionError):
+        failures[server] = 0
         return NOT_SEEN
+    except Exception:  # noqa: BLE001 - stores raise their own types; the function will raise it again
+        is_slow = time.monotonic() - began > _SLOW_S
+        failures[server] = _MOST_FAILURES if is_slow else failures[server] + 1
+        return NOT_SEEN
+    failures[server] = 0
     return "directory" if info["type"] == "directory" else _remote_identity(info)
 
 
