@@ -92,7 +92,7 @@ def test_a_second_parameter_gets_the_folder_if_it_needs_it(tmp_path, inputs):
 
     with pytest.raises(OptionError, match=r"as three\(source\) or three\(source, out\): m"):
         run(three, inputs, tmp_path / "c")
-    with pytest.raises(OptionError, match=r"save\(sample, out\)"):
+    with pytest.raises(OptionError, match="the sample and the output"):
         forebay.preprocess(Numbers(), output=tmp_path / "d", save=size)
 
 
