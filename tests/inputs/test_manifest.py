@@ -19,6 +19,7 @@ from pyarrow import parquet
 import forebay
 from forebay.errors import InputError
 from forebay.inputs.listing import list_inputs
+from forebay.inputs.search import folder_identity
 from forebay.inputs.tables import check_columns, open_manifest
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input
@@ -69,7 +70,7 @@ def test_a_list_keeps_its_order_and_says_what_each_path_is(folder):
     assert list(listing) == [
         Input("gone", None, NOT_SEEN),
         Input("ä b\n.wav", None, stamp("ä b\n.wav")),
-        Input("d", None, "directory"),
+        Input("d", None, NOT_SEEN),  # an empty folder
         Input("gone", None, NOT_SEEN),
         Input("a\0b", None, NOT_SEEN),
         Input("ä b\n.wav/x", None, NOT_SEEN),
@@ -177,7 +178,12 @@ def test_a_glob_is_sorted_and_leaves_folders_out(folder):
     assert refused("d/*.mp3").endswith(" To look in all folders below: 'd/**/*.mp3'.")
     assert "To look in" not in refused("d/**/*.mp3")
     assert refused("d/x*").startswith("d/x*: this glob matches folders only\n")
-    assert refused("d/x*").endswith(" To look in all folders below: 'd/x*/**/*'.")
+    assert refused("d/x*").endswith(
+        " To process each of them as one input: 'd/x*/'. To look in all folders below: 'd/x*/**/*'."
+    )
+    (folder_input,) = list_inputs("d/x*/")
+    assert (folder_input.source, folder_input.identity) == ("d/x.wav", NOT_SEEN)
+    assert refused("d/a*/").startswith("d/a*/: this glob matches nothing\n")
 
 
 def test_a_name_with_glob_characters_that_exists_is_taken_literally(folder):
@@ -296,7 +302,8 @@ def test_a_row_whose_path_is_a_folder_or_a_url_or_text_is_no_failure(folder):
     """Only the function knows what the column means."""
     Path("d").mkdir()
     write("m.csv", f"input\nd\ns3://b/k\n{'long ' * 99}\n")
-    assert [one.identity for one in list_inputs("m.csv")] == ["", "", NOT_SEEN]
+    write("d/x")
+    assert [one.identity for one in list_inputs("m.csv")] == [folder_identity("d"), "", NOT_SEEN]
 
 
 def test_a_folder_named_like_a_manifest_is_a_folder(folder):

@@ -559,7 +559,9 @@ def local_file(location: str) -> Iterator[Path]:
 def _existing(path: Path, source: str) -> Path:
     """Return the path of a file after checking that it is one."""
     if path.is_dir():
-        error: OSError = IsADirectoryError(f"{source}: an input is a file, this is a folder")
+        error: OSError = IsADirectoryError(
+            f"{source}: at a URL an input is a file, and this is a folder"
+        )
         raise NoInputError from error
     if not path.exists():
         raise NoInputError from FileNotFoundError(f"{source}: no such file")

@@ -33,7 +33,7 @@ from forebay.base.output_names import PRIVATE, SUFFIXES, TABLES
 from forebay.errors import InputError, OptionError, shown_location
 from forebay.inputs.tables import Manifest, is_table, memory_manifest, open_manifest
 from forebay.ledger.database import NAME
-from forebay.ledger.identity import NOT_SEEN
+from forebay.ledger.identity import NOT_SEEN, is_of_folder
 from forebay.ledger.records import Input, LinkInput, shown_input
 from forebay.options import PreprocessOptions
 
@@ -204,12 +204,15 @@ def _list_glob(name: str, shown: str) -> Listing:
     from forebay.inputs.search import glob_files
 
     found = [*glob_files(name)]
-    folders = [] if found else glob.glob(name, recursive=True)
+    is_of_files = not name.endswith("/")
+    folders = glob.glob(name, recursive=True) if is_of_files and not found else []
     reason = "this glob matches folders only" if folders else "this glob matches nothing"
     head, tail = (shown, "*") if folders else os.path.split(shown)
     advice = f"Looked from the folder {os.getcwd()}."
     if "[" in shown and not folders:
         advice += " In a glob, [ab] stands for one of the characters; for a bracket write [[]."
+    if folders:
+        advice += f" To process each of them as one input: '{os.path.join(shown, '')}'."
     if folders or "**" not in shown:
         advice += f" To look in all folders below: '{os.path.join(head, '**', tail)}'."
     return _found(shown, lambda: _walk_list(found), reason, advice)
@@ -290,22 +293,26 @@ def _file(path: str) -> Input:
         status = os.lstat(path)
     except (OSError, ValueError):
         return Input(path, None, NOT_SEEN)
-    if stat.S_ISLNK(status.st_mode):
-        return LinkInput(path, None, identity_of(path))
-    return Input(path, None, _status_identity(status))
+    if stat.S_ISREG(status.st_mode):
+        return Input(path, None, _status_identity(status))
+    kind = LinkInput if stat.S_ISLNK(status.st_mode) else Input
+    return kind(path, None, identity_of(path))
 
 
 def identity_of(path: str) -> str:
-    """Return a value that changes with the file at a path."""
+    """Return a value that changes with the file at a path, or the files of a folder there."""
     try:
-        return _status_identity(os.stat(path))
+        status = os.stat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            return _status_identity(status)
+        from forebay.inputs.search import folder_identity
+
+        return folder_identity(path)
     except (OSError, ValueError):  # what is worked on raises a better message
         return NOT_SEEN
 
 
 def _status_identity(status: os.stat_result) -> str:
-    if stat.S_ISDIR(status.st_mode):
-        return "directory"
     return f"{status.st_size}:{status.st_mtime_ns}"
 
 
@@ -439,11 +446,15 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
             # A listing of files knows which are links; a row may name one.
             is_file = each.row is None
             path = each.source if is_file else _path_of(each, listing.folder)
-            if not path or not is_output(path, not is_file or type(each) is LinkInput):
+            is_folder = is_of_folder(each.identity)
+            holds = is_folder and is_output.is_below(path)
+            is_inside = is_output(path, not is_file or type(each) is LinkInput or is_folder)
+            if not path or not (holds or is_inside):
                 yield each
             elif not listing.is_search:
+                where = "holds" if holds else "lies in"
                 raise InputError(
-                    f"the input {each.source!r} lies in the output folder {shown!r}\n"
+                    f"the input {each.source!r} {where} the output folder {shown!r}\n"
                     "  This run's outputs would be the next run's inputs. Nothing was started. "
                     f"Leave it out of {listing.description}, or choose another output folder."
                 )
@@ -478,7 +489,7 @@ class _Inside:
         self._folder: str | None = None  # that of the last path, and whether it is inside
         self._is_inside = False
 
-    def __call__(self, path: str, may_be_link: bool) -> bool:
+    def __call__(self, path: str, may_lead_there: bool) -> bool:
         if is_url(path):
             path = local_path(path)
         if self._urls or is_url(path) or "\0" in path:
@@ -486,9 +497,13 @@ class _Inside:
         folder = path[: path.rfind(os.sep) + 1]
         if folder != self._folder:  # most paths lie in the folder of the one before
             self._folder, self._is_inside = folder, self._leads_inside(folder)
-        if self._is_inside or not (may_be_link and os.path.islink(path)):
+        if self._is_inside or not may_lead_there:
             return self._is_inside
         return self._leads_inside(path)
+
+    def is_below(self, folder: str) -> bool:
+        """Return whether the output folder is in another folder."""
+        return self._root.startswith(os.path.join(os.path.realpath(folder), ""))
 
     def _leads_inside(self, path: str) -> bool:
         return os.path.join(os.path.realpath(path), "").startswith(self._root)

@@ -12,9 +12,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from fnmatch import fnmatchcase
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from forebay.errors import InputError
+from forebay.ledger.identity import FOLDER, NOT_SEEN
 
 # A pattern by its names, in which `**` stands for any number of folders. A search has several at
 # once: what is left of the pattern in a folder, in each of the ways in which it may be there.
@@ -80,9 +82,18 @@ EVERYTHING_BELOW: Patterns = EVERYTHING | {()}
 
 
 def _search(
-    folder: str, patterns: Patterns, entries_of: _Lister, above: tuple[Any, ...] = ()
+    folder: str,
+    patterns: Patterns,
+    entries_of: _Lister,
+    above: tuple[Any, ...] = (),
+    *,
+    folders: bool = False,
 ) -> Iterator[Entry]:
-    """Yield the files in a folder that match, by path; only one folder is in memory at a time."""
+    """Yield the files in a folder that match, by path; only one folder is in memory at a time.
+
+    Args:
+        folders: Yield the folders that match instead.
+    """
     firsts = {each[0] for each in patterns}
     names = None if any(map(_has_magic, firsts)) else firsts
     entries, here = entries_of(folder, names)
@@ -90,11 +101,10 @@ def _search(
         return
     for entry in sorted(entries, key=lambda each: each.name + "/" * each.is_folder):
         below = _below(patterns, entry.name)
-        if not entry.is_folder:
-            if () in below:
-                yield entry
-        elif rest := (EVERYTHING if below is EVERYTHING_BELOW else below - {()}):
-            yield from _search(entry.path, rest, entries_of, (*above, here))
+        if entry.is_folder is folders and () in below:
+            yield entry
+        if entry.is_folder and (rest := EVERYTHING if below is EVERYTHING_BELOW else below - {()}):
+            yield from _search(entry.path, rest, entries_of, (*above, here), folders=folders)
 
 
 # ---- local files ---------------------------------------------------------------------------------
@@ -106,17 +116,45 @@ def folder_files(folder: str) -> Iterator[str]:
 
 
 def glob_files(pattern: str) -> Iterator[str]:
-    """Yield the paths of the files that match a glob.
+    """Yield the paths of the files that match a glob, or of the folders if it ends with a slash.
 
     Its first names are those of folders, even with characters such as `[`, if such folders exist.
     """
-    folder, _, rest = "", "", pattern
+    folder, rest, folders = "", pattern.rstrip("/"), pattern.endswith("/")
     while (at := rest.find("/") + 1) and (
         not _has_magic(rest[:at]) or os.path.isdir(folder + rest[:at])
     ):
         folder, rest = folder + rest[:at], rest[at:]
     if os.path.isdir(folder or os.curdir):
-        yield from (each.path for each in _search(folder, patterns_of(rest), _local_entries))
+        found = _search(folder, patterns_of(rest), _local_entries, folders=folders)
+        yield from (each.path for each in found)
+
+
+def folder_identity(folder: str) -> str:
+    """Return what changes with the files in a folder and below it: names, sizes and times.
+
+    Hidden files count, too. NOT_SEEN without files: it may be a folder that is not mounted. Raise
+    OSError if one of them cannot be seen.
+    """
+    found, folders = list[str](), [""]
+    while folders:
+        above = folders.pop()
+        with os.scandir(os.path.join(folder, above)) as entries:
+            for entry in entries:
+                name = above + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{name}/")
+                else:
+                    status = os.lstat(entry.path) if _is_broken(entry) else entry.stat()
+                    found.append(f"{name}\0{status.st_size}\0{status.st_mtime_ns}")
+    if not found:
+        return NOT_SEEN
+    text = "\n".join(sorted(found)).encode("utf-8", "surrogatepass")
+    return f"{FOLDER}{len(found)}:{sha256(text).hexdigest()[:32]}"
+
+
+def _is_broken(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and not os.path.exists(entry.path)
 
 
 def _local_entries(folder: str, names: Set[str] | None) -> tuple[list[Entry], Any]:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from io import BufferedReader
 from itertools import chain, islice, starmap
 from pathlib import Path
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 # iteration, a row at a time: ten million rows need no more memory than ten. Every problem with
 # it is an `InputError` that names the file and, if possible, the line.
 
+# Folders named by rows whose files are not looked at again in one listing.
+_FOLDERS_SEEN = 4096
 # Rows that become JSON at once: few, since each may be large.
 _PAGE_ROWS = 64
 # The separator between these rows.
@@ -98,10 +100,11 @@ class Manifest:
 
     def inputs(self, first: int = 1) -> Iterator[Input]:
         """Yield one input for each row from the `first` on, in the manifest's order."""
+        folder_seen = lru_cache(_FOLDERS_SEEN)(_folder_identity)  # many rows may name one folder
         names_paths, other = not set(PATH_COLUMNS).isdisjoint(self.columns), self.file_column
         for row, text in self.rows(first - 1):
             source, column = path_in(row) if names_paths else (_path_at(row, other), other)
-            identity = self._identity(source, column) if source else ""
+            identity = self._identity(source, column, folder_seen) if source else ""
             if "://" not in text or not _may_hide(text):
                 yield Input(source, text, identity)
                 continue
@@ -145,22 +148,28 @@ class Manifest:
             refuse(where, reason, advice, error)
         return row, text
 
-    def _identity(self, source: str, column: str) -> str:
-        """Return "size:mtime_ns" of the file that a row names, or NOT_SEEN if there is none.
+    def _identity(self, source: str, column: str, folder_seen: Callable[[str], str]) -> str:
+        """Return what changes with the file or folder that a row names; NOT_SEEN for none.
 
-        That of a folder is "": only the user's function knows what the column means. URLs are not
-        checked; a request for each row could take longer than the work.
+        URLs are not checked; a request for each row could take longer than the work.
         """
         if is_url(source):
             return ""
         for path in files_named(source, column, self.folder):
             try:
                 status = os.stat(path)
+                if stat.S_ISDIR(status.st_mode):
+                    return folder_seen(path)
             except (OSError, ValueError):  # ValueError: a NUL in the name
                 continue
-            is_folder = stat.S_ISDIR(status.st_mode)
-            return "" if is_folder else f"{status.st_size}:{status.st_mtime_ns}"
+            return f"{status.st_size}:{status.st_mtime_ns}"
         return NOT_SEEN
+
+
+def _folder_identity(path: str) -> str:
+    from forebay.inputs.search import folder_identity
+
+    return folder_identity(path)
 
 
 def _path_at(row: Row, column: str) -> str:

@@ -4,6 +4,8 @@ An identity is a string that changes with what an input holds:
 
     17:1699999999999999999          a file: its bytes, and its time of modification in nanoseconds
     17:1699999999999999999#kJ3…     the same, and a hash of the content that the result was made of
+    folder:3:9b1d…                  a folder: the number of its files, and a hash of their names,
+                                    sizes and times
     5f1c…                           the etag of an object, the numbers of the samples of a range
     ""                              a row without a file: it is its own content
     ?                               it cannot be seen now: its folder is not mounted, for example
@@ -18,6 +20,8 @@ import re
 
 # What cannot be seen of an input; also the end of an identity of which only a part can be.
 NOT_SEEN = "?"
+# What the identity of a folder begins with.
+FOLDER = "folder:"
 # Between the size and time of a file and the hash of its content.
 _HASH = "#"
 
@@ -45,6 +49,11 @@ def merged_identity(recorded: str, listed: str) -> str:
         return listed if found == CHANGED else recorded
     content = content_of(recorded)
     return with_content(listed, content) if content else listed
+
+
+def is_of_folder(identity: str) -> bool:
+    """Return whether this is the identity of a folder."""
+    return identity.startswith(FOLDER)
 
 
 def content_of(identity: str) -> str:

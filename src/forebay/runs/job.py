@@ -240,15 +240,12 @@ class PreprocessJob:
         if is_url(source) and self._fetch is not None:
             return self._call_fetched(self._fetch, source, opens, out)
         try:
-            mode = os.stat(source).st_mode
+            os.stat(source)
         except OSError as error:
             if "\\" in source and isinstance(error, FileNotFoundError):
                 what = f"{error.strerror} (here folders are separated by '/', not by '\\')"
                 error = FileNotFoundError(error.errno, what, source)
             raise Refusal("input") from error
-        if (mode & 0o170000) == 0o040000:
-            cause = IsADirectoryError(errno.EISDIR, "an input is a file, this is a folder", source)
-            raise Refusal("input") from cause
         at = source.rfind("/") + 1
         if source[:at] != self._parent[0]:  # parsed once for all inputs of a folder
             self._parent = source[:at], Path(source[:at])
