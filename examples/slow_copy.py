@@ -6,4 +6,4 @@ import time
 def slow_copy(source, out):
     """Copy one file, in half a second."""
     time.sleep(0.5)
-    out.file(source.name).write_bytes(source.read_bytes())
+    (out / source.name).write_bytes(source.read_bytes())

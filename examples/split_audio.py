@@ -27,7 +27,7 @@ def split_audio(source, out, window_s=WINDOW_S, overlap_s=OVERLAP_S):
         # 16-bit recordings are read as they are, so their pieces are exact copies.
         dtype = "int16" if recording.subtype == "PCM_16" else "float32"
         for k, piece in enumerate(recording.blocks(window, overlap, dtype=dtype)):
-            destination = out.file(f"{path.stem}-{k:04d}.flac")
+            destination = out / f"{path.stem}-{k:04d}.flac"
             soundfile.write(destination, piece, rate)
             yield {
                 "destination": destination,

@@ -29,7 +29,10 @@ WITH_COMMANDS = [
 ]
 PROGRAMS = [
     *TUTORIALS,
-    *(HOW_TO / f"{name}.md" for name in ("waiting", "slow-storage", "device", "packing", "tables")),
+    *(
+        HOW_TO / f"{name}.md"
+        for name in ("waiting", "slow-storage", "device", "packing", "tables", "models-in-workers")
+    ),
 ]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # What test_three_jobs.py runs, and looks at what it leaves.

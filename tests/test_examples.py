@@ -20,22 +20,12 @@ RECORDINGS = sorted((ROOT / "examples" / "recordings").glob("*.flac"))
 split_audio = load_work(str(ROOT / "examples" / "split_audio.py") + ":split_audio")
 
 
-class Folder:
-    """An `out` that names files in a plain folder."""
-
-    def __init__(self, path):
-        self._path = path
-
-    def file(self, name):
-        return self._path / name
-
-
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
 def test_pieces_are_exact_copies_of_the_recording(recording, tmp_path):
     """Each piece holds the very samples at its start, and together they cover the recording."""
     whole, rate = soundfile.read(recording, dtype="int16")
     covered = 0
-    for row in split_audio(recording, Folder(tmp_path)):
+    for row in split_audio(recording, tmp_path):
         piece, _ = soundfile.read(row["destination"], dtype="int16")
         start = round(row["start_s"] * rate)
         assert start <= covered, "there is a gap"
@@ -50,7 +40,7 @@ def test_sound_that_is_not_16_bits_keeps_its_level(tmp_path):
     """A floating-point recording becomes pieces as loud as it was."""
     tone = 0.5 * np.sin(np.arange(16_000, dtype=np.float32))
     soundfile.write(tmp_path / "tone.wav", tone, 16_000, subtype="FLOAT")
-    (row,) = split_audio(tmp_path / "tone.wav", Folder(tmp_path))
+    (row,) = split_audio(tmp_path / "tone.wav", tmp_path)
     piece, _ = soundfile.read(row["destination"], dtype="float32")
     np.testing.assert_allclose(piece, tone, atol=2 / 2**15)
 
@@ -64,7 +54,7 @@ def test_memory_does_not_grow_with_the_recording(tmp_path):
     whole_bytes = 300 * second.nbytes
     tracemalloc.start()
     try:
-        count = sum(1 for _ in split_audio(tmp_path / "long.flac", Folder(tmp_path)))
+        count = sum(1 for _ in split_audio(tmp_path / "long.flac", tmp_path))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
