@@ -448,7 +448,8 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
             path = each.source if is_file else _path_of(each, listing.folder)
             is_folder = is_of_folder(each.identity)
             holds = is_folder and is_output.is_below(path)
-            is_inside = is_output(path, not is_file or type(each) is LinkInput or is_folder)
+            is_inside = is_output(path, not is_file or type(each) is LinkInput)
+            is_inside = is_inside or (is_folder and is_output.leads_inside(path))
             if not path or not (holds or is_inside):
                 yield each
             elif not listing.is_search:
@@ -489,23 +490,24 @@ class _Inside:
         self._folder: str | None = None  # that of the last path, and whether it is inside
         self._is_inside = False
 
-    def __call__(self, path: str, may_lead_there: bool) -> bool:
+    def __call__(self, path: str, may_be_link: bool) -> bool:
         if is_url(path):
             path = local_path(path)
         if self._urls or is_url(path) or "\0" in path:
             return path.startswith(self._urls)
         folder = path[: path.rfind(os.sep) + 1]
         if folder != self._folder:  # most paths lie in the folder of the one before
-            self._folder, self._is_inside = folder, self._leads_inside(folder)
-        if self._is_inside or not may_lead_there:
+            self._folder, self._is_inside = folder, self.leads_inside(folder)
+        if self._is_inside or not (may_be_link and os.path.islink(path)):
             return self._is_inside
-        return self._leads_inside(path)
+        return self.leads_inside(path)
 
     def is_below(self, folder: str) -> bool:
         """Return whether the output folder is in another folder."""
         return self._root.startswith(os.path.join(os.path.realpath(folder), ""))
 
-    def _leads_inside(self, path: str) -> bool:
+    def leads_inside(self, path: str) -> bool:
+        """Return whether a path, with its links followed, is in the output folder."""
         return os.path.join(os.path.realpath(path), "").startswith(self._root)
 
 
