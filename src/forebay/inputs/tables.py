@@ -62,8 +62,6 @@ if TYPE_CHECKING:
 # iteration, a row at a time: ten million rows need no more memory than ten. Every problem with
 # it is an `InputError` that names the file and, if possible, the line.
 
-# Folders named by rows whose files are not looked at again in one listing.
-_FOLDERS_SEEN = 4096
 # Rows that become JSON at once: few, since each may be large.
 _PAGE_ROWS = 64
 # The separator between these rows.
@@ -100,7 +98,7 @@ class Manifest:
 
     def inputs(self, first: int = 1) -> Iterator[Input]:
         """Yield one input for each row from the `first` on, in the manifest's order."""
-        folder_seen = lru_cache(_FOLDERS_SEEN)(_folder_identity)  # many rows may name one folder
+        folder_seen = lru_cache(4096)(_folder_identity)  # many rows may name one folder
         names_paths, other = not set(PATH_COLUMNS).isdisjoint(self.columns), self.file_column
         for row, text in self.rows(first - 1):
             source, column = path_in(row) if names_paths else (_path_at(row, other), other)
@@ -149,11 +147,8 @@ class Manifest:
         return row, text
 
     def _identity(self, source: str, column: str, folder_seen: Callable[[str], str]) -> str:
-        """Return what changes with the file or folder that a row names; NOT_SEEN for none.
-
-        URLs are not checked; a request for each row could take longer than the work.
-        """
-        if is_url(source):
+        """Return what changes with the file or folder that a row names; NOT_SEEN for none."""
+        if is_url(source):  # a request for each row could take longer than the work
             return ""
         for path in files_named(source, column, self.folder):
             try:
