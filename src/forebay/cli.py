@@ -126,7 +126,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "load": {
         "metavar": "FILE.py:FUNCTION",
         "type": REFERENCE,
-        "help": "Function that makes a sample from a table's row.",
+        "help": "Function that makes a sample of a file's path, or of a table's row.",
     },
     "batch_size": {"type": _COUNT, "help": "Samples in a batch.  Default: 64."},
     "device": {"help": "Where the model runs, such as cuda."},

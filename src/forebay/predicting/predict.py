@@ -72,15 +72,18 @@ def predict(
 
     The parts `part-00000.parquet`, … in `output` are one dataset for pyarrow, pandas and others:
     one row per sample, in order, with `index` (int64), the columns of the metadata table if `data`
-    is one, and what the model returned: `prediction` for a tensor, or for a
-    list with one element per sample; otherwise a column for each key of a dict, field of a
-    NamedTuple or dataclass, or position (`0`, `1`, …) in a tuple. Elements of a list may be
-    strings, numbers, None, bytes, tensors and arrays of any shape, lists, and dicts and the like,
-    whose keys are columns. Numbers are plain columns, arrays of one shape Arrow's fixed-shape
-    tensors, and others lists with their shapes. The types become wider as in a table; a value that
-    fits no column fails its sample alone.
+    is one, otherwise `source` if the samples have names, and what the model returned: `prediction`
+    for a tensor, or for a list with one element per sample; otherwise a column for each key of a
+    dict, field of a NamedTuple or dataclass, or position (`0`, `1`, …) in a tuple. Elements of a
+    list may be strings, numbers, None, bytes, tensors and arrays of any shape, lists, and dicts and
+    the like, whose keys are columns. Numbers are plain columns, arrays of one shape Arrow's
+    fixed-shape tensors, and others lists with their shapes. The types become wider as in a table; a
+    value that fits no column fails its sample alone.
 
-    The same call again continues with the missing parts. A sample that cannot be loaded,
+    The same call again continues with the missing parts. Samples that have names are known by them:
+    files, the rows of a table, and those of a Dataset with `source_of`, as `from_folder`,
+    `from_table` and `from_ids` return. Of these, new ones are predicted, changed ones again, and
+    those that are gone leave the table; the predictions of all others are taken over. A sample that cannot be loaded,
     or on which the model fails, is found by halving its batch; it has no row and is in `failures`.
     If the first 20 samples all fail with the same error, the run stops, and the same call tries
     them again.
@@ -91,9 +94,11 @@ def predict(
             of one of these: a class, or a callable without required arguments. It is called once
             in every worker, which then makes whole parts.
         data: A map-style Dataset; a DataLoader, whose dataset, batch size, collate function,
-            workers and backend are used, but not the order; or a table: a file (.parquet, .csv,
-            .jsonl), the folder that preprocess wrote one to, the fsspec URL of either, a DataFrame
-            of pandas or polars, a `pyarrow.Table`, or, together with `load`, a list of dicts.
+            workers and backend are used, but not the order. Or, together with `load`, files: a
+            folder, a glob, the fsspec URL of either, or a list of paths and URLs. Or, together with
+            `load`, a table: a file (.parquet, .csv, .jsonl), the folder that preprocess wrote one
+            to, the fsspec URL of either, a DataFrame of pandas or polars, a `pyarrow.Table`, or a
+            list of dicts.
         output: A folder, created if missing, or the fsspec URL of one.
         batch_size: Samples per batch; None for the loader's, or 64. It is halved when the device
             runs out of memory.
@@ -102,8 +107,8 @@ def predict(
             factory it must be a number or None.
         device: Where the model and the batches are moved; None leaves the model where it is.
         backend: "process", "thread", "ray" or a `forebay.Ray`; by default the loader's.
-        load: For a table: called with a row as a dict, like that of `forebay.from_table`; returns
-            the sample.
+        load: For files: called with the path of one, a URL's after it was downloaded. For a table:
+            called with a row as a dict, like that of `forebay.from_table`. Returns the sample.
         folder: Where the relative `destination` of a table in memory starts; None for the working
             folder. A table in a file is in its own folder.
         collate_fn: As a DataLoader's; None for the loader's, or torch's default.
@@ -119,8 +124,8 @@ def predict(
         progress: Show progress on stderr, in samples.
 
     Returns:
-        The report: `done`, `failed`, `failures` (each with `index`, `error`, `message`,
-        `traceback`), `resumed`, `elapsed_s`, `output`.
+        The report: `done`, `failed`, `failures` (each with `source`, `index`, `error`,
+        `message`, `traceback`), `resumed`, `elapsed_s`, `output`.
 
     Raises:
         OptionError: A setting is impossible, or model or data cannot be used as they are.

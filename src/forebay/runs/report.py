@@ -394,7 +394,8 @@ class PredictionReport(RunReport):
         done: Samples with a prediction, including those of earlier runs.
         failed: Samples without one.
         resumed: Samples that were done by earlier runs.
-        failures: The samples without a prediction, in order: the first 1,000.
+        failures: The samples without a prediction, in order: the first 1,000. `source` is the name
+            of one, or else its index, which `index` always is.
         elapsed_s: Duration of this run in seconds.
         diagnosis: What the model waited for or, if a factory makes models, what their workers
             waited for; rates are in batches or, there, in parts per second.
