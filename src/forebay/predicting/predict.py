@@ -83,10 +83,11 @@ def predict(
     The same call again continues with the missing parts. Samples that have names are known by them:
     files, the rows of a table, and those of a Dataset with `source_of`, as `from_folder`,
     `from_table` and `from_ids` return. Of these, new ones are predicted, changed ones again, and
-    those that are gone leave the table; the predictions of all others are taken over. A sample that cannot be loaded,
-    or on which the model fails, is found by halving its batch; it has no row and is in `failures`.
-    If the first 20 samples all fail with the same error, the run stops, and the same call tries
-    them again.
+    those that are gone leave the table; the predictions of all others are taken over.
+
+    A sample that cannot be loaded, or on which the model fails, is found by halving its batch; it
+    has no row and is in `failures`. If the first 20 samples all fail with the same error, the run
+    stops, and the same call tries them again.
 
     Args:
         model: An nn.Module, set to `eval` for the run and called in `inference_mode`; or any

@@ -88,8 +88,10 @@ def cache(
     The same call again returns at once, without reading a sample of the dataset; after a kill it
     continues. Samples that have names, as those of `from_folder`, `from_table`, `from_ids` and a
     Dataset with `source_of` have, are known by them: new ones are added, changed ones are read
-    again, and those that are gone are left out; all others are taken over from earlier shards. Any number of processes may open a finished cache at once. Of several that make the
-    same call, as ranks do, one makes it, and the others wait and then open it.
+    again, and those that are gone are left out; all others are taken over from earlier shards.
+
+    Any number of processes may open a finished cache at once. Of several that make the same call,
+    as ranks do, one makes it, and the others wait and then open it.
 
     Args:
         dataset: A map-style Dataset.
