@@ -317,7 +317,7 @@ _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": [
 @options("max_failures", "limit", "redo", "restart", "metadata", "save")
 @options("version", "quiet")
 def preprocess_command(work: str, paths: tuple[str, ...], **settings: Any) -> int:
-    """Call FUNCTION(source, out) for each of INPUTS; publish its files in OUTPUT.
+    """Call FUNCTION(source) or (source, out) for each of INPUTS; publish its files in OUTPUT.
 
     INPUTS is a folder, a glob (quote it), a manifest (.csv, .jsonl or .parquet), or the OUTPUT of
     an earlier step, which stands for its table. FILE.py:DATASET in place of FUNCTION has its own

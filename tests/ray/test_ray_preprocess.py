@@ -18,6 +18,7 @@ from driving import (
     staged,
     start,
 )
+from functions_as_found import separate
 from works import copy, draw, fail_odd, fail_once, meet_fault, split
 
 import forebay
@@ -55,7 +56,7 @@ def raise_value(source, out):
 # ---- the same as on one machine -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("work", [copy, split, draw], ids=lambda work: work.__name__)
+@pytest.mark.parametrize("work", [copy, split, draw, separate], ids=lambda work: work.__name__)
 def test_files_and_table_are_those_of_a_local_run(work, tmp_path):
     """Byte for byte, with what was drawn at random."""
     inputs = make_inputs(tmp_path / "in", 40, lines=3)

@@ -57,15 +57,22 @@ def preprocess(
 ) -> Report:
     """Process every input once, keep the files it writes, and write a table of metadata.
 
-    The function is called as `work(source, out)`: `source` is a `pathlib.Path`, or a dict when
-    the inputs are a table's rows; `out` is an empty folder of this input, used like a path
-    (`out / "a.wav"`), and what the function leaves in it is published under the same names in the
-    output folder once the whole input has succeeded: files and folders, but no links. `out.file(
-    name)` gives a path in it to a file that has to be there at the end, `out.tar()` makes a tar
-    file of many small ones, and `out.source` is the input's name. Two inputs that use the same name
-    both fail. The function returns or yields its metadata: None, a dict, or any iterable of dicts,
-    one for each row it adds to the table. Without metadata each of its files has a row; an input
-    without both has none. It may change the working directory, which is restored after each input.
+    The function is called as `work(source)` or `work(source, out)`, whichever it takes: `source` is
+    a `pathlib.Path`, or a dict when the inputs are a table's rows; `out` is an empty folder of this
+    input, used like a path (`out / "a.wav"`), and what the function leaves in it is published under
+    the same names in the output folder once the whole input has succeeded: files and folders, but
+    no links. `out.file(name)` gives a path in it to a file that has to be there at the end,
+    `out.tar()` makes a tar file of many small ones, and `out.source` is the input's name. Two
+    inputs that use the same name both fail. A second parameter with a default gets `out` only if it
+    is called `out...`.
+
+    The function returns or yields its metadata: None, a dict, or any iterable of dicts, one for
+    each row it adds to the table; or files with their metadata, `(files, metadata)`: one path or
+    several, and a dict for all or one for each; or paths (`os.PathLike`) alone. Files that it wrote
+    by itself, wherever that is, are outputs, too: they are in the table and checked by `forebay
+    verify`, but a kill can leave them incomplete, and those outside of the output folder are never
+    removed. Without metadata each of its files has a row; an input without both has none. It may
+    change the working directory, which is restored after each input.
 
     A map-style Dataset in place of the function needs no inputs. `save(dataset[i], out)` writes
     the files of a sample and returns its metadata, as a function does; without `save`, `dataset[i]`
@@ -84,8 +91,10 @@ def preprocess(
 
     Args:
         work: The function, or the Dataset.
-        inputs: A list of paths, a folder (searched recursively), a glob (neither finds hidden
-            files, and a subfolder that cannot be read is an error), a manifest (.csv, .tsv, .jsonl,
+        inputs: A list of paths, of files or of folders that are one input each; a folder, which
+            stands for the files in it (searched recursively), a glob, of folders if it ends with a
+            slash (neither finds hidden files, and a subfolder that cannot be read is an error), a
+            manifest (.csv, .tsv, .jsonl,
             .ndjson or .parquet; text also compressed, as .csv.gz), or an fsspec URL of any of
             these. An output folder of `preprocess` stands for its table: a manifest in which
             `destination` is a path that can be opened from any working directory. Or a table in
