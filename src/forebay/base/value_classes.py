@@ -143,17 +143,17 @@ def stand_in(identity: Identity, is_tuple: bool = True) -> type:
     try:
         # Both check that fields are identifiers, so that no string of a file is ever executed.
         if is_tuple:
-            plain: Any = namedtuple(name, fields)  # type: ignore[misc]
+            bases: tuple[Any, ...] = (StandIn, namedtuple(name, fields))  # type: ignore[misc]
         else:
             if not name.isidentifier() or iskeyword(name) or any("__" in each for each in fields):
                 raise ValueError(f"{shortened(name)} with the fields {shortened(fields)}")
-            plain = make_dataclass(name, fields)
+            bases = StandIn, make_dataclass(name, fields)
     except (ValueError, TypeError) as error:
         raise InputError(f"the type of a column is damaged: {error}") from error
     slots = {"__slots__": ()} if is_tuple else {}
     # The same identity, so that what is written again has the user's.
     members = {**slots, "identity": identity, "__module__": module, "__qualname__": qualname}
-    return type(name, (StandIn, plain), members)
+    return type(name, bases, members)
 
 
 def class_of(identity: Identity, is_tuple: bool, classes: Classes) -> type:
