@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +22,11 @@ from forebay.base.value_readers import getter_of
 from forebay.base.value_types import Nested, Spec, arrow_type, from_json, to_json
 from forebay.errors import InputError
 
+YEARS = timedelta(100_000)
 KEYS = st.text("abc", max_size=2) | st.integers(0, 3) | st.none()
 SCALARS = st.one_of(
     *(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),
-    *(st.binary(), st.dates(), st.datetimes(), st.timedeltas(), st.times()),
+    *(st.binary(), st.dates(), st.datetimes(), st.timedeltas(YEARS * -1, YEARS), st.times()),
     st.decimals(allow_nan=False),
 )
 VALUES = st.recursive(

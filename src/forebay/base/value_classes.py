@@ -143,7 +143,7 @@ def stand_in(identity: Identity, is_tuple: bool = True) -> type:
     try:
         # Both check that fields are identifiers, so that no string of a file is ever executed.
         if is_tuple:
-            bases: tuple[Any, ...] = (StandIn, namedtuple(name, fields))  # type: ignore[misc]
+            bases: tuple[Any, ...] = (StandIn, namedtuple(name, fields))
         else:
             if not name.isidentifier() or iskeyword(name) or any("__" in each for each in fields):
                 raise ValueError(f"{shortened(name)} with the fields {shortened(fields)}")

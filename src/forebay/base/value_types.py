@@ -312,7 +312,7 @@ def to_json(spec: Spec) -> Any:
     if isinstance(spec, Nested):
         found["parts"] = [*map(to_json, spec.parts)]
         for name in ("keys", "home", "states"):
-            if any(value := getattr(spec, name)):
+            if (value := getattr(spec, name)) not in ((), ("", "")):
                 found[name] = list(value)
     return found
 
