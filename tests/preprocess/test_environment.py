@@ -218,12 +218,16 @@ def waiting(tmp_path):
 
 @pytest.mark.slow
 def test_a_second_driver_is_told_who_has_the_folder(waiting, tmp_path):
-    """The process id, the machine and what to do; the first one goes on."""
+    """The process id, the machine and what to do; the first one goes on.
+
+    The second one makes another call: one that makes the same call waits for its end.
+    """
     process, command = waiting
+    another = [f"{WORKS}:copy", *command[1:]]
     with pytest.raises(BusyError) as caught:
         run(copy, tmp_path / "in", tmp_path / "out")
     assert f"pid {process.pid} on {os.uname().nodename}" in str(caught.value)
-    code, _, err = call("preprocess", *command)
+    code, _, err = call("preprocess", *another)
     assert code == 1
     assert f"pid {process.pid}" in err
     assert process.poll() is None
