@@ -70,6 +70,48 @@ def rows(output):
     return pq.read_table(output).to_pylist()
 
 
+class Lengths(torch.nn.Module):
+    """A model that is made on the nodes."""
+
+    def forward(self, batch):
+        return batch[:, 0]
+
+
+def length_of(path):
+    """Make a sample of a file."""
+    text = path.read_text()
+    if text == "?":
+        raise ValueError("it was read again")
+    return torch.tensor([float(len(text)), 0.0])
+
+
+@pytest.mark.parametrize("verb", ["cache", "predict"])
+def test_what_was_made_of_named_samples_is_taken_over_on_a_cluster(tmp_path, verb):
+    """A file that comes first, and one that is gone, have none of the others read again."""
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    for k in range(20):
+        (source / f"{k:02}").write_text("x" * k)
+
+    def run():
+        dataset = forebay.from_folder(source, length_of)
+        if verb == "cache":
+            made = forebay.cache(dataset, out, backend="ray", progress=False)
+            return [int(each[0]) for each in made]
+        predicted(Lengths, dataset, out)
+        return pq.read_table(out)["prediction"].to_pylist()
+
+    assert run() == list(range(20))
+    for path in source.iterdir():  # the same size and time
+        status = path.stat()
+        if path.name == "01":
+            path.write_text("?")
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    (source / "!").write_text("x" * 100)
+    (source / "07").unlink()
+    assert run() == [100, *range(7), *range(8, 20)]
+
+
 # ---- predict ------------------------------------------------------------------------------------
 
 

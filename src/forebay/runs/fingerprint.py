@@ -462,7 +462,7 @@ def parts_of_samples(dataset: Any, length: int) -> dict[str, Sequence[Any]]:
 
 def text_of_part(value: Any) -> str:
     """Return an element of such an attribute as a short string, equal for equal elements."""
-    return _Walk()._text_of(value)
+    return repr(value) if type(value) in (int, float, bool) else _Walk()._text_of(value)
 
 
 def describe_bases(
