@@ -108,6 +108,8 @@ def test_a_file_name_need_not_be_utf8(folder, tmp_path):
     assert list(cached) == ["b.txt", "coffee"]
     report = forebay.predict(list_of_lengths, dataset, tmp_path / "out", progress=False)
     assert report.done == 2
+    table = parquet.read_table(tmp_path / "out" / "part-00000.parquet")
+    assert table["source"].to_pylist()[1] == str(folder / r"caf\udce9.txt")
     with pytest.raises(
         forebay.InputError, match=r"caf\\udce9\.txt': its name is not UTF-8"
     ) as caught:

@@ -135,7 +135,7 @@ def _list_path(name: str) -> Listing:
     if stat.S_ISDIR(mode) and os.path.isfile(os.path.join(name, _LEDGER)):
         return _list_path(os.path.join(name, _only_table(tables_in(name), shown)))
     if stat.S_ISDIR(mode):
-        return list_folder(name).through(_with_storable_names)
+        return list_folder(name).through(with_storable_names)
     if name.lower().endswith(SUFFIXES):
         if not stat.S_ISREG(mode):  # to open it could take for ever
             raise InputError(
@@ -385,11 +385,12 @@ def _path_text(path: object, what: str) -> str:
 
 
 def name_text(given: object, what: str) -> str:
-    """Return the name of an input without credentials; one that cannot be stored is an error."""
-    return shown_location(_storable(_path_text(given, what)))
+    """Return the name of a sample, a string or a path, without credentials."""
+    return shown_location(_path_text(given, what))
 
 
-def _with_storable_names(listed: Iterable[Input]) -> Iterator[Input]:
+def with_storable_names(listed: Iterable[Input]) -> Iterator[Input]:
+    """Yield inputs; one whose name the metadata table cannot store is an error."""
     for each in listed:
         _storable(each.source)
         yield each

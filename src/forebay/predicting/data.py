@@ -108,12 +108,15 @@ def shown_rows(rows: pa.Table) -> pa.Table:
 
 
 def names_in(inputs: Iterable[Input]) -> tuple[Callable[[], pa.Array], Iterator[Input]]:
-    """Return inputs, and what returns their names once all inputs were taken."""
+    """Return inputs, and what returns their names once all inputs were taken.
+
+    Of a name that is not UTF-8, Parquet gets the escapes that messages show.
+    """
     names: list[str] = []
 
     def noted() -> Iterator[Input]:
         for each in inputs:
-            names.append(each.source)
+            names.append(each.source.encode(errors="backslashreplace").decode())
             yield each
 
     return lambda: array_of(names, pa.string()), noted()

@@ -363,8 +363,8 @@ def _check_save(save: Any) -> None:
         )
     if not _takes_output(save, ("sample", "out")):
         raise OptionError(
-            f"save is called with a sample and `out`, and {getattr(save, '__name__', save)} takes "
-            "one argument\n  Nothing was started. Give it two parameters: the sample and the "
+            f"save is called as save(sample, out), and {getattr(save, '__name__', save)} takes one "
+            "argument\n  Nothing was started. Give it two parameters: the sample and the "
             "output."
         )
 

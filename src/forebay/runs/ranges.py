@@ -30,7 +30,7 @@ from forebay.base.files import is_url
 from forebay.base.formatting import counted
 from forebay.errors import ChangedError, InputError, shown_location
 from forebay.failures import Failure, failure_from_json, failure_to_json
-from forebay.inputs.listing import Listing, identity_of, name_text
+from forebay.inputs.listing import Listing, identity_of, name_text, with_storable_names
 from forebay.ledger.database import (
     DONE,
     FAILED,
@@ -202,7 +202,8 @@ def sample_listing(samples: Samples) -> Listing:
     if n < 1:
         raise InputError(f"inputs: the Dataset has {n} samples\n  There is nothing to process.")
     description = f"a Dataset of {n} sample{'s' * (n != 1)}"
-    return Listing("indices", (), description, samples.inputs, total=n, samples=samples)
+    listing = Listing("indices", (), description, samples.inputs, total=n, samples=samples)
+    return listing.through(with_storable_names)
 
 
 def samples_of(dataset: Any) -> Samples:

@@ -27,6 +27,7 @@ def files_in(returned: Any) -> tuple[list[str], Any]:
     What may be files or a value is decided by what exists.
     """
     kind = type(returned)
+    first: Any
     if returned is None or kind is dict:  # the usual cases
         return [], returned
     if isinstance(returned, os.PathLike) or _are_all(os.PathLike, returned):
