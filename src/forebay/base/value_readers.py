@@ -52,7 +52,7 @@ def getter_of(spec: Spec, column: pa.Array, whole: Bytes | None, classes: Classe
 
     Args:
         column: Arrow's view of `whole`, with the offset 0.
-        whole: The memory that tensors and arrays shall view; None for Arrow's own, read-only.
+        whole: The memory that tensors and arrays shall view; None for a copy of Arrow's.
         classes: Classes that the user's process has, beside those that it finds by their names.
     """
     if spec.kind == "none":
@@ -320,7 +320,7 @@ def _numbers(
         return np.empty(0, dtype)
     nbytes = buffer.size // dtype.itemsize * dtype.itemsize
     if whole is None:
-        return np.frombuffer(buffer, dtype, nbytes // dtype.itemsize)
+        return np.frombuffer(buffer, dtype, nbytes // dtype.itemsize).copy()
     start = buffer.address - whole.ctypes.data
     if not 0 <= start <= len(whole) - nbytes:
         raise ValueError("its columns are compressed")
