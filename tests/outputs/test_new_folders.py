@@ -13,9 +13,9 @@ from forebay.base.output_names import STAGING
 from forebay.errors import OutputError
 from forebay.ledger.records import FileChange, FileFields
 from forebay.outputs import folder as outputs_folder
-from forebay.outputs.folder import OutputFolder
+from forebay.outputs.folder import OutputFolder, rename_new
 from forebay.outputs.places import Bucket
-from forebay.outputs.staging import Output, Staging, rename_new
+from forebay.outputs.staging import Output, Staging
 
 
 @pytest.fixture

@@ -238,6 +238,11 @@ def leave_socket(out):
     socket.socket(socket.AF_UNIX).bind("socket")
 
 
+def leave_link_for_itself(out):
+    shutil.rmtree(out)
+    out.symlink_to(out.parents[3] / "precious")
+
+
 def leave_table(out):
     (out / "Metadata.parquet").write_text("x")
 
@@ -252,6 +257,7 @@ REFUSED = {
     leave_folder_link: "left a link in its output folder: 'd'",
     leave_pipe: "left a pipe, a socket or a device in its output folder: 'pipe'",
     leave_socket: "left a pipe, a socket or a device in its output folder: 'socket'",
+    leave_link_for_itself: "a link in the place of its output folder",
     leave_table: "'Metadata.parquet' has a name reserved for forebay",
     leave_private: "'.forebay' has a name reserved for forebay",
 }
@@ -263,6 +269,9 @@ REFUSED = {
 def test_what_cannot_be_published_fails_the_input_in_words(tmp_path, inputs, leave, words, way):
     """And nothing of it is kept; the next input is not affected."""
 
+    (tmp_path / "precious" / "folder").mkdir(parents=True)
+    (tmp_path / "precious" / "file").write_text("x")
+
     def work(source, out):
         path = out.file(source.name) if way == out_first else out / source.name
         path.write_text("x")
@@ -270,10 +279,24 @@ def test_what_cannot_be_published_fails_the_input_in_words(tmp_path, inputs, lea
             leave(path.parent)
 
     report = run(work, inputs, tmp_path / "out", retries=0)
-    assert report.done == 2
-    assert words in report.failures[0].message
-    assert [*texts(tmp_path / "out")] == ["0000.txt", "0002.txt"]
+    assert any(words in failure.message for failure in report.failures)
+    removed = leave is leave_link_for_itself and way == out_first  # with what was staged there
+    assert [*texts(tmp_path / "out")] == ["0000.txt", "0002.txt"][removed:]
     assert here("verify", tmp_path / "out")[0] == 0
+    assert sorted(os.listdir(tmp_path / "precious")) == ["file", "folder"]
+
+
+def test_a_file_beside_the_folder_is_not_lost_without_a_word(tmp_path, inputs):
+    """As of a function that takes the path of a file; one that leaves nothing is fine."""
+
+    def work(source, out):
+        if source.stem == "0001":
+            out.with_suffix(".wav").write_text("x")
+        os.listdir(out)
+
+    report = run(work, inputs, tmp_path / "out", retries=0)
+    assert (report.done, report.failed) == (2, 1)
+    assert ".wav' beside it" in report.failures[0].message
 
 
 def test_what_a_failed_try_left_is_not_published(tmp_path, inputs):

@@ -17,7 +17,6 @@ from forebay.cli import cli
 from forebay.errors import OutputError
 from forebay.ledger.ledger import Ledger
 from forebay.outputs import folder as outputs_folder
-from forebay.outputs import staging
 from forebay.outputs.folder import OutputFolder
 from forebay.runs import results as write
 from forebay.runs.preprocess import retry
@@ -204,8 +203,12 @@ def without(way, monkeypatch):
     def unsupported(*_, **__):
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
-    ways = {"renameat2": staging._WAYS, "link": (unsupported, staging._by_link), "look": ()}
-    monkeypatch.setattr(staging, "_WAYS", ways[way])
+    ways = {
+        "renameat2": outputs_folder._WAYS,
+        "link": (unsupported, outputs_folder._by_link),
+        "look": (),
+    }
+    monkeypatch.setattr(outputs_folder, "_WAYS", ways[way])
 
 
 @pytest.mark.parametrize("way", ["renameat2", "link", "look"])
@@ -214,15 +217,15 @@ def test_a_rename_to_a_free_name(tmp_path, way, monkeypatch):
     without(way, monkeypatch)
     old, new = str(tmp_path / "old"), str(tmp_path / "new")
     with pytest.raises(FileNotFoundError):
-        staging.rename_new(old, new)
+        outputs_folder.rename_new(old, new)
     (tmp_path / "old").write_text("1")
-    staging.rename_new(old, new)
+    outputs_folder.rename_new(old, new)
     with pytest.raises(FileNotFoundError):  # though the other is there: it is done
-        staging.rename_new(old, new)
+        outputs_folder.rename_new(old, new)
     assert (tmp_path / "new").read_text() == "1"
     (tmp_path / "old").write_text("2")
     with pytest.raises(FileExistsError):
-        staging.rename_new(old, new)
+        outputs_folder.rename_new(old, new)
     assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["1", "2"]
 
 
@@ -231,7 +234,7 @@ def test_a_rename_that_a_kill_left_half_done_is_finished(tmp_path, monkeypatch):
     without("link", monkeypatch)
     (tmp_path / "old").write_text("1")
     os.link(tmp_path / "old", tmp_path / "new")
-    staging.rename_new(str(tmp_path / "old"), str(tmp_path / "new"))
+    outputs_folder.rename_new(str(tmp_path / "old"), str(tmp_path / "new"))
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 

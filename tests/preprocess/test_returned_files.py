@@ -264,6 +264,8 @@ def test_what_is_no_file_is_metadata(tmp_path, inputs):
     assert "there is no file" in report.failures[0].message
     report = run(lambda s, o: (frames(s, o), [{"n": 1}] * 2), one, tmp_path / "f", retries=0)
     assert "3 files and 2 dicts" in report.failures[0].message
+    report = run(lambda path: (Path("/dev/null"), {"n": 1}), one, tmp_path / "g", retries=0)
+    assert "'/dev/null', which is no regular file" in report.failures[0].message
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ See `folder.py` for how a file gets its final name.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import gc
@@ -13,7 +12,6 @@ import io
 import os
 import signal
 import stat
-import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -59,7 +57,7 @@ class StagingFolders:
         self._mark = f"/{worker_folder(run, worker, '')}"
         self._shared, self._own = -1, 0  # the numbers of the last folders
         self._spare: str | None = None  # an empty folder of one input
-        self._is_full = False
+        self.is_crowded = False
         self._names: dict[str, set[str]] = {}  # in the shared folder and each below it
         self._left: list[str] = []  # those before, to be removed when they are empty
         self._begin_shared()
@@ -67,7 +65,7 @@ class StagingFolders:
     def _begin_shared(self) -> None:
         """Make another shared folder."""
         self._left = [path for path in [*reversed(self._names), *self._left] if not _removed(path)]
-        self._shared, self._is_full = self._shared + 1, False
+        self._shared, self.is_crowded = self._shared + 1, False
         self.path = f"{self.root}/{worker_folder(self._run, self._worker, f'.{self._shared}')}"
         os.makedirs(self.path, exist_ok=True)
         self._names = {self.path: set()}
@@ -79,7 +77,7 @@ class StagingFolders:
         published as a whole. And no input before has had the path: the rename of its file stays in
         the ledger until the next commit, and a run after a kill does it again.
         """
-        if is_first and self._is_full:
+        if is_first and self.is_crowded:
             self._begin_shared()
         folder, _, base = name.rpartition("/")
         path = f"{self.path}/{folder}" if folder else self.path
@@ -111,8 +109,9 @@ class StagingFolders:
         for folder in {path.rpartition("/")[0] for path in paths}:
             known, found = self._names[folder], os.listdir(folder)
             if not known.issuperset(found):
+                _refuse_link(self.root, folder)
                 others += [f"{folder}/{name}" for name in found if name not in known]
-            self._is_full |= len(found) > _MOST_PENDING or len(known) > _MOST_KNOWN
+            self.is_crowded |= len(found) > _MOST_PENDING or len(known) > _MOST_KNOWN
         return others
 
     def own(self) -> str:
@@ -319,6 +318,8 @@ class Output(os.PathLike[str]):
         if self._own is None:
             return self._paths
         left = _files_in(self._own)
+        if not left:
+            _refuse_beside(self._own)
         for name, path in self._paths.items():
             if name not in left and not os.path.isdir(path):
                 raise (_same_file if os.path.lexists(path) else _never_written)(name)
@@ -350,13 +351,16 @@ class Output(os.PathLike[str]):
         """Remove what an input made that failed."""
         import shutil
 
-        if self._shared:
-            for path in (*self._shared, *self._folders.beside(self._shared)):
-                if os.path.isdir(path) and not os.path.islink(path):
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    with suppress(FileNotFoundError):
-                        os.unlink(path)
+        left: list[str] = []
+        self._folders.is_crowded |= bool(self._shared)  # the function may still write there
+        with suppress(OSError, OutputError):  # it is no folder any more, or a link
+            left = [*self._folders.beside(self._shared), *self._shared]
+        for path in left:
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
         if self._own is not None:
             shutil.rmtree(self._own, ignore_errors=True)
         self._own = None
@@ -368,6 +372,7 @@ class Output(os.PathLike[str]):
 def _files_in(top: str) -> list[str]:
     """Return the names of all files in a folder and below it, sorted; remove empty folders."""
     found, empty, folders = list[str](), list[str](), [""]
+    _refuse_link(os.path.dirname(top), top)
     while folders:
         folder = folders.pop()
         with os.scandir(f"{top}/{folder}") as entries:
@@ -393,6 +398,28 @@ def _files_in(top: str) -> list[str]:
         while folder and _removed(f"{top}/{folder}"):
             folder = folder[: folder.rfind("/", 0, -1) + 1]
     return sorted(found)
+
+
+def _refuse_link(root: str, folder: str) -> None:
+    """Raise OutputError if a link leads to a staging folder: what is there is somebody else's."""
+    if os.path.realpath(folder) != os.path.realpath(root) + folder[len(root) :]:
+        raise OutputError(
+            "the function left a link in the place of its output folder\n"
+            "  Nothing of this input was kept. Write into the folder that it was given."
+        )
+
+
+def _refuse_beside(own: str) -> None:
+    """Raise OutputError for a file beside a folder, as `out.with_suffix(".wav")` makes it."""
+    with os.scandir(os.path.dirname(own)) as entries:
+        name = next((each.name for each in entries if not each.is_dir(follow_symlinks=False)), "")
+    if name:
+        os.unlink(os.path.join(os.path.dirname(own), name))
+        raise OutputError(
+            f"the function left nothing in its output folder, and wrote {name!r} beside it\n"
+            "  Nothing of this input was kept. `out` is a folder, not a file: write to a name in "
+            "it, such as out / 'a.wav'."
+        )
 
 
 def _regular_below(folder: str) -> list[str]:
@@ -568,6 +595,11 @@ class Staging:
         real, root = os.path.realpath(path), os.path.realpath(self._root)
         is_inside = real.startswith(f"{root}/") and self.is_local
         found = [real] if not os.path.isdir(real) else _regular_below(real)
+        if found == [real] and not _is_plain(real):
+            raise OutputError(
+                f"the function returned {path!r}, which is no regular file\n"
+                "  Nothing of this input was kept: only files and folders can be outputs."
+            )
         start = len(root) + 1
         names = [asked_name(each[start:]) if is_inside else elsewhere(each) for each in found]
         sizes = map(os.path.getsize, found)
@@ -580,62 +612,3 @@ class Staging:
         return status.f_bavail * status.f_frsize < 65_536 or (
             status.f_files > 0 and status.f_favail == 0
         )
-
-
-# ---- renames -------------------------------------------------------------------------------------
-# Renaming a file to a free name in one step, so that an existing file is never overwritten.
-#
-# renameat2(RENAME_NOREPLACE)   Linux: ext4, XFS, Btrfs, tmpfs, overlayfs and others
-# link, then unlink             where there are hard links instead: NFS, macOS
-# look, then rename             elsewhere; another process could come between the two
-
-_AT_FDCWD, _NOREPLACE = -100, 1
-_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
-# Errors of a file system or kernel that lacks an operation.
-_UNSUPPORTED = frozenset(
-    {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM, errno.EMLINK}
-)
-
-
-_libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-_renameat2 = getattr(_libc, "renameat2", None)
-
-
-def rename_new(old: str, new: str) -> None:
-    """Rename a file to a name that is free."""
-    for rename in _WAYS:
-        try:
-            rename(old, new)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-        else:
-            return
-    os.lstat(old)
-    if os.path.lexists(new):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
-    os.replace(old, new)
-
-
-def _by_renameat2(old: str, new: str) -> None:
-    if _renameat2 is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), new)
-    # As `os.fsencode` does, which takes four times as long.
-    first, second = old.encode(*_ENCODING), new.encode(*_ENCODING)
-    if _renameat2(_AT_FDCWD, first, _AT_FDCWD, second, _NOREPLACE):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), new)
-
-
-def _by_link(old: str, new: str) -> None:
-    try:
-        os.link(old, new, follow_symlinks=False)
-    except FileExistsError:
-        # NFS may have created the link and lost the reply; or a kill came before the unlink.
-        if not os.path.samestat(os.lstat(old), os.lstat(new)):
-            raise
-    with suppress(FileNotFoundError):
-        os.unlink(old)
-
-
-_WAYS = (_by_renameat2, _by_link)
