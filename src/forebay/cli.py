@@ -131,6 +131,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "batch_size": {"type": _COUNT, "help": "Samples in a batch.  Default: 64."},
     "device": {"help": "Where the model runs, such as cuda."},
     "version": {"help": "Your name for the state of the function; a new one redoes everything."},
+    "accept_changes": {
+        "is_flag": True,
+        "help": "Keep what is done although the code changed; use the new code for the rest.",
+    },
     "quiet": {"is_flag": True, "help": "Show no progress."},
 }
 
@@ -315,7 +319,7 @@ _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": [
 @click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=PATH)
 @options("num_workers", "concurrency", "backend", *_CLUSTER, "timeout", "retries", "on_error")
 @options("max_failures", "limit", "redo", "restart", "metadata", "save")
-@options("version", "quiet")
+@options("version", "accept_changes", "quiet")
 def preprocess_command(work: str, paths: tuple[str, ...], **settings: Any) -> int:
     """Call FUNCTION(source) or (source, out) for each of INPUTS; publish its files in OUTPUT.
 
@@ -349,7 +353,7 @@ def preprocess_command(work: str, paths: tuple[str, ...], **settings: Any) -> in
 @click.argument("output", type=PATH)
 @options(
     *("batch_size", "num_workers", "device", "backend", *_CLUSTER, "load", "timeout", "restart"),
-    *("version", "quiet"),
+    *("version", "accept_changes", "quiet"),
     timeout="Seconds one batch may take.",
     restart="Forget the earlier run; remove its predictions.",
 )
@@ -398,7 +402,7 @@ def _shown(made: Any) -> int:
 @click.argument("output", type=PATH)
 @click.argument("names", metavar="[FUNCTION | MODEL DATA | DATASET]", nargs=-1, type=PATH)
 @options("batch_size", "num_workers", "device", "backend", *_CLUSTER, "load", "save", "timeout")
-@options("retries", "version", "quiet")
+@options("retries", "accept_changes", "quiet")
 def retry_command(output: str, names: tuple[str, ...], **settings: Any) -> int:
     """Try failed inputs or samples of OUTPUT again, and nothing else.
 

@@ -158,6 +158,7 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value is None or bool(str(value) == value and value),
         "a string such as '2', or None",
     ),
+    "accept_changes": (lambda value: value in (True, False), "True or False"),
     "shard_bytes": (_is_positive, "1, 2, 3, …"),
     "concurrency": (lambda value: value is None or _is_positive(value), "1, 2, 3, … or None"),
 }
@@ -181,6 +182,7 @@ class PreprocessOptions:
     redo: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None
     metadata: str = "parquet"
     version: str | None = None
+    accept_changes: bool = False
     shard_bytes: int = SHARD_BYTES
     concurrency: int | None = None
     progress: bool = True
@@ -212,6 +214,11 @@ class PreprocessOptions:
                 "num_workers=0 works in this process, and backend='ray' on a cluster\n"
                 "  Nothing was started. Leave num_workers out for as many as the cluster has room "
                 "for, or set it to 1 or more."
+            )
+        if self.accept_changes and not self.resume:
+            raise OptionError(
+                "accept_changes=True keeps what is done, and resume=False makes all of it again\n"
+                "  Nothing was started. Leave one of them out (--accept-changes or --restart)."
             )
         check_killable(self.timeout, self.num_workers)
         if (self.concurrency or 1) > 1 and (self.num_workers == 0 or self.backend == "thread"):

@@ -100,7 +100,7 @@ def test_what_changed_is_noticed(pictures):
     _, folder = pictures
     with pytest.raises(forebay.ChangedError, match="parameter shift: 0 -> 1") as caught:
         make(Pictures(shift=1), folder)
-    assert "version=" in str(caught.value) and "resume=False" in str(caught.value)
+    assert "accept_changes=True" in str(caught.value) and "resume=False" in str(caught.value)
     assert "if every sample has the name or index that it had" in str(caught.value)
     assert forebay.open_cache(folder)[5]["image"].max() == 5
     assert make(Pictures(shift=1), folder, resume=False)[5]["image"].max() == 6
@@ -115,9 +115,9 @@ def test_a_version_is_the_users_word_for_what_is_the_same(tmp_path):
 
 
 def test_an_accepted_change_is_remembered(tmp_path):
-    """What a version accepted needs no version later."""
+    """What was accepted once needs no word later, and is what is made of the rest."""
     make(Pictures(), tmp_path)
-    make(Pictures(shift=1), tmp_path, version="1")
+    assert make(Pictures(shift=1), tmp_path, accept_changes=True)[5]["image"].max() == 5
     (tmp_path / "shard-00003.arrow").unlink()
     cached = make(Pictures(shift=1), tmp_path)
     assert [cached[at]["image"].max() for at in (2, 3)] == [2, 4]
@@ -133,15 +133,15 @@ class Growing(Pictures):
 
 
 def test_another_length_is_noticed(tmp_path, monkeypatch):
-    """Where nothing else shows it; with a version, what is new is added."""
+    """Where nothing else shows it; if changes are accepted, what is new is added."""
     make(Growing(), tmp_path)
     monkeypatch.setattr(Growing, "length", 302)
     with pytest.raises(forebay.ChangedError, match=r"parameter len\(\): 300 -> 302"):
         make(Growing(), tmp_path)
-    cached = make(Growing(), tmp_path, version="2")
+    cached = make(Growing(), tmp_path, accept_changes=True)
     assert [one["label"] for one in cached] == list(range(302))
     monkeypatch.setattr(Growing, "length", 299)
-    cached = make(Growing(), tmp_path, version="2")
+    cached = make(Growing(), tmp_path, accept_changes=True)
     assert [one["label"] for one in cached] == list(range(299))
     assert len(shards(tmp_path)) == 100
 
@@ -167,7 +167,7 @@ def test_failing_samples_are_all_named(tmp_path):
     kept = {name: (tmp_path / name).stat().st_ino for name in shards(tmp_path)}
     assert len(kept) == 98
     bad.clear()
-    cached = make(Made(fragile, 300), tmp_path, version="2")
+    cached = make(Made(fragile, 300), tmp_path, accept_changes=True)
     assert list(cached) == list(range(300))
     assert kept.items() <= {n: (tmp_path / n).stat().st_ino for n in shards(tmp_path)}.items()
 

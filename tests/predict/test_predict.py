@@ -308,7 +308,7 @@ def test_nothing_is_done_twice(tmp_path):
         calls.append(len(batch))
         return batch.sum(1)
 
-    report, table = predicted(model, data, tmp_path, version="1")
+    report, table = predicted(model, data, tmp_path, accept_changes=True)
     assert (report.resumed, calls, table.num_rows) == (60, [], 60)
 
 
@@ -447,7 +447,7 @@ def half_of(path):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_factorys_checkpoint_that_changed_is_noticed(tmp_path, num_workers):
-    """Also where every part is done; a version accepts it, and that is remembered."""
+    """Also where every part is done; what was accepted is remembered."""
     weights, out = tmp_path / "weights", tmp_path / "out"
     make = functools.partial(half_of, weights)
     options = {"part_size": 10, "num_workers": num_workers}
@@ -460,7 +460,7 @@ def test_a_factorys_checkpoint_that_changed_is_noticed(tmp_path, num_workers):
         with pytest.raises(forebay.ChangedError, match="the weights of its model differ"):
             predicted(make, Numbers(20), out, **options)
         (out / "part-00001.parquet").unlink(missing_ok=True)
-    predicted(make, Numbers(20), out, version="1", **options)
+    predicted(make, Numbers(20), out, accept_changes=True, **options)
     _, table = predicted(make, Numbers(20), out, **options)
     expected = [2.0 * k if k < 10 else float(k) for k in range(20)]
     assert table["prediction"].to_pylist() == expected

@@ -392,7 +392,7 @@ def test_a_retry_that_goes_wrong_loses_no_prediction(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Mended, "__getitem__", broken)
     with pytest.raises(KeyboardInterrupt):
-        predicted(total, Mended(60), tmp_path, part_size=10, retry_failed=True, version="2")
+        predicted(total, Mended(60), tmp_path, part_size=10, retry_failed=True, accept_changes=True)
     assert pq.read_table(tmp_path)["index"].to_pylist() == without(60, 7, 31, 32)
 
 

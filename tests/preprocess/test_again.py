@@ -208,7 +208,7 @@ def test_an_interrupt_says_that_nothing_is_lost(tmp_path, resume, again):
         "forebay: interrupted; 1 of 2 inputs are done and stay",
         f"forebay: the same call{again} continues",
     ]
-    assert run(strict, folder, tmp_path / "out", version="2").resumed == 1
+    assert run(strict, folder, tmp_path / "out", accept_changes=True).resumed == 1
 
 
 # ---- redo ---------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_an_interrupt_says_that_nothing_is_lost(tmp_path, resume, again):
 
 def told(source, out):
     """Write what `told.txt` says now."""
-    name = source.name if isinstance(source, Path) else source["name"]
+    name = source.name if isinstance(source, Path) else f"{source['id']}.txt"
     out.file(name).write_text(Path("told.txt").read_text())
 
 
@@ -269,11 +269,11 @@ def test_selected_inputs_are_done_again(told_folder, redo, names):
 
 def test_a_row_is_redone_by_its_json_and_a_sample_by_its_index(told_folder):
     """As they are called in the report of failures."""
-    rows = [{"name": f"{number}.txt"} for number in range(12)]
+    rows = [{"id": f"n{number}"} for number in range(12)]
     run(told, rows, "out")
     Path("told.txt").write_text("new")
-    assert run(told, rows, "out", redo='*"1.txt"*').resumed == 11
-    assert new_outputs("out") == ["1.txt"]
+    assert run(told, rows, "out", redo='*"n1"*').resumed == 11
+    assert new_outputs("out") == ["n1.txt"]
     samples = Numbers()
     assert forebay.preprocess(samples, output="samples", num_workers=0, progress=False).done == 12
     again = {"redo": ["3", "11"], "num_workers": 0, "progress": False}

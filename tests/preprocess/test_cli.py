@@ -154,12 +154,14 @@ def test_inputs_that_are_missing_are_1(tmp_path, output):
 
 @pytest.mark.slow
 def test_a_changed_function_is_1_with_the_difference(inputs, output):
-    """Until --restart or --version says what is meant."""
+    """Until --restart or --accept-changes says what is meant."""
     assert preprocess("copy", inputs, output)[0] == DONE
     code, _, err = preprocess("nothing", inputs, output)
     assert code == COULD_NOT_RUN
     assert "-    note_call(source)" in err
     assert "--restart" in err
+    assert preprocess("nothing", inputs, output, "--accept-changes")[0] == DONE
+    assert len(published(output)) == 6
     assert preprocess("nothing", inputs, output, "--restart")[0] == DONE
     assert published(output) == {}
 

@@ -477,7 +477,7 @@ def test_a_changed_function_is_an_error_that_shows_the_difference(inputs, output
     assert '+    return {"length": 2 * source.stat().st_size}' in text
     assert "-    note_call(source)" in text
     assert "resume=False" in text
-    assert "version='2'" in text
+    assert "rest: accept_changes=True, or --accept-changes;" in text
     assert len(published(output)) == 6
     assert run(copy, inputs, output).resumed == 6
 
@@ -490,19 +490,26 @@ def test_changed_parameters_are_an_error_that_names_them(inputs, output):
     assert '{"a": 2}' in str(caught.value).replace("'", '"')
 
 
-def test_a_first_version_keeps_what_is_done(inputs, output):
-    """The error's own advice: a version accepts the new code for what is left."""
+def test_accepted_changes_keep_what_is_done(inputs, output):
+    """The error's own advice; what was accepted needs no word in the next call."""
     run(copy, inputs, output)
-    report = run(nothing, inputs, output, version="2")
-    assert report.resumed == 6
+    assert run(nothing, inputs, output, accept_changes=True).resumed == 6
+    assert run(nothing, inputs, output).resumed == 6
+    with pytest.raises(OptionError, match=r"accept_changes=True keeps what is done, and resume=Fa"):
+        run(copy, inputs, output, accept_changes=True, resume=False)
 
 
-def test_the_error_advises_the_version_that_is_in_use(inputs, output):
-    """Naming another one would redo everything."""
-    run(copy, inputs, output, version="7")
-    with pytest.raises(ChangedError, match="version='7'"):
-        run(nothing, inputs, output)
+def test_a_version_accepts_changes_while_it_stays_the_same(inputs, output, caplog):
+    """Only then: beside none it is an error, and beside another one everything is redone."""
+    run(copy, inputs, output)
+    with pytest.raises(ChangedError, match=r"no version to compare with version='7'"):
+        run(nothing, inputs, output, version="7")
+    assert run(copy, inputs, output, version="7").resumed == 6
+    assert "what is done was made without a version; it has '7' now" in caplog.text
     assert run(nothing, inputs, output, version="7").resumed == 6
+    assert run(copy, inputs, output, version="8", accept_changes=True).resumed == 6
+    assert run(nothing, inputs, output, version="8").resumed == 6
+    assert run(nothing, inputs, output, version="7").resumed == 0
 
 
 def test_a_new_version_redoes_everything(inputs, output, tmp_path):
@@ -552,14 +559,16 @@ def test_retrying_a_run_that_did_not_begin_says_what_to_call(tmp_path):
         retry(copy_under_its_name, tmp_path / "out", progress=False)
 
 
-def test_retrying_with_a_new_version_keeps_what_is_done(tmp_path):
-    """A version given to `retry` accepts the mended code for the failures alone."""
+def test_retrying_with_changed_code_keeps_what_is_done(tmp_path):
+    """Once the change is accepted; the fixed code works on the failures alone."""
     (tmp_path / "in").mkdir()
     for name in ("good", "bad"):
         (tmp_path / "in" / name).write_text(name)
     run(fails_if_bad, tmp_path / "in", tmp_path / "out", version="1")
+    with pytest.raises(ChangedError, match="accept_changes=True"):
+        retry(copy_under_its_name, tmp_path / "out", progress=False)
     done = (tmp_path / "out" / "good").stat()
-    report = retry(copy_under_its_name, tmp_path / "out", version="2", progress=False)
+    report = retry(copy_under_its_name, tmp_path / "out", accept_changes=True, progress=False)
     assert (report.done, report.failed) == (2, 0)
     assert (tmp_path / "out" / "good").stat() == done
 

@@ -83,13 +83,13 @@ def test_with_a_new_version_all_are_processed_again(tmp_path):
     assert rows_of(report) == expected_rows(items)
 
 
-def test_a_first_version_keeps_what_is_done_of_the_right_samples(tmp_path):
+def test_accepted_changes_keep_what_is_done_of_the_right_samples(tmp_path):
     """Although the Dataset changed."""
     run(data.Subset(Items("a", 40), [30, 31]), tmp_path)
     changed = Items("b", 40)
     with pytest.raises(forebay.ChangedError, match='parameter name: "a" -> "b"'):
         run(changed, tmp_path)
-    rows = rows_of(run(changed, tmp_path, version="2"))
+    rows = rows_of(run(changed, tmp_path, accept_changes=True))
     assert [row["index"] for row in rows] == [row["index"] for row in expected_rows(changed)]
     assert {row["index"] for row in rows if row["name"] == "a"} == {30, 31}
 

@@ -161,7 +161,7 @@ def test_files_that_cannot_be_seen_are_not_changed(tmp_path, folder, verb, caplo
 def test_an_interrupted_run_loses_nothing_of_the_one_before(tmp_path, folder, verb):
     """What the files of the earlier run had is taken over by the run that continues."""
     out = tmp_path / "out"
-    verb(forebay.from_folder(folder, load), out)
+    verb(forebay.from_folder(folder, load), out, version="1")
     (folder / "a").write_text("100")
     (folder / "b9").write_text("900")
 

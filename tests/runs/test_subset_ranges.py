@@ -71,7 +71,7 @@ def test_a_subset_first_and_then_all_continues(tmp_path, verb):
     assert_as_fresh(verb, items, out)
     verb(items, out)
     assert Items.loaded == []
-    verb(items, out, version="2")
+    verb(items, out, accept_changes=True)
     assert_as_fresh(verb, items, out)
 
 
@@ -111,7 +111,7 @@ def test_samples_in_another_order_are_made_again_without_asking(tmp_path, verb, 
 
 @VERBS
 def test_what_was_made_of_other_samples_is_not_removed_unasked(tmp_path, verb):
-    """One split and then the other: the error says how many would be lost; a version accepts it."""
+    """One split and then the other: the error says how many would be lost, and what accepts it."""
     items, out = Items("a", 30), tmp_path / "out"
     one, other = data.random_split(items, [20, 10])
     verb(one, out)
@@ -120,7 +120,7 @@ def test_what_was_made_of_other_samples_is_not_removed_unasked(tmp_path, verb):
         verb(other, out)
     assert files(out) == before
     assert Items.loaded == []
-    verb(other, out, version="1")
+    verb(other, out, accept_changes=True)
     assert_as_fresh(verb, other, out)
 
 
@@ -147,9 +147,9 @@ def test_an_interrupted_run_over_all_continues(tmp_path, verb, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Items, "__getitem__", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            verb(items, out, version="1")
+            verb(items, out, accept_changes=True)
     Items.loaded.clear()
-    verb(items, out, version="1")
+    verb(items, out, accept_changes=True)
     assert not {("a", 3), ("a", 9)} & {*Items.loaded}
     assert_as_fresh(verb, items, out)
 

@@ -179,18 +179,17 @@ def checkpoints_of(
 ) -> Checkpoints:
     """Return the checkpoints of the parts that are to be made, after removing all others.
 
-    The key of a part is a hash of what makes it: the work, or the user's name for its state; which
+    The key of a part is a hash of what makes it: the state of the work; which
     samples it has, by place and identity, and which of them are taken over from earlier files.
     """
     keys: dict[int, str] = {}
     if todo:
-        work = session.options.version or session.work[0].to_json()
         identities = {each.ordinal: each.identity for each in session.ledger.listed()}
     for each in todo:
         first, count = range_of(each.row)
         left = earlier.left(first, count)
         left = left if type(left) is range else hash_of_array(np.array(left))
-        text = f"{work}\n{each.row}\n{identities[each.ordinal]}\n{left}"
+        text = f"{session.state}\n{each.row}\n{identities[each.ordinal]}\n{left}"
         keys[first] = hashlib.sha256(text.encode()).hexdigest()[:32]
     found = Checkpoints(session.output, keys, skips_failures=skips_failures)
     found._remove_others()

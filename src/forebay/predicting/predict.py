@@ -65,6 +65,7 @@ def predict(
     resume: bool = True,
     retry_failed: bool = False,
     version: str | None = None,
+    accept_changes: bool = False,
     part_size: int = PART_SIZE,
     progress: bool = True,
 ) -> PredictionReport:
@@ -119,6 +120,8 @@ def predict(
             each old file stays until the new one replaces it.
         version: Your own name for the state of model and data. While it stays the same, changes
             are accepted; with a new one every part is made again.
+        accept_changes: Keep what is done although model or data changed, and use the new ones for
+            the rest: for a change that does not affect predictions.
         part_size: Samples per part, so that there are at most 100,000 parts. A kill costs less than
             a part of work, and no more than about ten seconds of it. A run that is continued keeps
             its part size.
@@ -327,11 +330,11 @@ def _enrolled(
 
 
 def _factory_of(session: Session, model: Any, known: Collection[str]) -> ModelFactory:
-    """Return what calls a factory, and accepts weights with these hashes, or any by a version."""
+    """Return what calls a factory, and accepts weights with these hashes, or any if asked."""
     from forebay.predicting.factory import ModelFactory
 
     words = session.words_of_change(session.work[0].name, "the weights of its model differ")
-    return ModelFactory(model, words, known if session.options.version is None else None)
+    return ModelFactory(model, words, None if session.accepts_changes else known)
 
 
 def _compare_weights(session: Session, factory: ModelFactory, progress: SampleProgress) -> None:

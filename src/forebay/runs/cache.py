@@ -72,6 +72,7 @@ def cache(
     timeout: float | None = None,
     retries: int | None = None,
     version: str | None = None,
+    accept_changes: bool = False,
     resume: bool = True,
     progress: bool = True,
     shard_bytes: int = SHARD_BYTES,
@@ -107,6 +108,8 @@ def cache(
         retries: How often a failed shard is tried again; None for 1.
         version: Your own name for the state of the dataset. While it stays the same, changes of
             the dataset and of its code are accepted; a new one writes every shard again.
+        accept_changes: Keep what is done although the dataset changed, and use the new one for the
+            rest: for a change that does not affect samples.
         resume: False writes every shard again; the earlier ones stay until they are replaced.
         progress: Show progress on stderr, in samples.
         shard_bytes: Approximate size of a file. It applies to a new cache; one that is
@@ -327,7 +330,7 @@ def _failed_samples(report: Report, folder: Path, samples: Samples, marks: Path)
             *(f"  {line}" for line in some),
             f"  No dataset is returned; {report.done:,} of {report.done + report.failed:,} shards "
             "are done and kept. Fix the samples and make the same call again; if you change the "
-            "dataset's code, version='2' keeps what is done.\n"
+            "dataset's code, accept_changes=True keeps what is done.\n"
             f"  {left_out}",
             report.failures[0].traceback,
         ]

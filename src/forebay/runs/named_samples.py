@@ -233,7 +233,7 @@ def _say_what_changed(session: Session, made: list[InputRow], samples: NumberedS
         return
     changed = int(np.isin(samples.replaced, was).sum())
     gone = int((~np.isin(was, samples.keys)).sum()) - changed
-    if gone == len(was) and session.options.version is None:
+    if gone == len(was) and not session.accepts_changes:
         raise lost_samples(session, gone)
     counts = {"new": samples.new, "changed": changed, "no longer in the dataset": gone}
     told = [f"{count:,} {'is' if count == 1 else 'are'} {what}" for what, count in counts.items()]

@@ -53,6 +53,7 @@ def preprocess(
     redo: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
     metadata: str = "parquet",
     version: str | None = None,
+    accept_changes: bool = False,
     progress: bool = True,
 ) -> Report:
     """Process every input once, keep the files it writes, and write a table of metadata.
@@ -140,6 +141,8 @@ def preprocess(
         metadata: Format of the table: "parquet", "csv" or "jsonl".
         version: Your own name for the state of `work`. While it stays the same, changes of the
             code are accepted; with a new one every input is processed again.
+        accept_changes: Keep what is done although `work` changed, and use the new code for the
+            rest: for a change that does not affect outputs, or only those of inputs that failed.
         progress: Show progress on stderr.
 
     Returns:
@@ -193,12 +196,13 @@ def retry(
     concurrency: int | None = None,
     timeout: float | None = None,
     retries: int | None = None,
-    version: str | None = None,
+    accept_changes: bool = False,
     progress: bool = True,
 ) -> Report:
     """Try the failed inputs of an earlier run of `preprocess` again, and nothing else.
 
     All settings of that run hold, such as its `timeout` and `num_workers`, unless they are given.
+    With `accept_changes=True` the failed inputs are tried with code that changed since.
     To retry the others, call them again: `predict` with `retry_failed=True`, `cache` as it is; and
     `preprocess` itself if its inputs had credentials in their URLs, which are not stored.
     """
@@ -215,7 +219,6 @@ def retry(
     samples = listing_for(work, None, save=save).samples if is_map_style(work) else None
     described = partial(_described, work, save, samples)
     with Session(work, output, options, described=described, inputs="retry") as session:
-        # A new version accepts the new code for the failed inputs; the others stay done.
         recorded = session.ledger.get_meta("call")
         if recorded is None:
             raise LedgerError(

@@ -369,7 +369,7 @@ def sample_ranges(session: Session, cut: Cut, samples: Samples) -> Listing:
     present = np.unique(_array(keys))
     with reading("a range"):
         lost = sum(_number_lost(each, present) for each in stale)
-    if lost and session.options.version is None:
+    if lost and not session.accepts_changes:
         raise lost_samples(session, lost)
     files = counted(len(stale), "file")
     session.say(f"{files} made again, since other samples have their places now")
@@ -383,8 +383,8 @@ def lost_samples(session: Session, lost: int) -> ChangedError:
         "made of them would be removed\n"
         "  Nothing was started, and nothing is lost. Choose one:\n"
         "  - start over, removing all of it: resume=False, or --restart;\n"
-        "  - keep only the files whose samples have the places that they had: version='2', or "
-        "--version 2;\n"
+        "  - keep only the files whose samples have the places that they had: "
+        "accept_changes=True, or --accept-changes;\n"
         "  - another output folder."
     )
 

@@ -22,7 +22,7 @@ from forebay.runs.source_code import reference_of
 # The key in the ledger.
 SETTINGS = "settings"
 # Arguments of the entry points that say how a run works. Others say what it works with, or are
-# meant for one call: limit, resume, redo, progress.
+# meant for one call: limit, resume, redo, accept_changes, progress.
 _KEPT = (
     *("num_workers", "concurrency", "backend", "timeout", "retries", "on_error", "max_failures"),
     *("metadata", "batch_size", "device"),

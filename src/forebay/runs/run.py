@@ -58,6 +58,7 @@ from forebay.runs.recorded_settings import SETTINGS
 from forebay.runs.report import FailureBudget, Report
 from forebay.runs.results import Commit, Commits, LedgerTable, perform_pending
 from forebay.runs.same_call import call_id, take_folder
+from forebay.runs.source_code import sha256_of
 from forebay.show.top import LiveRun
 
 # ---- run -----------------------------------------------------------------------------------------
@@ -175,6 +176,7 @@ class Session:
         """
         check_not_loading(verb)
         self.options, self.starts_over = options, False
+        self.accepts_changes = options.accept_changes  # or by a version that is as it was
         self.output = location_text(output)
         check_in_reach(self.output, options)
         occupy_standard_descriptors()  # or the ledger could get the descriptor of a closed stderr
@@ -577,13 +579,17 @@ class Session:
                 "  Nothing was started, and nothing is lost. Use another output folder; or start "
                 "over, removing those outputs: resume=False, or --restart."
             )
-        renamed = None not in (options.version, was_version) and options.version != was_version
+        is_named = None not in (options.version, was_version) and not options.accept_changes
+        renamed = is_named and options.version != was_version
+        self.accepts_changes |= is_named and not renamed
         if was is None or not options.resume or renamed:
             return was is not None
         with reading("the work"):
             before = Fingerprint.from_json(was)
             changes = difference(before, self._described())
-        if not changes or options.version is not None:
+        if not changes or self.accepts_changes:
+            if was_version is None and options.version is not None:
+                self.say(f"what is done was made without a version; it has {options.version!r} now")
             return False
         if ledger.get_meta("trial") == "yes":
             return True
@@ -591,16 +597,18 @@ class Session:
 
     def words_of_change(self, name: str, changes: str) -> str:
         """Return the message for a call whose outputs would not go with those of earlier ones."""
-        keep = self.ledger.get_meta("version") or "2"
         has_samples = bool(self._described().bases)
         only = ", if every sample has the name or index that it had" if has_samples else ""
+        version, first = self.options.version, ""
+        if version is not None and self.ledger.get_meta("version") is None:
+            first = f"  The earlier run had no version to compare with version={version!r}.\n"
         return (
             f"{name} changed since the earlier run: {self.output!r} would mix two versions\n"
             f"{textwrap.indent(changes.rstrip(), '  ')}\n"
-            "  Nothing was started, and nothing is lost. Choose one:\n"
+            f"{first}  Nothing was started, and nothing is lost. Choose one:\n"
             "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
-            f"  - keep what is done and use the new code for the rest{only}: version={keep!r}, or "
-            f"--version {keep};\n"
+            f"  - keep what is done and use the new code for the rest{only}: accept_changes=True, "
+            "or --accept-changes;\n"
             "  - another output folder."
         )
 
@@ -612,6 +620,7 @@ class Session:
 
     def remember_work(self, **others: str) -> None:
         """Record the description of the work, for the next run to compare, and other strings."""
+        others |= {"state": self.state}
         ledger, options, others = self.ledger, self.options, self._call | others
         if options.version is not None:
             others["version"] = options.version
@@ -622,10 +631,16 @@ class Session:
         ledger.set_meta("work", self.work[0].to_json(), verb=self.verb, **others)
 
     @cached_property
+    def state(self) -> str:
+        """A hash of the description of the work; the earlier run's if that is continued."""
+        was = None if self.starts_over else self.ledger.get_meta("state")
+        return was or sha256_of(self.work[0].to_json().encode())
+
+    @cached_property
     def work(self) -> tuple[Fingerprint, list[int]]:
         """The description for the ledger, with Datasets of earlier calls; where its own are."""
         was = None if self.starts_over else self.ledger.get_meta("work")
         known = () if was is None else Fingerprint.from_json(was).bases
-        accepts = self.options.version is not None
-        bases, numbers = number_bases(known, self._described().bases, accepts=accepts)
+        found, accepts = self._described().bases, self.accepts_changes
+        bases, numbers = number_bases(known, found, accepts=accepts)
         return replace(self._described(), bases=bases), numbers
