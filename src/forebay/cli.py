@@ -447,6 +447,8 @@ def verify_command(output: str) -> int:
     Inputs whose outputs are missing or altered are set to be redone: repeat the command that
     made them.
     """
+    from forebay.runs.named_samples import absent_results
+
     snapshot_of(output)  # leave alone a folder that forebay did not make
     folder = open_place(output)
     with folder.ledger("verify") as ledger:
@@ -468,6 +470,7 @@ def verify_command(output: str) -> int:
         known = {name for name, *_ in ledger.outputs()} | {*ledger.own_files()}
         orphans = dict.fromkeys(found.keys() - known, "no input is known to have made it")
         left = {each.name: each.reason for each in ledger.leftovers() if each.name in found}
+        left |= {each.name: each.reason for each in absent_results(ledger)}
         ledger.mark_todo(damaged)
     for name in missing:
         click.echo(f"missing  {name}")
@@ -491,19 +494,24 @@ def verify_command(output: str) -> int:
 @click.argument("output", type=PATH)
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 def prune_command(output: str, *, dry_run: bool) -> int:
-    """Remove the outputs of inputs that are no longer listed.
+    """Remove the outputs of inputs, or the results of samples, that are no longer listed.
 
     Also those of changed inputs that failed when they were done again. An input that is listed
     again afterwards is processed again. Files that forebay did not make stay.
     """
+    from forebay.runs.named_samples import absent_results, forget_earlier
+
     snapshot_of(output)  # leave alone a folder that forebay did not make
     folder = open_place(output)
     with folder.ledger("prune") as ledger:
         perform_pending(ledger, folder)
-        left = sorted(ledger.leftovers())
+        absent = [*absent_results(ledger)]
+        left = sorted([*ledger.leftovers(), *absent])
         if not dry_run:
             ledger.prune()
             perform_pending(ledger, folder)
+            if absent:
+                forget_earlier(ledger, folder, absent_too=True)
     done = "would remove" if dry_run else "removed"
     for each in left:
         click.echo(f"{done}  {each.name}: {each.reason}")

@@ -12,11 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import forebay
+from forebay.cli import cli
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input
 from forebay.runs.named_samples import _NAMED, _numbered, hashes_of
@@ -86,8 +88,18 @@ def done_with(verb, source, out, **options):
     fresh = out.with_name(f"{out.name} fresh")
     verb(forebay.from_folder(source, load), fresh, resume=False)
     assert files(out) == files(fresh)
-    assert not [*(out / ".forebay").glob("earlier/*")]
     return loaded
+
+
+def command(*arguments):
+    """Return what a command prints."""
+    found = CliRunner().invoke(cli, [*map(str, arguments)], catch_exceptions=False)
+    return found.output
+
+
+def kept(out):
+    """Return how many earlier files are kept for samples that are gone."""
+    return len([*(out / ".forebay").glob("earlier/*")])
 
 
 @VERBS
@@ -100,13 +112,67 @@ def test_new_changed_and_gone_files_cost_what_has_changed(tmp_path, folder, verb
     assert done_with(verb, folder, out) == ["a"]
     (folder / "b5").write_text("200")
     assert done_with(verb, folder, out) == ["b5"]
+    assert kept(out) == 0
     (folder / "b2").unlink()
     assert done_with(verb, folder, out) == []
+    assert kept(out) == 1
     (folder / "b3").unlink()
     (folder / "b4").write_text("300")
     (folder / "c9").write_text("400")
     assert done_with(verb, folder, out) == ["b4", "c9"]
     assert done_with(verb, folder, out) == []
+
+
+@VERBS
+def test_samples_that_are_gone_for_a_while_are_not_made_again(tmp_path, folder, verb):
+    """As of a subfolder that is not mounted: what was made of them stays until it is pruned."""
+    out = tmp_path / "out"
+    done_with(verb, folder, out)
+    away = [each.name for each in folder.iterdir() if each.name in ("b1", "b2", "b8", "c1")]
+    (tmp_path / "away").mkdir()
+    for name in away:
+        (folder / name).rename(tmp_path / "away" / name)
+    assert done_with(verb, folder, out) == []
+    (folder / "c9").write_text("900")
+    assert done_with(verb, folder, out) == ["c9"]
+    number = kept(out)
+    assert number
+    assert command("verify", out).count("orphan   .forebay/earlier/") == number
+    (tmp_path / "away" / "b2").write_text("222")
+    for name in away:
+        (tmp_path / "away" / name).rename(folder / name)
+    assert done_with(verb, folder, out) == ["b2"]
+    assert kept(out) == 0
+    (folder / "c0").unlink()
+    (folder / "c1").unlink()
+    assert done_with(verb, folder, out) == []
+    assert command("prune", out, "--dry-run").startswith("would remove  .forebay/earlier/")
+    assert kept(out)
+    assert command("prune", out).startswith("removed  .forebay/earlier/")
+    assert kept(out) == 0
+    assert "0 missing, 0 altered, 0 orphans" in command("verify", out)
+    (folder / "c0").write_text("10")
+    assert done_with(verb, folder, out) == ["c0"]
+
+
+def test_samples_that_leave_one_after_the_other_keep_one_file(tmp_path, folder):
+    """Not one for each of the runs."""
+    out = tmp_path / "out"
+    done_with(predicted, folder, out)
+    for name in ("b0", "b1", "b2"):
+        (folder / name).unlink()
+        assert done_with(predicted, folder, out) == []
+    assert kept(out) == 1
+
+
+def test_predictions_of_files_that_cannot_be_seen_are_named_in_the_report(tmp_path, folder):
+    """As `preprocess` names its inputs."""
+    paths = sorted(map(str, folder.iterdir()))
+    predicted(forebay.from_ids(paths, load), tmp_path / "out")
+    (folder / "b3").unlink()
+    report = predicted(forebay.from_ids(paths, load), tmp_path / "out")
+    assert (report.done, report.unseen) == (12, (str(folder / "b3"),))
+    assert str(folder / "b3") in report.notes[0]
 
 
 @VERBS
@@ -201,6 +267,7 @@ def test_a_bucket_takes_over_what_was_made(memory, folder, verb):
     """As a folder does, with copies within the bucket, which go at the end."""
     verb(forebay.from_folder(folder, load), "memory://bucket/out")
     (folder / "a").write_text("100")
+    time_ns = (folder / "b3").stat().st_mtime_ns
     (folder / "b3").unlink()
     LOADED.clear()
     verb(forebay.from_folder(folder, load), "memory://bucket/out")
@@ -211,6 +278,12 @@ def test_a_bucket_takes_over_what_was_made(memory, folder, verb):
     assert len(names) >= 3
     for name in names:
         assert memory.cat(f"/bucket/out/{name}") == memory.cat(f"/bucket/fresh/{name}")
+    assert [each for each in memory.find("/bucket/out") if "/earlier/" in each]  # for b3
+    (folder / "b3").write_text("3")
+    os.utime(folder / "b3", ns=(time_ns, time_ns))
+    LOADED.clear()
+    verb(forebay.from_folder(folder, load), "memory://bucket/out")
+    assert LOADED == []
     assert not [each for each in memory.find("/bucket/out") if "/earlier/" in each]
 
 

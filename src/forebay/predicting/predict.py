@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.base.earlier_rows import EarlierRows
@@ -84,7 +84,8 @@ def predict(
     The same call again continues with the missing parts. Samples that have names are known by them:
     files, the rows of a table, and those of a Dataset with `source_of`, as `from_folder`,
     `from_table` and `from_ids` return. Of these, new ones are predicted, changed ones again, and
-    those that are gone leave the table; the predictions of all others are taken over.
+    those that are gone leave the table, and come back without being predicted again; the
+    predictions of all others are taken over.
 
     A sample that cannot be loaded, or on which the model fails, is found by halving its batch; it
     has no row and is in `failures`. If the first 20 samples all fail with the same error, the run
@@ -240,7 +241,7 @@ def predict(
             if names is not None:
                 from forebay.runs.named_samples import forget_earlier
 
-                forget_earlier(session)
+                forget_earlier(ledger, session.folder)
             done = CompletedParts.of(ledger.results())
             if done.columns and (parts_left := done.narrower(ledger.results(), done.columns)):
                 _widen(session, cut, parts_left, done.columns)
@@ -259,6 +260,7 @@ def predict(
         later={"diagnosis": diagnosis, "details": details},
         decisions=tuple(reason for _, reason in trace.decisions),
         notes=tuple(session.notes),
+        unseen=session.unseen,
     )
 
 
@@ -325,7 +327,8 @@ def _enrolled(
 
     from forebay.runs.named_samples import enrol_named
 
-    earlier = enrol_named(session, cut, inputs)
+    names = cache(names)
+    earlier = enrol_named(session, cut, inputs, lambda at: str(names()[at]))
     return reader, cut, names(), earlier
 
 

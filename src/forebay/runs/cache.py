@@ -89,7 +89,8 @@ def cache(
     The same call again returns at once, without reading a sample of the dataset; after a kill it
     continues. Samples that have names, as those of `from_folder`, `from_table`, `from_ids` and a
     Dataset with `source_of` have, are known by them: new ones are added, changed ones are read
-    again, and those that are gone are left out; all others are taken over from earlier shards.
+    again, and those that are gone are left out, and taken over if they come back; all others are
+    taken over from earlier shards.
 
     Any number of processes may open a finished cache at once. Of several that make the same call,
     as ranks do, one makes it, and the others wait and then open it.
@@ -222,7 +223,7 @@ def _made(
     marks = private / "marks"
     shutil.rmtree(marks, ignore_errors=True)  # left by a run that was killed
     if listing is None:
-        earlier = enrol_named(session, cut, samples.inputs())
+        earlier = enrol_named(session, cut, samples.inputs(), samples.name_of)
     else:
         enrol_ranges(session, cut, listing)
     counts = ledger.counts()
@@ -241,7 +242,7 @@ def _made(
     else:
         session.remember_work()
     drop_gone_ranges(session)
-    forget_earlier(session)
+    forget_earlier(ledger, session.folder)
     sizes = {name: size for name, size, _ in ledger.done_outputs()}
     with reading("shards"):
         records = [json.loads(each.metadata)[0] for each in ledger.results()]

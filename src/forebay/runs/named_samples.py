@@ -9,7 +9,8 @@ none had before, and so does one whose file changed. A file that cannot be seen 
 a range with the numbers that it had is done, and its file stays as it is. Another range is made
 again, but of its samples only those are made whose numbers no file has: the results of the others
 are taken over from the files of the earlier run, of which links stay in `.forebay/earlier` until
-all ranges are done.
+all ranges are done. Those with results of samples that the dataset no longer has stay there until
+`forebay prune`: such samples may only be away, in a folder that is not mounted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from __future__ import annotations
 import base64
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -28,10 +30,14 @@ import numpy.typing as npt
 from forebay.base.earlier_rows import EarlierRows
 from forebay.base.formatting import counted
 from forebay.base.output_names import EARLIER, recorded_name
+from forebay.errors import shortened
 from forebay.ledger.database import DONE, files_of, reading
+from forebay.ledger.enrolment import NAMED
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.inputs import InputRow
-from forebay.ledger.records import Input, key_of
+from forebay.ledger.ledger import Ledger
+from forebay.ledger.records import Input, Leftover, key_of
+from forebay.outputs.folder import OutputFolder
 from forebay.runs.ranges import (
     Cut,
     enrol_ranges,
@@ -50,8 +56,6 @@ FIRST = 1 << 40
 RECORD = "samples"
 # Hashes: of a name, and of its file's identity, or 0 while that was not seen.
 _NAMED = np.dtype([("name", "S12"), ("file", "<u4")])
-# Identities of files that cannot be seen, or of names that are not those of files.
-_UNSEEN = ("", NOT_SEEN)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,15 +66,17 @@ class NumberedSamples:
         keys: The number of each sample, in the order of the dataset.
         record: The names and identities of all numbers, for the ledger.
         replaced: The numbers that samples had whose files changed.
+        absent: The numbers of names that are not in the dataset now, sorted.
         new: How many have a name that the output folder did not know.
-        unseen: How many samples have files that cannot be seen, and could be before.
+        unseen: The places of samples whose files cannot be seen, and could be before.
     """
 
     keys: npt.NDArray[np.int64]
     record: str
     replaced: npt.NDArray[np.int64]
+    absent: npt.NDArray[np.int64]
     new: int
-    unseen: int
+    unseen: npt.NDArray[np.int64]
 
 
 def hashes_of(inputs: Iterable[Input]) -> npt.NDArray[Any]:
@@ -80,7 +86,8 @@ def hashes_of(inputs: Iterable[Input]) -> npt.NDArray[Any]:
         key = key_of(each.source, each.row).encode("utf-8", "surrogatepass")
         names += blake2b(key, digest_size=12).digest()
         file = blake2b(each.identity.encode(), digest_size=4).digest()
-        is_seen = each.identity not in _UNSEEN
+        # A name that is not that of a file has an empty one.
+        is_seen = bool(each.identity) and not each.identity.endswith(NOT_SEEN)
         files.append(max(int.from_bytes(file, "little"), 1) if is_seen else 0)
     found = np.empty(len(files), _NAMED)
     found["name"], found["file"] = np.frombuffer(bytes(names), "S12"), files
@@ -113,12 +120,16 @@ def _numbered(known: npt.NDArray[Any], found: npt.NDArray[Any]) -> NumberedSampl
     new = new[np.argsort(at[new])]  # in the order of the dataset
     numbers[new] = len(known) + np.arange(len(new))
     record = np.concatenate([known, found[at[new]]])
+    by_name = np.argsort(record["name"], kind="stable")
+    ordered = record["name"][by_name]
+    current = by_name[np.append(ordered[1:] != ordered[:-1], True)]
     return NumberedSamples(
         keys=numbers[places.reshape(-1)].astype(np.int64) + FIRST,
         record=base64.b64encode(record.tobytes()).decode(),
         replaced=replaced.astype(np.int64) + FIRST,
+        absent=np.setdiff1d(current, numbers).astype(np.int64) + FIRST,
         new=int((~is_known).sum()),
-        unseen=int((is_known & (files == 0) & (was != 0)).sum()),
+        unseen=np.sort(at[is_known & (files == 0) & (was != 0)]),
     )
 
 
@@ -137,6 +148,7 @@ class _EarlierFile(NamedTuple):
         numbers: Those of the range, as the ledger has them.
         failed: Which of the range have no row in it.
         record: What the ledger says of its content.
+        absent: How many of its results are of samples that the dataset does not have now.
     """
 
     name: str
@@ -146,6 +158,7 @@ class _EarlierFile(NamedTuple):
     numbers: str
     failed: list[int]
     record: Any
+    absent: int = 0
 
     @classmethod
     def of(cls, entry: InputRow) -> _EarlierFile | None:
@@ -160,12 +173,18 @@ class _EarlierFile(NamedTuple):
         return cls(*files[0], first, count, entry.identity, failed, facts)
 
 
-def enrol_named(session: Session, cut: Cut, inputs: Iterable[Input]) -> EarlierRows:
-    """Make the ranges of samples the inputs of a session; find what is taken over for them."""
+def enrol_named(
+    session: Session, cut: Cut, inputs: Iterable[Input], name_of: Callable[[int], str | None]
+) -> EarlierRows:
+    """Make the ranges of samples the inputs of a session; find what is taken over for them.
+
+    Args:
+        name_of: Returns the name of the sample at an index, once all inputs were taken.
+    """
     samples = numbered(session, inputs)
     listing = cut.listing_of(samples.keys)
     with reading("earlier files"):
-        earlier = [*_recorded(session)]
+        earlier = [*_recorded(session.ledger)]
     if session.starts_over:
         enrol_ranges(session, cut, listing, **{RECORD: samples.record})
         session.folder.discard([each.name for each in earlier])
@@ -173,7 +192,9 @@ def enrol_named(session: Session, cut: Cut, inputs: Iterable[Input]) -> EarlierR
     now = {each.row: each.identity for each in listing}
     made = [each for each in session.ledger.listed() if each.state == DONE and each.identity]
     with reading("a range"):
-        _say_what_changed(session, made, samples)
+        named = (name_of(int(at)) for at in samples.unseen[:NAMED])
+        unseen = (*filter(None, named),)
+        _say_what_changed(session, made, samples, unseen)
         stale = [each for each in made if now.get(each.row) != each.identity]
         kept = {each.row for each in made} - {each.row for each in stale}
         earlier += filter(None, map(_EarlierFile.of, stale))
@@ -182,6 +203,7 @@ def enrol_named(session: Session, cut: Cut, inputs: Iterable[Input]) -> EarlierR
     # First, so that no range has numbers that are not recorded.
     session.ledger.set_meta(RECORD, samples.record)
     enrol_ranges(session, cut, listing)
+    session.unseen = unseen
     return rows
 
 
@@ -208,14 +230,32 @@ def _taken_over(
         at = order[np.repeat(begin, times) + _counted_up(times)]
         file[at], row[at] = number, np.repeat(rows, times)
     file[~is_again] = -1
-    used = sorted({*file.tolist()} - {-1})
-    kept = _kept(session, [files[number] for number in used])
+    absent = _holders_of(samples.absent, files)
+    used = {*file.tolist()} - {-1}
+    held = sorted(used | absent.keys())
+    kept = _kept(session, [files[number]._replace(absent=absent[number]) for number in held])
     places = np.full(len(files) + 1, -1, np.int32)
-    there = [number for number, each in zip(used, kept, strict=True) if each is not None]
+    found = [*zip(held, kept, strict=True)]
+    there = [number for number, each in found if each is not None and number in used]
     places[there] = np.arange(len(there))
-    taken = [each for each in kept if each is not None]
+    taken = [each for number, each in found if each is not None and number in used]
     locations = tuple((str(session.folder.locate(each.name)), each.first) for each in taken)
     return EarlierRows(locations, places[file], row, taken[0].record if taken else {})
+
+
+def _holders_of(numbers: npt.NDArray[np.int64], files: list[_EarlierFile]) -> Counter[int]:
+    """Return which of the files have results of these samples, and how many: the first of each.
+
+    The first, so that samples that leave one after the other do not each keep a file.
+    """
+    holder = np.full(len(numbers), -1, np.int64)
+    for number, each in enumerate(files if len(numbers) else ()):
+        own = np.asarray(numbers_in(each.numbers, each.samples), np.int64)
+        own = np.delete(own, each.failed)
+        at = np.minimum(np.searchsorted(numbers, own), len(numbers) - 1)
+        at = at[numbers[at] == own]
+        holder[at[holder[at] < 0]] = number
+    return Counter(holder[holder >= 0].tolist())
 
 
 def _counted_up(times: npt.NDArray[Any]) -> Any:
@@ -225,7 +265,12 @@ def _counted_up(times: npt.NDArray[Any]) -> Any:
     return np.arange(total) - starts
 
 
-def _say_what_changed(session: Session, made: list[InputRow], samples: NumberedSamples) -> None:
+def _say_what_changed(
+    session: Session,
+    made: list[InputRow],
+    samples: NumberedSamples,
+    unseen: tuple[str, ...],
+) -> None:
     """Say which samples are new, changed or gone; raise ChangedError if all of them are others."""
     ranges = [np.asarray(numbers_in(each.identity, range_of(each.row)[1])) for each in made]
     was = np.unique(np.concatenate([*ranges, np.empty(0, np.int64)]))
@@ -239,26 +284,27 @@ def _say_what_changed(session: Session, made: list[InputRow], samples: NumberedS
     told = [f"{count:,} {'is' if count == 1 else 'are'} {what}" for what, count in counts.items()]
     told = [each for each, count in zip(told, counts.values(), strict=True) if count]
     if told:
-        left = ": what was made of these leaves the output" if gone else ""
+        left = ": what was made of these leaves the output, and stays until `forebay prune`"
+        left = left if gone else ""
         session.say(f"of {counted(len(samples.keys), 'sample')} {', '.join(told)}{left}")
-    if samples.unseen:
+    if unseen:
         session.note(
-            f"the files of {counted(samples.unseen, 'sample')} cannot be seen now: what was made "
-            "of them stays"
+            f"the files of {counted(len(samples.unseen), 'sample')} cannot be seen now, such as "
+            f"{shortened(unseen[0])}: what was made of them stays"
         )
 
 
 # ---- earlier files -------------------------------------------------------------------------------
 
 
-def _recorded(session: Session) -> Iterator[_EarlierFile]:
-    """Yield the files that an interrupted run left for those after it."""
-    for fields in json.loads(session.ledger.get_meta(_EARLIER) or "[]"):
+def _recorded(ledger: Ledger) -> Iterator[_EarlierFile]:
+    """Yield the files that earlier runs left for those after them."""
+    for fields in json.loads(ledger.get_meta(_EARLIER) or "[]"):
         found = _EarlierFile(*fields)
         folder, _, name = found.name.rpartition("/")
         if folder != EARLIER or recorded_name(name) != name:
             raise ValueError(f"the earlier file {found.name!r}")
-        yield found
+        yield found._replace(size=int(found.size), absent=int(found.absent))
 
 
 def _kept(session: Session, files: list[_EarlierFile]) -> list[_EarlierFile | None]:
@@ -272,7 +318,7 @@ def _kept(session: Session, files: list[_EarlierFile]) -> list[_EarlierFile | No
         kept.append(each._replace(name=name) if is_there else None)
         if is_there and name != each.name:
             folder.link(each.name, name)
-    recorded = {each.name for each in _recorded(session)}
+    recorded = {each.name for each in _recorded(session.ledger)}
     left = [each for each in kept if each is not None]
     if left or recorded:
         folder.flush()
@@ -281,10 +327,26 @@ def _kept(session: Session, files: list[_EarlierFile]) -> list[_EarlierFile | No
     return kept
 
 
-def forget_earlier(session: Session) -> None:
-    """Remove the earlier files, once all ranges are done."""
+def forget_earlier(ledger: Ledger, folder: OutputFolder, *, absent_too: bool = False) -> None:
+    """Remove the earlier files, once all ranges are done.
+
+    Args:
+        absent_too: Also those with results of samples that the dataset no longer has.
+    """
     with reading("earlier files"):
-        names = [each.name for each in _recorded(session)]
-    if names:
-        session.folder.discard(names)
-        session.ledger.set_meta(_EARLIER, "[]")
+        recorded = [*_recorded(ledger)]
+    left = [each for each in recorded if each.absent and not absent_too]
+    if len(left) < len(recorded):
+        folder.discard({each.name for each in recorded} - {each.name for each in left})
+        ledger.set_meta(_EARLIER, json.dumps(left))
+
+
+def absent_results(ledger: Ledger) -> Iterator[Leftover]:
+    """Yield the files kept for samples that the dataset no longer has, if nothing is to be done."""
+    total, done, _ = ledger.counts()
+    with reading("earlier files"):
+        recorded = [*_recorded(ledger)] if done == total else []
+    for each in recorded:
+        if each.absent:
+            what = f"it has the results of {counted(each.absent, 'sample')} that the data lack now"
+            yield Leftover(each.name, each.size, what)

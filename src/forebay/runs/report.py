@@ -401,6 +401,8 @@ class PredictionReport(RunReport):
             waited for; rates are in batches or, there, in parts per second.
         decisions: Of `num_workers="auto"`: why the number was changed, the last 256 times.
         notes: What happened to earlier predictions, if not all of them stay as they were.
+        unseen: Samples done by earlier runs whose files cannot be seen now, such as files in a
+            folder that is not mounted: the names of the first 1,000. Their predictions stay.
         details: What `save` shows besides these: what took how long, and when.
     """
 
