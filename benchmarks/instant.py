@@ -52,12 +52,15 @@ class InstantPool(Pool):
             if self._left < 0:
                 raise KeyboardInterrupt
         self._events += [
-            TaskFinished(incarnation, task, attempt, ((), METADATA), len(METADATA), 1e-4)
+            TaskFinished(incarnation, task, attempt, ((), METADATA, ""), len(METADATA), 1e-4)
             for task, attempt, _ in assignments
         ]
 
     def kill(self, incarnation: int) -> None:
         """Do nothing: no task hangs."""
+
+    def take_stacks(self, incarnation: int) -> None:
+        """Do nothing: no task takes time."""
 
     def stop(self, incarnation: int) -> None:
         """Do nothing."""

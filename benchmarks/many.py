@@ -2,8 +2,8 @@
 
 A run over ten million rows with two real workers is one table. The other runs the driver alone,
 with workers that answer at once (`benchmarks/instant.py`), on a ledger in which 99 of 100 inputs
-are done: that ledger is written block by block, as runs write it, but without running. Then that
-run is continued to its end, with the table of all inputs.
+are done: that ledger is written as runs write it, but without running. Then that run is continued
+to its end, with the table of all inputs.
 
 As a program it writes such a ledger: `python -m benchmarks.many MANIFEST FOLDER DONE`.
 """
@@ -13,9 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import zlib
 from pathlib import Path
-from typing import Any
 
 from benchmarks.call import Call
 from benchmarks.measure import Ground
@@ -95,15 +93,13 @@ def fill(manifest: str, folder: str, done: int) -> None:
     """Write the ledger of a run over a manifest of which the first inputs are done."""
     from benchmarks.instant import METADATA, count
     from forebay.inputs.listing import list_inputs
-    from forebay.ledger.database import write_counts
-    from forebay.ledger.inputs import BLOCK
+    from forebay.ledger.database import DONE, write_counts
     from forebay.ledger.ledger import Ledger
     from forebay.ledger.records import Counts
     from forebay.runs.fingerprint import describe
 
     listing = list_inputs(manifest)
     assert listing.fingerprint, "it is large"
-    total = done // BLOCK * BLOCK
     first_row = next(iter(listing)).row
     if first_row != _row(0):
         raise RuntimeError(f"a row of a manifest is {first_row!r} now, not {_row(0)!r}")
@@ -111,30 +107,19 @@ def fill(manifest: str, folder: str, done: int) -> None:
         ledger.enrol(iter(()), listing.columns, True, ahead=0, fingerprint=listing.fingerprint)
         ledger.set_meta("work", describe(count).to_json(), verb="preprocess")
         ledger.set_meta("trial", "no")
-        for first in range(0, total // BLOCK, 1024):
-            with ledger.transaction() as db:
-                blocks = range(first, min(first + 1024, total // BLOCK))
-                db.executemany(
-                    "INSERT INTO blocks VALUES(?, ?)",
-                    ((block, _block(block, METADATA)) for block in blocks),
-                )
-                write_counts(db, Counts(total, total, 0))
-    print(total)
+        with ledger.transaction() as db:
+            db.executemany(
+                "INSERT INTO inputs(source, row, identity, state, attempts, seconds, outputs, "
+                "metadata) VALUES('', ?, '', ?, 1, ?, '[]', ?)",
+                ((_row(at), DONE, at % 256 / 1e6, METADATA) for at in range(done)),
+            )
+            write_counts(db, Counts(done, done, 0))
+    print(done)
 
 
 def _row(number: int) -> str:
     """Return a row of the manifest as JSON."""
     return f'{{"name":"{number}","label":{number}}}'
-
-
-def _block(block: int, metadata: str) -> bytes:
-    from forebay.ledger.inputs import BLOCK
-
-    rows = [_row(number) for number in range(block * BLOCK, (block + 1) * BLOCK)]
-    seconds = [int.from_bytes(os.urandom(1)) / 1e6 for _ in range(BLOCK)]
-    columns: list[list[Any]] = [[""], rows, [""], [1], seconds, ["[]"], [metadata]]
-    whole = [each if len(each) == BLOCK else each * BLOCK for each in columns]
-    return zlib.compress(json.dumps(whole, separators=(",", ":")).encode(), 1)
 
 
 if __name__ == "__main__":

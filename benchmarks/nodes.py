@@ -142,6 +142,9 @@ class SimulatedPool(Pool):
                 clock.spend(ORDER_S + TASK_S * sum(len(tasks) for _, tasks in order))
                 nodes.send(clock.now(), order)
 
+    def take_stacks(self, incarnation: int) -> None:
+        """Do nothing: a simulated worker has no stack."""
+
     def wait(self, timeout: float | None) -> list[Event]:
         """Return the events of the messages that arrive first."""
         clock, nodes = self._clock, self.nodes

@@ -517,7 +517,7 @@ if __name__ == "__main__":
 
 
 def tables_of(folder):
-    """Return as text what compressed files hold: Parquet, and the compressed blocks of a ledger."""
+    """Return as text what Parquet files and ledgers hold."""
     for path in folder.rglob("*.parquet"):
         yield path, str(pq.read_table(path).to_pydict())
     for path in folder.rglob("ledger.sqlite"):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
-from forebay.ledger import inputs as ledger_inputs
 from forebay.ledger.database import files_of, read_failures
 from forebay.ledger.enrolment import Enrolment
 from forebay.ledger.ledger import Ledger
@@ -29,12 +28,6 @@ from forebay.ledger.records import (
 
 # Where no power is cut, hundreds of examples need not wait for the disk.
 NO_SYNC = "PRAGMA synchronous = OFF"
-
-
-@pytest.fixture(autouse=True, params=[ledger_inputs.BLOCK, 2], ids=["rows", "compressed"])
-def block(request, monkeypatch):
-    """Blocks of usual size, and of two inputs, so that almost all that is done is compressed."""
-    monkeypatch.setattr(ledger_inputs, "BLOCK", request.param)
 
 
 @pytest.fixture

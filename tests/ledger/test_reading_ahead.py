@@ -74,7 +74,7 @@ def test_a_listing_that_ends_early_is_read_at_once(ledger):
 
 
 def test_results_are_recorded_between_two_pages(ledger):
-    """The next page comes behind what is done, compressed or not."""
+    """The next page comes behind what is done."""
     ledger.enrol(Listing(*range(1, 8)), (), True, ahead=2)
     done = []
     for each in ledger.todo():

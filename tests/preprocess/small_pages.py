@@ -1,4 +1,4 @@
-"""A run with small pages, blocks and manifests: `small_pages.py MANIFEST OUTPUT [POINT TIMES]`.
+"""A run with small pages and manifests: `small_pages.py MANIFEST OUTPUT [POINT TIMES]`.
 
 With a point, it is killed by SIGKILL when that is reached for the given time.
 """
@@ -13,8 +13,7 @@ from typing import Any
 
 import forebay
 from forebay.inputs import tables as manifests
-from forebay.ledger import enrolment, ledger
-from forebay.ledger import inputs as ledger_inputs
+from forebay.ledger import enrolment, ledger, names
 from forebay.ledger.ledger import Ledger
 from forebay.runs import run
 from forebay.runs import run as runs_run
@@ -23,7 +22,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "before a page of the listing is read": (Ledger, "_read_on"),
     "while a page is appended": (enrolment, "change_counts"),
     "before results are recorded": (Ledger, "record"),
-    "while a block is compressed": (ledger_inputs, "_compress"),
+    "while results are recorded": (names, "add_file_changes"),
 }
 
 
@@ -50,7 +49,7 @@ def die_at(point: str, times: int) -> None:
 
 
 if __name__ == "__main__":
-    manifests.MANY_ROWS, runs_run.AHEAD, ledger.READ_ON, ledger_inputs.BLOCK = 10, 50, 40, 32
+    manifests.MANY_ROWS, runs_run.AHEAD, ledger.READ_ON = 10, 50, 40
     run.SLOTS = run.LOOKAHEAD = 64  # so that results are recorded at least six times
     if len(sys.argv) > 3:
         die_at(sys.argv[3], int(sys.argv[4]))

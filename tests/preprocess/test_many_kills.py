@@ -1,4 +1,4 @@
-"""Kills of a run that lists while it works, compresses what is done, and reads rows in place."""
+"""Kills of a run that lists while it works."""
 
 from __future__ import annotations
 

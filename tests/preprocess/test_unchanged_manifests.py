@@ -12,7 +12,6 @@ import pytest
 import forebay
 from forebay.errors import InputError
 from forebay.inputs import tables as manifests
-from forebay.ledger import inputs as ledger_inputs
 from forebay.ledger import ledger as ledgers
 from forebay.ledger.database import read_failures
 from forebay.runs import run as runs_run
@@ -33,9 +32,8 @@ def work(row, out):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Manifests of four rows are large, and two inputs are a block."""
+    """Manifests of four rows are large."""
     monkeypatch.setattr(manifests, "MANY_ROWS", 4)
-    monkeypatch.setattr(ledger_inputs, "BLOCK", 2)
     monkeypatch.setattr(runs_run, "AHEAD", 20)
 
 

@@ -46,19 +46,20 @@ Query = Callable[[str, Sequence[Any]], list[Any]]
 # `outputs` are those of the result if the input is done, and otherwise those of an earlier one,
 # which stay until there is another; `error` is set if and only if it failed.
 # A name that two inputs claimed has no ordinal; `rival` is one of these inputs.
-# The index holds failed inputs only, so the others cost nothing.
-# `blocks` holds blocks of done inputs instead of their rows; see `inputs.py`.
+# The index finds what is not done; a query uses it if it says so, as IS_FAILED does. Of done inputs
+# it holds nothing, so they cost nothing.
 _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE inputs(
     ordinal INTEGER PRIMARY KEY, source TEXT NOT NULL, row TEXT, identity TEXT NOT NULL,
     state INTEGER NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0,
     seconds REAL NOT NULL DEFAULT 0, outputs TEXT, metadata TEXT, error TEXT);
-CREATE INDEX failed_inputs ON inputs(ordinal) WHERE state = 2;
-CREATE TABLE blocks(block INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE INDEX unfinished_inputs ON inputs(state, ordinal) WHERE state != 1;
 CREATE TABLE outputs(name TEXT PRIMARY KEY, ordinal INTEGER, rival INTEGER) WITHOUT ROWID;
 CREATE TABLE file_changes(name TEXT NOT NULL, staged TEXT);
 """
+# SQLite uses a partial index only where a query repeats its condition.
+IS_TODO, IS_FAILED = (f"state != {DONE} AND state = {state}" for state in (TODO, FAILED))
 STATEMENTS = [statement.strip() for statement in _SCHEMA.split(";\n") if statement.strip()]
 
 # What truncated JSON and values of other types raise when they are read.
@@ -274,6 +275,12 @@ def counts_in(meta: dict[str, str]) -> Counts:
         return Counts(total, done, failed)
 
 
+def recount(db: sqlite3.Connection) -> None:
+    """Count all listed inputs."""
+    states = dict(db.execute("SELECT state, count(*) FROM inputs WHERE ordinal > 0 GROUP BY state"))
+    write_counts(db, Counts(sum(states.values()), states.get(DONE, 0), states.get(FAILED, 0)))
+
+
 def change_counts(db: sqlite3.Connection, total: int = 0, done: int = 0, failed: int = 0) -> None:
     """Add to the counts, in the transaction that changes the states."""
     was = counts_in(dict(db.execute("SELECT * FROM meta WHERE key = ?", (_COUNTS_KEY,))))
@@ -304,7 +311,7 @@ def failures_in(query: Query) -> Iterator[Failure]:
     """Yield the failures in input order; `source` is the input's path, or its row."""
     sql = (
         "SELECT ordinal, source, row, attempts, seconds, error FROM inputs "
-        "WHERE ordinal > ? AND state = 2 ORDER BY ordinal LIMIT ?"
+        f"WHERE ordinal > ? AND {IS_FAILED} ORDER BY ordinal LIMIT ?"
     )
     for page in pages(query, sql, size=_FAILURES):
         for _, source, row, attempts, seconds, error in page:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import Any
 
-from forebay.ledger.database import DONE, PAGE, TODO, change_counts, query_of, storables
+from forebay.ledger.database import DONE, PAGE, TODO, change_counts, query_of, recount, storables
 from forebay.ledger.identity import (
     CHANGED,
     RETIMED,
@@ -31,13 +31,7 @@ from forebay.ledger.identity import (
     identity_change,
     merged_identity,
 )
-from forebay.ledger.inputs import (
-    changing_all,
-    find_duplicate,
-    last_ordinal,
-    listed_rows,
-    listed_twice,
-)
+from forebay.ledger.inputs import find_duplicate, last_ordinal, listed_rows, listed_twice
 from forebay.ledger.records import Input
 
 # How many of the inputs that cannot be seen are named.
@@ -144,11 +138,11 @@ def merge(
         return known.enrolment(new), more
     db.create_function("identity_change", 2, identity_change, deterministic=True)
     db.create_function("merged_identity", 2, merged_identity, deterministic=True)
-    with changing_all(db):
-        _load(db, known.count, rest)
-        enrolment = _rearrange(db, known, complete, same_contents)
-        for table in ("listing", "places", "unlisted", "lifted"):
-            db.execute(f"DROP TABLE temp.{table}")
+    _load(db, known.count, rest)
+    enrolment = _rearrange(db, known, complete, same_contents)
+    for table in ("listing", "places", "unlisted", "lifted"):
+        db.execute(f"DROP TABLE temp.{table}")
+    recount(db)
     return enrolment, None
 
 

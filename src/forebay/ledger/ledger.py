@@ -31,8 +31,9 @@ from forebay.ledger.database import (
     APPLICATION_ID,
     COMMITS,
     DONE,
-    FAILED,
     FORMAT,
+    IS_FAILED,
+    IS_TODO,
     NAME,
     PAGE,
     STATEMENTS,
@@ -51,6 +52,7 @@ from forebay.ledger.database import (
     pages,
     put_meta,
     reading,
+    recount,
     select_in,
     storable,
     version_in,
@@ -64,14 +66,7 @@ from forebay.ledger.enrolment import (
     extend,
     merge,
 )
-from forebay.ledger.inputs import (
-    InputRow,
-    changing,
-    changing_all,
-    last_ordinal,
-    listed_rows,
-    name_of,
-)
+from forebay.ledger.inputs import InputRow, last_ordinal, listed_rows, name_of, states_of
 from forebay.ledger.lock import LOCK_NAME, FolderLock
 from forebay.ledger.names import (
     Recorded,
@@ -112,6 +107,8 @@ _SELECT_TODO = (
 )
 _TODO_PAGE = 1024  # rows that `todo` reads at once: few, since the workers wait for the first
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
+# The inputs that are no longer listed, and those that failed.
+_GONE, _FAILED = "ordinal < 0", f"ordinal > 0 AND {IS_FAILED}"
 _LAST = (1 << 63) - 1
 
 
@@ -366,17 +363,17 @@ class Ledger:
     def forget(self) -> None:
         """Forget everything, of outputs that are no longer there."""
         with self.transaction() as db:
-            for table in ("outputs", "inputs", "blocks", "file_changes", "meta"):
+            for table in ("outputs", "inputs", "file_changes", "meta"):
                 db.execute(f"DELETE FROM {table}")
 
     def _begin_anew(self, db: sqlite3.Connection) -> None:
         """Have every input done again, whatever it holds, and forget all else but what is there."""
-        with changing_all(db):
-            db.execute(
-                f"UPDATE inputs SET state = {TODO}, identity = ?, attempts = 0, seconds = 0, "
-                "metadata = NULL, error = NULL",
-                (_ANEW,),
-            )
+        db.execute(
+            f"UPDATE inputs SET state = {TODO}, identity = ?, attempts = 0, seconds = 0, "
+            "metadata = NULL, error = NULL",
+            (_ANEW,),
+        )
+        recount(db)
         db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
         put_meta(db, "tables", json.dumps(dict.fromkeys(self.tables(), False)))
         db.execute(f"DELETE FROM meta WHERE key NOT IN {_OF_FILES}")
@@ -390,9 +387,7 @@ class Ledger:
     def drop_replaced(self) -> None:
         """Record the removal of what a run that began anew has not replaced."""
         with self.transaction() as db:
-            rest = (
-                f"SELECT ordinal FROM inputs WHERE ordinal < 0 AND state = {TODO} AND identity = ?"
-            )
+            rest = f"SELECT ordinal FROM inputs WHERE {_GONE} AND {IS_TODO} AND identity = ?"
             drop(db, [ordinal for (ordinal,) in db.execute(rest, (_ANEW,))])
             tables = self.tables()
             stale = [form for form, is_current in tables.items() if not is_current]
@@ -406,15 +401,10 @@ class Ledger:
         They are those of inputs that are no longer listed, and those of changed inputs that failed
         when they were done again.
         """
-        sql = (
-            "SELECT ordinal, outputs FROM inputs WHERE ordinal > ? "
-            f"AND (ordinal < 0 OR state = {FAILED}) AND outputs IS NOT NULL "
-            "ORDER BY ordinal LIMIT ?"
-        )
+        reasons = {_GONE: "is no longer listed", _FAILED: "changed, and fails now"}
         with reading("outputs"):
-            for page in pages(self.rows, sql, after=_FIRST):
-                for ordinal, outputs in page:
-                    why = "is no longer listed" if ordinal < 0 else "changed, and fails now"
+            for where, why in reasons.items():
+                for _, outputs in self._outputs_of(where):
                     for name, size in files_of(outputs):
                         if path_elsewhere(name) is None:
                             yield Leftover(name, size, f"its input {why}")
@@ -425,10 +415,10 @@ class Ledger:
         Args:
             failed_too: Also of those of changed inputs that failed.
         """
-        which = f"ordinal < 0 OR state = {FAILED}" if failed_too else "ordinal < 0"
         with self.transaction() as db:
-            rest = db.execute(f"SELECT ordinal FROM inputs WHERE {which}").fetchall()
-            drop(db, [ordinal for (ordinal,) in rest])
+            for where in (_GONE, _FAILED) if failed_too else (_GONE,):
+                rest = db.execute(f"SELECT ordinal FROM inputs WHERE {where}").fetchall()
+                drop(db, [ordinal for (ordinal,) in rest])
 
     def counts(self) -> Counts:
         """Return how many inputs are in which state, gone ones aside, in constant time."""
@@ -448,7 +438,7 @@ class Ledger:
         failed = self.failed_ordinals() if has_failed else array("q")
         while not failed_only:
             page = self._todo_page(
-                f"ordinal > ? AND ordinal <= ? AND state = {TODO} ORDER BY ordinal LIMIT ?",
+                f"ordinal > ? AND ordinal <= ? AND {IS_TODO} ORDER BY ordinal LIMIT ?",
                 (after, end, _TODO_PAGE),
             )
             if not page and (last_ordinal(self._connection) >= end or not self._read_on()):
@@ -461,7 +451,7 @@ class Ledger:
 
     def failed_ordinals(self) -> array[int]:
         """Return the ordinals of the failed inputs, in order."""
-        sql = f"SELECT ordinal FROM inputs WHERE ordinal > 0 AND state = {FAILED} ORDER BY ordinal"
+        sql = f"SELECT ordinal FROM inputs WHERE {_FAILED} ORDER BY ordinal"
         with in_words(self._path):
             return array("q", (ordinal for (ordinal,) in self._connection.execute(sql)))
 
@@ -531,28 +521,26 @@ class Ledger:
         Those are of inputs that are no longer listed, or to be done again.
         """
         with reading("outputs"):
-            for ordinal, outputs in self._output_columns():
+            for ordinal, outputs in self._outputs_of("1"):
                 for name, size in files_of(outputs):
                     yield name, size, ordinal
 
-    def _output_columns(self) -> Iterator[tuple[int, str]]:
-        """Yield ordinal and outputs, as the ledger keeps them, of every input that has any."""
+    def _outputs_of(self, where: str) -> Iterator[tuple[int, str]]:
+        """Yield ordinal and outputs, as the ledger keeps them, of these inputs that have any."""
         sql = (
-            "SELECT ordinal, outputs FROM inputs "
-            "WHERE ordinal > ? AND ordinal <= 0 AND outputs IS NOT NULL ORDER BY ordinal LIMIT ?"
+            f"SELECT ordinal, outputs FROM inputs WHERE ordinal > ? AND {where} "
+            "AND outputs IS NOT NULL ORDER BY ordinal LIMIT ?"
         )
         for page in pages(self.rows, sql, after=_FIRST):
             yield from page
-        for each in listed_rows(self.rows, "outputs IS NOT NULL"):
-            yield each.ordinal, each.outputs
 
     def mark_todo(self, ordinals: Iterable[int]) -> int:
         """Make done inputs todo again, and return how many of these were done.
 
         Their outputs stay until those of the next results are there.
         """
-        with self.transaction() as db, changing(db, [*ordinals]) as before:
-            done = [ordinal for ordinal, state in before.items() if state == DONE]
+        with self.transaction() as db:
+            done = [each for each, state in states_of(db, ordinals).items() if state == DONE]
             change_counts(db, done=-sum(ordinal > 0 for ordinal in done))
             for part, marks in chunks(done):
                 db.execute(

@@ -35,7 +35,7 @@ from forebay.ledger.database import (
     storables,
 )
 from forebay.ledger.identity import SAME, identity_change
-from forebay.ledger.inputs import changing, name_of
+from forebay.ledger.inputs import name_of, states_of
 from forebay.ledger.records import Done, FailedInput, FileChange, Unpublished
 
 
@@ -67,41 +67,40 @@ def record_results(
 ) -> Recorded:
     """Write a batch of results, and what they change in earlier ones."""
     ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
-    with changing(db, ordinals) as before:
-        if len(before) < len(ordinals):
-            wrong = [one for one in ordinals if one not in before or ordinals.count(one) > 1]
-            raise LedgerError(f"a result for input {wrong[0]}, which the ledger does not await")
-        again = [ordinal for ordinal, state in before.items() if state == DONE]
-        # What failed keeps the outputs of its earlier result.
-        removals = dict.fromkeys(release(db, [one.ordinal for one in done]))
-        claimants: dict[str, list[int]] = {}
-        for one in done:
-            for file in one.outputs:
-                claimants.setdefault(file.name, []).append(one.ordinal)
-        held = _held(db, claimants)
-        clashes = _clashes(done, claimants, held)
-        removals |= dict.fromkeys(_overwritten(db, held))
-        winners = [one for one in done if one.ordinal not in clashes]
-        losers = [one for one in done if one.ordinal in clashes]
-        # What is still staged is removed there; its name was never taken.
-        removals |= {file.staged or file.name: None for one in losers for file in one.outputs}
-        withdrawn = clashes.keys() - before.keys()
-        with changing(db, withdrawn):
-            lost = _recorded(db, withdrawn)
-            removals |= {name: None for holder in lost for name in holder.names}
-            for one in losers:
-                names = [file.name for file in one.outputs]
-                lost.append(_Lost(one.ordinal, one.attempts, one.seconds, names))
-            contested: dict[str, int] = {}
-            for ordinal, _, _, names in lost:
-                for name in names:
-                    contested[name] = min(ordinal, contested.get(name, ordinal))
-            refused = [_clash(db, each, *clashes[each.ordinal]) for each in lost]
-            all_failed = [*failed, *refused]
-            _write(db, winners, all_failed, contested)
-            _clear_outputs(db, refused)
-        file_changes = _file_changes(winners, removals)
-        add_file_changes(db, file_changes)
+    before = states_of(db, ordinals)
+    if len(before) < len(ordinals):
+        wrong = [one for one in ordinals if one not in before or ordinals.count(one) > 1]
+        raise LedgerError(f"a result for input {wrong[0]}, which the ledger does not await")
+    again = [ordinal for ordinal, state in before.items() if state == DONE]
+    # What failed keeps the outputs of its earlier result.
+    removals = dict.fromkeys(release(db, [one.ordinal for one in done]))
+    claimants: dict[str, list[int]] = {}
+    for one in done:
+        for file in one.outputs:
+            claimants.setdefault(file.name, []).append(one.ordinal)
+    held = _held(db, claimants)
+    clashes = _clashes(done, claimants, held)
+    removals |= dict.fromkeys(_overwritten(db, held))
+    winners = [one for one in done if one.ordinal not in clashes]
+    losers = [one for one in done if one.ordinal in clashes]
+    # What is still staged is removed there; its name was never taken.
+    removals |= {file.staged or file.name: None for one in losers for file in one.outputs}
+    withdrawn = clashes.keys() - before.keys()
+    lost = _recorded(db, withdrawn)
+    removals |= {name: None for holder in lost for name in holder.names}
+    for one in losers:
+        names = [file.name for file in one.outputs]
+        lost.append(_Lost(one.ordinal, one.attempts, one.seconds, names))
+    contested: dict[str, int] = {}
+    for ordinal, _, _, names in lost:
+        for name in names:
+            contested[name] = min(ordinal, contested.get(name, ordinal))
+    refused = [_clash(db, each, *clashes[each.ordinal]) for each in lost]
+    all_failed = [*failed, *refused]
+    _write(db, winners, all_failed, contested)
+    _clear_outputs(db, refused)
+    file_changes = _file_changes(winners, removals)
+    add_file_changes(db, file_changes)
     failed_before = sum(state == FAILED for state in before.values())
     change_counts(
         db,
@@ -127,11 +126,10 @@ def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Rec
     reasons = {one.name: one.reason for one in unpublished}
     held = _held(db, reasons)
     owners = {one.ordinal: name for name, one in reversed(held.items()) if one.ordinal is not None}
-    with changing(db, owners):
-        failed = [each.failed(reasons[owners[each.ordinal]]) for each in _recorded(db, owners)]
-        names = release(db, [one.ordinal for one in failed])
-        _write(db, [], failed, {})
-        _clear_outputs(db, failed)
+    failed = [each.failed(reasons[owners[each.ordinal]]) for each in _recorded(db, owners)]
+    names = release(db, [one.ordinal for one in failed])
+    _write(db, [], failed, {})
+    _clear_outputs(db, failed)
     withdrawn = [*names, *reasons]
     db.executemany(
         "DELETE FROM file_changes WHERE name = CAST(? AS TEXT)",
@@ -187,10 +185,10 @@ class _Holder(NamedTuple):
 
 
 def _held(db: sqlite3.Connection, names: Iterable[str]) -> dict[str, _Holder]:
-    """Return who has these names; the rows of compressed inputs, all of them done, are not read."""
+    """Return who has these names."""
     sql = (
         "SELECT name, o.ordinal, coalesce(rival, 0), "
-        f"o.ordinal < 0 OR coalesce(state, {DONE}) != {DONE} "
+        f"o.ordinal < 0 OR state != {DONE} "
         "FROM outputs o LEFT JOIN inputs i ON i.ordinal = o.ordinal WHERE name IN ({})"
     )
     return {name: _Holder(*holder) for name, *holder in select_in(db, sql, names)}
