@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from datasets import Gate, Gated, Squares
+from same import assert_same
 from streams import Asked, until
 from torch.utils.data import (
     ConcatDataset,
@@ -289,6 +290,32 @@ def test_it_fills_however_many_batches_wait_for_their_turn():
         until(lambda: loader.statistics().ready_batches >= 999)
     for gate in gates:
         gate.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "num_workers", [2, pytest.param("auto", marks=pytest.mark.thorough)], ids=str
+)
+def test_workers_of_a_buffer_that_nobody_reads_end_and_come_back(monkeypatch, num_workers):
+    """As of a loader that a notebook keeps: what is ready stays, and every batch is the same."""
+    usual = {"batch_size": 8, "shuffle": True, "seed": 0, "buffer": Buffer(max_batches=20)}
+    expected = [*DataLoader(Squares(800), **{**usual, "buffer": None})]
+    with DataLoader(Squares(800), num_workers=num_workers, **usual) as loader:
+        iterator = iter(loader)
+        found = [next(iterator)]
+        pool = iterator.pipeline.feed.pool
+        until(lambda: loader.statistics().ready_batches >= 20)
+        monkeypatch.setattr("forebay.loading.feed.IDLE_S", 0.0)
+        until(lambda: not pool.living_pids())
+        monkeypatch.setattr("forebay.loading.feed.IDLE_S", 600.0)
+        assert loader.statistics().ready_batches >= 20
+        found += [next(iterator) for _ in range(30)]
+        monkeypatch.setattr("forebay.loading.feed.IDLE_S", 0.0)
+        until(lambda: not pool.living_pids())
+        loader.refresh()  # drops what is ready
+        found += iterator
+        assert loader.statistics().restarts == 0
+    assert_same(found, expected)
 
 
 class SlowlyReadSampler(Sampler):

@@ -100,8 +100,8 @@ class Engine:
     def resize(self, num_workers: int) -> None:
         """Change the number of workers: start more, or stop those with the highest worker IDs.
 
-        A worker that is to stop finishes its tasks first. Not allowed while tasks are bound to
-        worker IDs (see `NewTask`).
+        A worker that is to stop finishes its tasks first. With 0 no task begins. Not allowed while
+        tasks are bound to worker IDs (see `NewTask`).
         """
         self._handle([happened.WorkersResized(num_workers)])
 

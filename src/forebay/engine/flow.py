@@ -271,7 +271,7 @@ class Flow:
         return waits and self._sent_alone != suspect and had_others
 
     def _on_resized(self, num_workers: int, group_s: float | None) -> None:
-        assert num_workers >= 1, num_workers
+        assert num_workers >= 0, num_workers
         assert not self._bound, "tasks bound to worker IDs need the number of workers they had"
         group_s = self.limits.group_s if group_s is None else group_s
         self.limits = replace(self.limits, num_workers=num_workers, group_s=group_s)

@@ -57,6 +57,7 @@ from forebay.loading.workers import (
     WorkerTuning,
     pool_for,
 )
+from forebay.observe.progress import log
 from forebay.observe.record import FINEST_S, Trace
 from forebay.options import backend_name
 from forebay.pools.events import Assignment, Refusal
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
 
 # How long to wait for a thread that takes a batch, or processes it on a device, in seconds.
 LEAVE_S = 5.0
+# How long nobody may take a batch, while there is nothing to do, before the workers are stopped.
+IDLE_S = 600.0
 CLOSED = (
     "this iterator was closed, with its loader or with its workers\n"
     "  It returns no more batches. Begin a new epoch: iter(loader)."
@@ -117,6 +120,9 @@ class Feed:
         self._trace, self._tuning, trace.num_workers = trace, tuning, limits.num_workers
         self._asked_at = 0.0  # when the trainer asked for a batch that it has not got yet
         self._taken: list[int] = []  # and not released yet
+        # Others have states of their own, which would be lost with them.
+        self._may_stop = backend == "process" and not settings.by_torchs_rules
+        self._taken_at, self._stopped = time.monotonic(), 0  # `_stopped`: how many workers
         occupy_standard_descriptors()
         directory = None if buffer is None else buffer.directory
         slots = None if backend == "thread" else BatchSlots(directory)
@@ -139,7 +145,8 @@ class Feed:
         if settings.by_torchs_rules and buffer is None and device is None:
             self._driver = CallerDriver(self._engine, self.pool, outcomes)
         else:
-            self._driver = BackgroundDriver(self._engine, self.pool, outcomes, ready)
+            idle = partial(_stop_if_idle, weakref.ref(self))
+            self._driver = BackgroundDriver(self._engine, self.pool, outcomes, ready, idle)
         _open_feeds.add(self)
 
     # ---- requests ------------------------------------------------------------------------------
@@ -161,6 +168,24 @@ class Feed:
         self.check()
         self._driver.call(partial(self._engine.resize, num_workers))
 
+    def stop_if_idle(self) -> None:
+        """Stop the workers if nobody has taken a batch for long; `take` starts them again.
+
+        For the thread that runs the engine. The batches that are ready stay: there is one, so if
+        a batch is taken meanwhile, the next `take` comes before a wait.
+        """
+        flow = self._engine.flow
+        is_idle = self.ready and not flow.counts[State.RUNNING] and not self._stopped
+        if self._may_stop and is_idle and time.monotonic() - self._taken_at > IDLE_S:
+            self._stopped = flow.limits.num_workers
+            self._engine.resize(0)
+            log.info("no batch was taken for %g s: the workers are stopped until one is", IDLE_S)
+
+    def _start_again(self) -> None:
+        if self._stopped:
+            num_workers, self._stopped = self._stopped, 0
+            self._engine.resize(num_workers)
+
     def _forget(self, before: int) -> None:
         self._engine.forget(before)
         ready = self.ready
@@ -179,6 +204,10 @@ class Feed:
 
     def take(self) -> tuple[int, Result]:
         """Return the next result and its task, waiting for it."""
+        if self._may_stop:
+            self._taken_at = time.monotonic()  # before `_stopped` is read: see `stop_if_idle`
+            if self._stopped and os.getpid() == self._owner:
+                self._driver.call(self._start_again)
         count = len(self.ready)
         asked_at, self._asked_at = self._asked_at, 0.0  # 0 where nothing has to be waited for
         if not count or self._closed or os.getpid() != self._owner:
@@ -398,6 +427,12 @@ def _pass_outcomes(this: weakref.ref[Feed], outcomes: Sequence[Outcome]) -> None
     feed = this()
     if feed is not None:
         feed.add_outcomes(outcomes)
+
+
+def _stop_if_idle(this: weakref.ref[Feed]) -> None:
+    feed = this()
+    if feed is not None:
+        feed.stop_if_idle()
 
 
 _open_feeds: weakref.WeakSet[Feed | LocalFeed] = weakref.WeakSet()

@@ -150,10 +150,16 @@ class BackgroundDriver(CallerDriver):
     releases_lazily = False
 
     def __init__(
-        self, engine: Engine, pool: Pool, outcomes: Outcomes, ready: Callable[[], int]
+        self,
+        engine: Engine,
+        pool: Pool,
+        outcomes: Outcomes,
+        ready: Callable[[], int],
+        idle: Callable[[], None],
     ) -> None:
+        """Start the thread; it calls `idle` each time that it has waited and nothing has come."""
         super().__init__(engine, pool, outcomes)
-        self._ready, self._waits = ready, False
+        self._ready, self._idle, self._waits = ready, idle, False
         self._arrived = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._thread = threading.Thread(target=self._run, name="forebay-driver", daemon=True)
@@ -216,6 +222,8 @@ class BackgroundDriver(CallerDriver):
                     self._outcomes(outcomes)
                     with self._arrived:
                         self._arrived.notify_all()
+                else:
+                    self._idle()
                 del outcomes  # while it waits for the next ones, nothing holds these
         except BaseException as error:  # noqa: BLE001 - the trainer raises it
             self.error = error

@@ -86,7 +86,8 @@ class WorkersResized(NamedTuple):
     """The number of workers is to change.
 
     Attributes:
-        num_workers: The new number, at least 1. Not allowed while tasks are bound to worker IDs.
+        num_workers: The new number; with 0 no task begins. Not allowed while tasks are bound to
+            worker IDs.
         group_s: The new `Limits.group_s`; None if it stays.
     """
 
