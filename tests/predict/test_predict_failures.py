@@ -53,6 +53,45 @@ def test_a_failing_batch_costs_one_sample(tmp_path):
     assert "sample 17: ValueError: I do not like it" in repr(again)
 
 
+def test_samples_that_fail_are_the_limit_if_most_time_goes_into_their_batches(tmp_path):
+    """The verdict says so, and not that the model is; without failures it does not."""
+    report, _ = predicted(total, Numbers(60), tmp_path / "well", batch_size=2)
+    assert "Samples that fail" not in str(report.diagnosis)
+
+    def fails_on_tens(batch):
+        if (batch[:, 0] % 10 == 7).any():
+            raise ValueError("bad")
+        return batch.sum(1)
+
+    report, _ = predicted(fails_on_tens, Numbers(600), tmp_path / "bad", batch_size=20)
+    assert report.failed == 60
+    assert str(report.diagnosis).startswith("Samples that fail are the limit: 100% of the model's")
+    assert (report.diagnosis.cause, report.diagnosis.advice) == ("consumer", {})
+
+
+PAIRS = [(torch.ones(4), k) for k in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        (PAIRS, r"list of 2: a tensor of .*(.|\n)*choose it: collate_fn=lambda samples: torch\.st"),
+        (["text"] * 20, r"called with a list of 1: a str(.|\n)*Strings stay a list of strings"),
+        ([{"x": x} for x, _ in PAIRS], r"a dict with 'x': 'x': a tensor(.|\n)*is not unpacked"),
+        ([np.array(["a", None])] * 20, r"every sample is an array of shape \(2,\), object"),
+    ],
+    ids=["pairs", "strings", "dicts", "objects"],
+)
+def test_a_model_that_takes_another_batch_is_told_what_a_batch_is(tmp_path, samples, words):
+    """And what to change; what is advised for (x, y) works."""
+    model = torch.nn.Linear(4, 2)
+    with pytest.raises(forebay.FailuresError, match=words):
+        predicted(model, samples, tmp_path)
+    if samples is PAIRS:
+        first = {"collate_fn": lambda samples: torch.stack([x for x, *_ in samples])}
+        assert predicted(model, samples, tmp_path / "first", **first)[0].done == 20
+
+
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_sample_that_cannot_be_loaded_is_recorded(tmp_path, num_workers):
     """Whole batches may be bad, also the first and the last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -129,6 +130,10 @@ class Bisection:
     """Calls a model, and attributes its exceptions to single samples.
 
     Once the device runs out of memory, further batches are no larger than what fits.
+
+    Attributes:
+        model_s: Seconds in the model; halving a batch counts.
+        failing_s: The part of that for batches with samples that fail.
     """
 
     def __init__(
@@ -136,10 +141,11 @@ class Bisection:
     ) -> None:
         self._model, self._load = model, load
         self._most: int | None = None  # samples that fit on the device
+        self.model_s = self.failing_s = 0.0
 
     def __call__(self, loaded: Loaded) -> Iterator[Predicted | Failure]:
         """Yield the model's outputs for a batch, in its order, and the samples that failed."""
-        left = [loaded]
+        left, is_failing = [loaded], False
         while left:
             one = left.pop()
             yield from one.failures
@@ -147,14 +153,23 @@ class Bisection:
             if not count:
                 continue
             if self._most is None or count <= self._most:
-                before = _state(one.batch)
+                before, most, began = _state(one.batch), self._most, time.perf_counter()
                 outcome = self._tried(one)
+                is_failing |= outcome is None and self._most == most
+                self._add_time(began, is_failing)
                 if outcome is not None:
                     yield outcome
                     continue
                 if _state(one.batch) != before:  # its halves would be predicted from other values
                     one = one._replace(batch=None)
+            began = time.perf_counter()
             left += reversed(self._halves(one))
+            self._add_time(began, is_failing)
+
+    def _add_time(self, began: float, is_failing: bool) -> None:
+        took = time.perf_counter() - began
+        self.model_s += took
+        self.failing_s += took if is_failing else 0.0
 
     def _tried(self, one: Loaded) -> Predicted | Failure | None:
         """Return the outputs, or the failure of a single sample; None to halve the batch."""
@@ -168,7 +183,12 @@ class Bisection:
             log.info(text, count, self._most)
             failure = Failure.of(error, source=index) if count == 1 else None
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-            return Failure.of(error, source=index) if count == 1 else None
+            if count > 1:
+                return None
+            from forebay.predicting.model_inputs import note_on_batch
+
+            note_on_batch(error, one.batch)
+            return Failure.of(error, source=index)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         return failure
@@ -484,6 +504,11 @@ class PartWork:
         if taken:
             writer.take_over(earlier_predictions(taken))
         return sum(len(each.indices) for each in taken)
+
+    @property
+    def failing_share(self) -> float:
+        """The part of the model's time that batches with failing samples took, from 0 to 1."""
+        return self._bisect.failing_s / max(self._bisect.model_s, 1e-9) if self._bisect else 0.0
 
     def close(self) -> None:
         """End the workers that load samples."""

@@ -233,6 +233,7 @@ def predict(
                     raise
                 finally:
                     work.close()
+                diagnosis = partial(of_parts.diagnosis, trace, work.failing_share)
                 if has_factory:
                     diagnosis = report.later["diagnosis"]
             else:

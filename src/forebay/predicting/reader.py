@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # The seed of samples that draw random numbers.
 SEED = 0
+# Samples that fail are the limit if batches with them take so large a share of the model's time.
+FAILING_SHARE = 0.2
 
 
 class Loaded(NamedTuple):
@@ -81,15 +83,28 @@ class RangeReader:
         """Load samples again in this process; yield one batch, or several if collating fails."""
         return self._read([indices], 0, "process")
 
-    def diagnosis(self, trace: Trace) -> Diagnosis:
-        """Return why the model waited, while a trace was recorded."""
+    def diagnosis(self, trace: Trace, failing_share: float = 0.0) -> Diagnosis:
+        """Return why the model waited, while a trace was recorded.
+
+        Args:
+            failing_share: The part of the model's time for batches with samples that fail.
+        """
         from forebay.loading.facts import diagnosis_of, setup_of
 
         loader = self._loader(self.num_workers or 0, self.backend)
         setup = setup_of(Settings(loader), trace)
-        return diagnosis_of(
+        found = diagnosis_of(
             trace, replace(setup, consumer="the model", step="the model", concurrency=None)
         )
+        of_all = failing_share * (1.0 - found.wait_share)
+        if of_all < max(FAILING_SHARE, found.wait_share):
+            return found
+        verdict = (
+            f"Samples that fail are the limit: {failing_share:.0%} of the model's time went into "
+            "batches with such samples, which are halved until each is found. Fix the samples that "
+            "`failures` lists, or leave them out."
+        )
+        return replace(found, cause="consumer", advice={}, expected_rate=None, verdict=verdict)
 
     def _loader(self, num_workers: int, backend: str | Ray) -> DataLoader[Any]:
         in_workers: dict[str, Any] = {"backend": backend, "timeout": self.timeout}
