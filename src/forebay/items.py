@@ -37,12 +37,12 @@ from forebay.failures import short_tracebacks
 from forebay.inputs.file_columns import file_column, path_among, with_open_path
 from forebay.inputs.listing import list_folder, tables_in
 from forebay.inputs.search import matches, patterns_of
+from forebay.inputs.table_search import find_table
 from forebay.inputs.tables import (
     RowGroups,
     arrow_frame,
     check_identity,
     file_identity,
-    find_table,
     is_table,
     read_memory_table,
     read_table,

@@ -513,7 +513,7 @@ def _warn_of_little_memory(nbytes: int) -> None:
         'buffer="50%" for half of the memory, which all ranks on a machine share, or '
         "Buffer(..., directory=) for a disk.",
         RuntimeWarning,
-        stacklevel=_depth_in_forebay(),
+        stacklevel=depth_in_forebay(),
     )
 
 
@@ -522,11 +522,11 @@ def warn_of_unfilled_buffer() -> None:
     warnings.warn(
         "buffer= has no effect with num_workers=0: no worker fills it\n"
         "  Each batch is made when it is requested. Set num_workers to 1 or more.",
-        stacklevel=_depth_in_forebay(),
+        stacklevel=depth_in_forebay(),
     )
 
 
-def _depth_in_forebay() -> int:
+def depth_in_forebay() -> int:
     """Return the `stacklevel` that makes a warning of the caller point to the user's code."""
     frame, depth = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("forebay."):

@@ -621,3 +621,30 @@ def test_a_folder_whose_run_is_not_finished_says_so(inputs, output, tmp_path):
     assert f"forebay status {output}" in said
     with pytest.raises(InputError, match=r"0 of 6 inputs done, and not finished. The same call"):
         forebay.from_table(output)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_table_that_is_not_of_the_last_run_is_read_with_a_warning(inputs, tmp_path, is_remote):
+    """By from_table and as inputs; the run says how far it is. Once it is finished: nothing."""
+    output = "memory://stale/out" if is_remote else tmp_path / "out"
+    run(row_alone, inputs, output)
+    assert len(forebay.from_table(output)) == 6
+    with pytest.raises(ZeroDivisionError):
+        run(fails, inputs, output, resume=False, on_error="raise")
+    words = r"metadata.parquet in .* earlier run: .*\n  The run: 0 of 6 inputs done, and not finis"
+    with pytest.warns(UserWarning, match=words) as caught:
+        assert len(forebay.from_table(output)) == 6
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match=words):
+        run(row_alone, output, tmp_path / "next")
+    run(row_alone, inputs, output, accept_changes=True)
+    assert len(forebay.from_table(output)) == 6
+    (inputs / "more.txt").touch()
+    run(row_alone, inputs, output, metadata="csv")
+    if not is_remote:
+        with pytest.warns(UserWarning, match=r"the run since then wrote metadata.csv"):
+            forebay.from_table(output / "metadata.parquet")
+
+
+def fails(source):
+    return {"n": 1 / 0}

@@ -142,7 +142,11 @@ def _list_path(name: str) -> Listing:
                 f"{shown}: it is a pipe or a device, and a manifest is read more than once\n"
                 "  Save it as a file."
             )
-        folder = os.path.dirname(name)
+        folder, table = os.path.split(name)
+        if os.path.isfile(os.path.join(folder, _LEDGER)):
+            from forebay.inputs.unfinished import warn_if_stale
+
+            warn_if_stale(folder, table)
         return _rows_of(
             open_manifest(name, lambda: BufferedReader(open_regular(name)), folder),
             os.path.abspath(folder),
@@ -238,8 +242,11 @@ def _list_url(url: str) -> Listing:
                 return Listing("paths", (), shown, lambda: _walk_list((url,)))
             inside = path.rstrip("/") + "/"
             if "::" not in url and system.isfile(inside + _LEDGER):
+                from forebay.inputs.unfinished import warn_if_stale
+
                 tables = [table for table in TABLES if system.isfile(inside + table)]
-                return _list_url(joined(url, _only_table(tables, shown)))
+                warn_if_stale(url, table := _only_table(tables, shown))
+                return _list_url(joined(url, table))
         found = url_files(system, path, is_glob=is_glob)
         first = path.partition("/")[0]
         if not found and first and not glob.has_magic(first) and not system.exists(first):

@@ -24,12 +24,10 @@ from forebay.base.files import (
     fetched,
     file_name,
     is_url,
-    joined,
-    names_among,
     open_regular,
     shown_values,
 )
-from forebay.base.output_names import SUFFIXES, TABLES
+from forebay.base.output_names import SUFFIXES
 from forebay.base.row_values import json_value, python_rows
 from forebay.base.table_files import refuse, table_file
 from forebay.base.table_formats import (
@@ -264,33 +262,6 @@ def check_columns(name: str, columns: Sequence[str]) -> None:
 
 # ---- metadata tables -----------------------------------------------------------------------------
 # The tables that preprocess writes, or any other, as a whole: found and read.
-
-
-def find_table(table: str | os.PathLike[str]) -> str:
-    """Return the path or URL of a metadata table, given that or its folder's."""
-    name = os.path.expanduser(os.fspath(table))
-    if (tables := names_among(name, TABLES)) is not None:
-        if len(tables) != 1:
-            if not tables:
-                from forebay.inputs.unfinished import refuse_unfinished
-
-                refuse_unfinished(name)
-            raise InputError(
-                f"the folder {name!r} holds {' and '.join(tables) or 'no metadata table'}\n"
-                f"  An output folder of preprocess holds one of {', '.join(TABLES)}. Name the "
-                "table itself. If metadata= was changed, only the last run's is up to date: remove "
-                "the others."
-            )
-        return joined(name, tables[0])
-    is_remote = is_url(name)
-    if not file_name(name).lower().endswith(SUFFIXES) or not (is_remote or os.path.isfile(name)):
-        what = "is not a table" if is_remote or os.path.exists(name) else "does not exist"
-        raise InputError(
-            f"{name!r} {what}\n"
-            f"  A table is a file ending in {', '.join(SUFFIXES)}, or the folder that preprocess "
-            "wrote one to."
-        )
-    return name
 
 
 def read_table(table: str | os.PathLike[str]) -> pyarrow.Table:

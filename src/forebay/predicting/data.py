@@ -24,7 +24,8 @@ from forebay.base.files import file_name, is_url, local_file, names_among, shown
 from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.errors import InputError, OptionError
 from forebay.inputs.listing import Listing, keep_apart, list_inputs, without_outputs
-from forebay.inputs.tables import find_table, is_table, read_memory_table, read_table
+from forebay.inputs.table_search import find_table
+from forebay.inputs.tables import is_table, read_memory_table, read_table
 from forebay.ledger.records import Input
 from forebay.options import (
     Ray,

@@ -44,7 +44,7 @@ def call_id(verb: str, described: Fingerprint, options: PreprocessOptions, input
     Args:
         inputs: Tells them from the inputs of other calls.
     """
-    given = [options.version, options.accept_changes, options.limit]
+    given: list[Any] = [options.version, options.accept_changes, options.limit]
     given += [options.resume, options.redone, options.metadata]
     text = "\n".join([verb, described.to_json(), json.dumps(given), inputs])
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
