@@ -528,12 +528,13 @@ def main() -> NoReturn:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort as error:
         words = {word.partition("=")[0] for word in sys.argv}
-        given = [name for name in ("--restart", "--redo") if name in words]
-        again = f"the same command{' without ' * bool(given)}{' and '.join(given)}"
         notes: list[str] = getattr(error.__cause__, "__notes__", [])
+        is_begun = any(each.endswith(" continues") for each in notes)
+        given = [name for name in ("--restart", "--redo") if name in words and is_begun]
+        again = f"the same command{' without ' * bool(given)}{' and '.join(given)}"
         said = notes[0] if notes else "forebay: interrupted"
         is_continued = sys.argv[1:2] and sys.argv[1] in _CONTINUED
-        continued = f"; {again} continues" if is_continued else ""
+        continued = f"; {again} {'continues' if is_begun else 'begins'}" if is_continued else ""
         click.echo(f"{said}{continued}", err=True)
         code = INTERRUPTED
     except click.ClickException as error:

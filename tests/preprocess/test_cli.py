@@ -423,19 +423,26 @@ def test_ctrl_c_in_a_command_that_only_looks_promises_nothing(tmp_path, command)
 @pytest.mark.parametrize(
     ("given", "named"), [("--restart", "--restart"), ("--redo=*", "--redo"), ("--quiet", None)]
 )
-def test_ctrl_c_in_a_run_that_started_over_names_the_option_to_leave_out(tmp_path, given, named):
-    """The same command would start over again."""
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_ctrl_c_in_a_run_that_started_over_names_the_option_to_leave_out(
+    tmp_path, given, named, is_begun
+):
+    """The same command would start over again; if nothing was begun, that is what is meant."""
     program = (
         "from forebay import cli\n"
-        "def interrupted(*_, **settings): raise KeyboardInterrupt\n"
+        "def interrupted(*_, **settings):\n"
+        "    error = KeyboardInterrupt()\n"
+        f"    if {is_begun}: error.__notes__ = ['forebay: interrupted', 'forebay: … continues']\n"
+        "    raise error\n"
         "cli.preprocess = interrupted\n"
         "cli.main()"
     )
     arguments = ["preprocess", f"{WORKS}:copy", tmp_path, tmp_path / "out", given]
     code, _, err = finish(start(*arguments, program=("-c", program)))
     assert code == INTERRUPTED
-    without = f" without {named}" if named else ""
-    assert err.strip().endswith(f"the same command{without} continues")
+    without = f" without {named}" if named and is_begun else ""
+    verb = "continues" if is_begun else "begins"
+    assert err.strip().endswith(f"the same command{without} {verb}")
 
 
 def test_redo_names_inputs_to_be_done_again(inputs, output):

@@ -215,9 +215,12 @@ class Session:
         if isinstance(error, KeyboardInterrupt):
             given = {"resume=False": not self.options.resume, "redo=": self.options.redo}
             without = " and ".join(name for name, is_given in given.items() if is_given)
+            if self._progress is None:  # nothing was done again yet
+                without = ""
             again = f"the same call{' without ' * bool(without)}{without}"
             error.add_note(f"forebay: interrupted{self._what_is_done('; ')}")
-            error.add_note(f"forebay: {again} continues")
+            continues = "begins" if self._progress is None else "continues"
+            error.add_note(f"forebay: {again} {continues}")
         elif error is not None and self._progress is not None and (done := self._what_is_done()):
             error.add_note(f"forebay: {done}")
         self._closing.__exit__(kind, error, traceback)
