@@ -12,7 +12,7 @@ import pytest
 from pyarrow import csv
 
 from buckets import bucket_server, empty_memory, new_bucket
-from forebay.testing.leaks import no_leaks
+from kit.leaks import no_leaks
 from large_pages import use_large_pages
 from trainers import Trainers
 

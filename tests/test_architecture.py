@@ -24,7 +24,7 @@ FLOORS = (
     ("observe", "pools", "collating", "mixing", "ranks", "lengths"),
     ("engine", "ledger", "show", "collate"),
     ("caching",),
-    ("loading", "outputs", "testing"),
+    ("loading", "outputs"),
     ("inputs", "loader"),
     ("runs", "items"),
     ("predicting",),
@@ -141,8 +141,6 @@ def _import_rules(place: str, ours: set[str]) -> Iterator[str]:
         if room == "cli":
             if own != "__main__":
                 yield "imports the command line, which only __main__ may"
-        elif room == "testing":
-            yield "imports testing, which is for tests"
         elif FLOOR_OF[room] >= FLOOR_OF[own]:
             yield f"imports upwards: {other}"
 
@@ -261,11 +259,6 @@ BROKEN = {
         "loader.py",
         "from forebay.cli import main",
         "imports the command line",
-    ),
-    "a library that leans on its tests": (
-        "runs/run.py",
-        "from forebay.testing import leaks",
-        "imports testing",
     ),
     "a long file": ("ledger/ledger.py", "\n" * MOST_LINES, f"more than {MOST_LINES}"),
     "a file of odds and ends": ("runs/utils.py", "", "has a name that says nothing"),

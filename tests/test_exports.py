@@ -13,10 +13,10 @@ import cloudpickle
 import pytest
 
 import forebay
+import forebay.collate
 import forebay.errors
-import forebay.testing
 
-DOORS = [forebay, forebay.testing]
+DOORS = [forebay, forebay.collate]
 
 
 def doors_with_names() -> list[tuple[ModuleType, str]]:

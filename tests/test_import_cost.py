@@ -24,7 +24,6 @@ def heavy_after(code: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
         "import forebay",
         "from forebay import preprocess",
         "import forebay.cli",
-        "from forebay.testing.leaks import no_leaks",
     ],
 )
 def test_an_import_loads_nothing_heavy(code: str) -> None:

@@ -25,13 +25,9 @@ def test_every_public_name_is_on_one_page_of_the_reference() -> None:
         for text in pages
         for name in re.findall(r"^::: forebay\.(\S+)$", text, re.M)
     ]
-    testing = {"testing.leaks.no_leaks", "testing.faults", "testing.conformance"}
-    testing.add("testing.fake_device.FakeDevice")
     received = {"outputs.staging.Output", "outputs.tars.OutputTar"}  # by functions, as `out`
     collating = {f"collate.{name}" for name in forebay.collate.__all__}
-    assert sorted(found) == sorted(
-        {*forebay.__all__, *collating, *received, *testing} - {"collate"}
-    )
+    assert sorted(found) == sorted({*forebay.__all__, *collating, *received} - {"collate"})
 
 
 def test_the_site_needs_no_server_and_nothing_from_elsewhere() -> None:

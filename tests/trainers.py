@@ -35,7 +35,7 @@ PRELUDE = """
 import gc, multiprocessing, os, signal, sys, threading
 import torch, forebay
 from pathlib import Path
-from forebay.testing.faults import Gate, hang
+from kit.faults import Gate, hang
 from torch.utils.data import Dataset, IterableDataset
 
 class Numbers(Dataset):
@@ -97,13 +97,14 @@ class Trainers:
     def __init__(self) -> None:
         import forebay
 
-        source = str(Path(forebay.__file__).parents[1])
+        ours = [Path(forebay.__file__).parents[1], Path(__file__).parent]  # the latter for `kit`
+        found = os.pathsep.join(map(str, ours))
         self._own = {MARK: str(os.getpid())}
         self._process: Any = subprocess.Popen(
             [sys.executable, "-W", "error", __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **self._own, "OMP_NUM_THREADS": "1", "PYTHONPATH": source},
+            env={**os.environ, **self._own, "OMP_NUM_THREADS": "1", "PYTHONPATH": found},
         )
         assert self.answer() == "ready"
 

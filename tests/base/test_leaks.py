@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.testing.leaks import no_leaks
+from kit.leaks import no_leaks
 
 # Says on stdout who it is, then waits until its stdin is closed.
 _WAITER = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"

@@ -18,7 +18,7 @@ from forebay.base import batches
 from forebay.collate import PackedBytes, by_field, packed
 from forebay.memory.packing import WORTH_PLACING, Packer, collate_into, memory_of, unpack
 from forebay.memory.slab import Slab
-from forebay.testing.fake_device import FakeDevice
+from kit.fake_device import FakeDevice
 from labelled import Labelled, Record
 
 FILES = [b"\xff\xd8 one \xff\xd9", b"", b"\0" * 300, bytes(range(256)), b"x"]

@@ -23,7 +23,7 @@ from forebay.ledger.records import Counts
 from forebay.observe.progress import Progress
 from forebay.runs.ranges import read_run_state
 from forebay.runs.source_code import load_work
-from forebay.testing.leaks import no_leaks
+from kit.leaks import no_leaks
 
 
 def make(dataset, folder, **options):

@@ -21,7 +21,7 @@ import forebay
 from forebay.base.files import Folder, Store
 from forebay.caching import copies
 from forebay.caching.index import Index
-from forebay.testing.faults import Gate
+from kit.faults import Gate
 
 URL = "memory://bucket/cache"
 PICTURES = [Pictures()[at] for at in range(40)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 
 from forebay.devices.slab import MOST_PER_CALL, PinnedWindow
-from forebay.testing.fake_device import FakeDevice
+from kit.fake_device import FakeDevice
 
 PAGE = mmap.PAGESIZE
 

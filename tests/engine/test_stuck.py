@@ -17,7 +17,8 @@ from forebay.engine.engine import Engine
 from forebay.engine.stuck import StuckWorker, warn_of_stuck_worker
 from forebay.pools.base import Pool
 from forebay.pools.events import Event, StacksTaken, TaskFinished, WorkerStarted
-from forebay.testing.faults import Gate
+from kit import faults
+from kit.faults import Gate
 
 STACKS = """\
 Thread 0x00007f01 (most recent call first):
@@ -191,8 +192,8 @@ def test_a_run_says_where_a_stuck_function_is(caught, one_input, tmp_path, backe
     (message,) = caught
     first, *others = message.splitlines()
     assert f"worker 0 has been running {one_input}/a for" in first
-    assert f'it is at "{__file__}", line ' in first
-    assert first.endswith(", in waits")
+    assert f'it is at "{faults.__file__}", line ' in first
+    assert first.endswith(", in wait")
     assert any("start it within the function" in each for each in others) == (backend == "process")
 
 
@@ -231,6 +232,6 @@ def test_a_loader_says_which_samples_are_stuck_and_where(caught, tmp_path, optio
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
     (message,) = caught
     assert "worker 0 has been running epoch 0, batch 1 for" in message
-    assert f'it is at "{__file__}", line ' in message
+    assert f'it is at "{faults.__file__}", line ' in message
     assert "The batch is samples [2, 3]." in message
     assert "multiprocessing_context='forkserver'" in message

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from forebay import Buffer, DataLoader, OptionError, mix
 from forebay.loading.epochs import HandOut
 from forebay.loading.settings import Settings
-from forebay.testing.fake_device import FakeDevice
+from kit.fake_device import FakeDevice
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

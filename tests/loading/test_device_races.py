@@ -14,7 +14,7 @@ from forebay.loading.messages import BatchRequest, BatchResult
 from forebay.loading.workers import BatchSlots, DeviceBatches
 from forebay.memory.packing import Packer
 from forebay.observe.record import Transfers
-from forebay.testing.fake_device import FakeDevice
+from kit.fake_device import FakeDevice
 
 ROWS = 3000
 

@@ -15,7 +15,7 @@ from streams import Noisy, until
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 import forebay
-from forebay.testing.faults import FAULTS
+from kit.faults import FAULTS
 
 # A machine of one core is warned of two workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from forebay.testing.faults import Gate
+from kit.faults import Gate
 
 # A machine of one core is warned of two workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")

@@ -13,7 +13,7 @@ import torch
 
 from forebay import DataLoader
 from forebay.base.batches import pinned
-from forebay.testing.fake_device import FakeDevice
+from kit.fake_device import FakeDevice
 
 
 class HostMemory(FakeDevice):

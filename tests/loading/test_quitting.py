@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from forebay.testing.faults import Gate
+from kit.faults import Gate
 
 MODES = {
     "plain": "num_workers=2",

@@ -15,8 +15,8 @@ from forebay.errors import OptionError
 from forebay.pools.base import InlinePool, Pool, ThreadPool
 from forebay.pools.events import Assignment, Job, TaskFinished, WorkerDied, WorkerStarted
 from forebay.pools.processes import ProcessPool
-from forebay.testing.conformance import PoolTests
-from forebay.testing.faults import FaultyJob, Gate
+from kit.conformance import PoolTests
+from kit.faults import FaultyJob, Gate
 
 
 class TestInline(PoolTests):

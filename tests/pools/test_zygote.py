@@ -23,8 +23,8 @@ from forebay.pools import processes, zygote
 from forebay.pools.base import Pool
 from forebay.pools.events import Answer, Assignment, Job, TaskFinished, WorkerDied, WorkerStarted
 from forebay.pools.processes import ProcessPool
-from forebay.testing.conformance import PATIENCE_S, PoolTests
-from forebay.testing.faults import FaultyJob, Gate, hang
+from kit.conformance import PATIENCE_S, PoolTests
+from kit.faults import FaultyJob, Gate, hang
 
 SOURCE = str(Path(forebay.__file__).parents[1])
 BLOCKED = {signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT}
@@ -311,7 +311,7 @@ def test_nothing_outlives_a_killed_driver(tmp_path, start, stopped):
     """Neither a stopped zygote, nor workers, nor daemons of theirs; whichever way they started."""
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
-    path = os.pathsep.join([SOURCE, str(Path(__file__).parent)])
+    path = os.pathsep.join([SOURCE, *map(str, Path(__file__).parents[:2])])
     driver = subprocess.Popen(
         [sys.executable, script, start],
         stdout=subprocess.PIPE,

@@ -10,7 +10,7 @@ from models import Numbers
 import forebay
 from forebay.failures import Failure
 from forebay.predicting.parts import Predicted, in_host_memory
-from forebay.testing.fake_device import FakeDevice
+from kit.fake_device import FakeDevice
 
 
 class Wide(Numbers):

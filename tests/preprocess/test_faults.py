@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from driving import call, calls, here, make_inputs, published, staged
-from works import copy, fail_odd, meet_fault, note_call
+from works import copy, fail_odd, note_call
 
 import forebay
 from forebay.errors import FailuresError, SampleTimeoutError, WorkerDiedError
@@ -22,6 +22,7 @@ from forebay.failures import MAX_TEXT
 from forebay.inputs.listing import local_inputs
 from forebay.runs import job as work
 from forebay.runs.report import FailureBudget
+from kit.faults import meet_fault
 
 # Time limit of runs in which an input hangs; no other may reach it, on a loaded machine either.
 HANG_S = 3.0

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from forebay.testing.faults import FAULTS
-
 
 def note_call(source: Path) -> None:
     """Add the input's name to the file `calls` beside its folder, in one write."""
@@ -80,16 +78,6 @@ def draw(source: Path, out: Any) -> dict[str, float]:
     import numpy
 
     return {"python": random.random(), "numpy": float(numpy.random.rand())}
-
-
-def meet_fault(source: Path, out: Any) -> dict[str, str]:
-    """Meet the fault that the input names; leave a partial file behind if it kills."""
-    fault = source.read_text().strip()
-    out.file(source.name).write_text("torn")
-    if fault in FAULTS:
-        FAULTS[fault]()
-    out.file(source.name).write_text(f"whole {fault}")
-    return {"fault": fault}
 
 
 def fail_once(source: Path, out: Any) -> dict[str, int]:

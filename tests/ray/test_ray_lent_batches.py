@@ -16,7 +16,7 @@ from driving import MARK
 from loaders import COUNT, Large, batches_of, loader_of
 from same import assert_same
 
-from forebay.testing.fake_device import FakeDevice
+from kit.fake_device import FakeDevice
 
 pytestmark = [
     pytest.mark.slow,

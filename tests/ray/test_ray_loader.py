@@ -21,7 +21,7 @@ from torch.utils.data import DistributedSampler
 
 import forebay
 from forebay.errors import OptionError
-from forebay.testing.fake_device import FakeDevice
+from kit.fake_device import FakeDevice
 
 pytestmark = [
     pytest.mark.slow,

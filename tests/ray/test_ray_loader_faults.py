@@ -13,7 +13,7 @@ from same import assert_same
 from streams import Lethal, Noisy
 
 from forebay import WorkerDiedError
-from forebay.testing.faults import hang
+from kit.faults import hang
 
 pytestmark = [
     pytest.mark.slow,

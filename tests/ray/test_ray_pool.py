@@ -22,8 +22,8 @@ from forebay.pools.ray_nodes import (
     shipped,
 )
 from forebay.pools.ray_pool import RayPool
-from forebay.testing.conformance import PoolTests
-from forebay.testing.faults import FaultyJob
+from kit.conformance import PoolTests
+from kit.faults import FaultyJob
 
 
 def pool_of(job: Job, **arguments: Any) -> RayPool:

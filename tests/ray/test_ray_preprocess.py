@@ -19,10 +19,11 @@ from driving import (
     start,
 )
 from functions_as_found import separate
-from works import copy, draw, fail_odd, fail_once, meet_fault, split
+from works import copy, draw, fail_odd, fail_once, split
 
 import forebay
 from forebay.errors import OptionError, SampleTimeoutError, WorkerDiedError
+from kit.faults import meet_fault
 from runs import run, table
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]

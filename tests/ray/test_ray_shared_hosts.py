@@ -13,7 +13,7 @@ from clusters import STORE_BYTES, ray, start_cluster, stop_cluster, until, zygot
 from driving import calls, make_inputs, published
 from test_ray_deaths import Threaded
 from test_ray_deaths import hosts as parents
-from works import copy, meet_fault
+from works import copy
 
 from forebay.options import Ray
 from forebay.pools import ray_pool as pools
@@ -21,8 +21,8 @@ from forebay.pools.base import Pool
 from forebay.pools.events import Assignment, Job, WorkerDied, WorkerStarted
 from forebay.pools.ray_nodes import Hosting, NodeCheck, shipped
 from forebay.pools.ray_pool import RayPool
-from forebay.testing.conformance import PoolTests
-from forebay.testing.faults import FaultyJob
+from kit.conformance import PoolTests
+from kit.faults import FaultyJob, meet_fault
 from runs import attempts, run, table
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_large_node")]

@@ -35,8 +35,7 @@ from forebay.pools.worker import (
 # The contract of a pool.
 #
 # A pool hosts workers. It makes no decisions: it starts, feeds, stops and kills workers on
-# request, and `wait` returns what happened to them. `forebay.testing.conformance.PoolTests` tests
-# every pool.
+# request, and `wait` returns what happened to them. `tests/kit/conformance.py` tests every pool.
 
 
 class Pool(ABC):

@@ -28,8 +28,8 @@ from forebay.pools.events import (
     WorkerDied,
     WorkerStarted,
 )
-from forebay.testing.faults import FaultyJob, Gate
-from forebay.testing.leaks import everything, left_since
+from kit.faults import FaultyJob, Gate
+from kit.leaks import everything, left_since
 
 # Longest wait for an event that must happen, on a loaded machine.
 PATIENCE_S = 180.0

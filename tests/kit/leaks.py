@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
-_SHM = Path("/dev/shm")  # noqa: S108 - looked at, never written
+_SHM = Path("/dev/shm")
 _MARK = "FOREBAY_NO_LEAKS"
 # More than /proc/PID/stat has: 52 numbers and a short name.
 _STAT_BYTES = 4096
@@ -258,7 +258,7 @@ def _shm_names() -> set[tuple[str, str]]:
     # Only names given by torch, multiprocessing or forebay: an abandoned file of another program
     # (joblib leaves some behind) would look like one of this process.
     names = [name for name in _names(_SHM) if name.startswith(("forebay", "psm_", "torch_"))]
-    return {("/dev/shm", name) for name in names}  # noqa: S108 - a name for a key
+    return {("/dev/shm", name) for name in names}
 
 
 def _is_foreign(name: str) -> bool:

@@ -83,7 +83,7 @@ class FakeDevice:
         self.allocated = self.staged = self.copied = self.moved_alone = 0
         self.registered: dict[int, int] = {}
         self._capacity, self._defers, self._refuses = capacity, defers, refuses
-        self._random = random.Random(seed)  # noqa: S311 - a test, no secret
+        self._random = random.Random(seed)
         self._lock = threading.RLock()
         self._memory: dict[int, np.ndarray[Any, Any]] = {}  # by address
         self._streams: dict[str, deque[FakeEvent | Callable[[], None]]] = {

@@ -131,3 +131,13 @@ class FaultyJob:
         """Create the file `closed`, if any."""
         if self._closed is not None:
             self._closed.touch()
+
+
+def meet_fault(source: Path, out: Any) -> dict[str, str]:
+    """Meet the fault that the input names; leave a partial file behind if it kills."""
+    fault = source.read_text().strip()
+    out.file(source.name).write_text("torn")
+    if fault in FAULTS:
+        FAULTS[fault]()
+    out.file(source.name).write_text(f"whole {fault}")
+    return {"fault": fault}
