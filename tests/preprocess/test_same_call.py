@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import socket
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,79 @@ def test_ranks_that_make_the_same_call_wait_for_the_one_that_works(
     assert finish(first)[:2] == finish(second)[:2] == (0, printed)
     made = calls(tmp_path)
     assert sorted(made) == ["0", "1", "2", "3"] or (verb == "cache" and set(made) == {*"0123"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verb", "printed"), [("preprocess", "3 1\n"), ("cache", "[0, 1, 2, 3]\n")]
+)
+def test_ranks_wait_for_the_one_that_works_in_a_bucket(tmp_path, launch, bucket, verb, printed):
+    """As in a folder: no input is processed twice, whichever rank is first."""
+    output = f"s3://{bucket.name}/out"
+    first = launch(verb, output=output)
+    reach_gate(tmp_path, first)
+    second = launch(verb, output=output)
+    assert f"the same call is running: pid {first.pid} on " in wait_line(second)
+    (tmp_path / "gate").touch()
+    assert finish(first)[:2] == finish(second)[:2] == (0, printed)
+    assert set(calls(tmp_path)) == {*"0123"}
+    assert verb == "cache" or len(calls(tmp_path)) == 4
+
+
+TRAINING = textwrap.dedent(
+    """
+    import os
+    import sys
+
+    import torch.distributed as dist
+
+    import forebay
+
+
+    class Items:
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            with open(sys.argv[2], "a") as calls:
+                calls.write(f"{index}\\n")
+            return index
+
+
+    dist.init_process_group("gloo")
+    samples = forebay.cache(Items(), sys.argv[1], num_workers=1, progress=False)
+    loader = forebay.DataLoader(
+        samples, batch_size=5, shuffle=True, seed=0, world_size="auto", num_workers=1
+    )
+    mine = [[index for batch in loader for index in batch.tolist()] for _ in range(2)]
+    found = [None, None]
+    dist.all_gather_object(found, mine)
+    dist.barrier()
+    dist.destroy_process_group()
+    assert [sorted(one + two) for one, two in zip(*found)] == [[*range(40)]] * 2, found
+    print(len(mine[0]))
+    """
+)
+
+
+@pytest.mark.slow
+def test_ranks_of_a_process_group_cache_before_they_train(tmp_path, monkeypatch):
+    """All of them call `cache`, as the script of one process does; each then has its samples."""
+    script, made = tmp_path / "train.py", tmp_path / "made"
+    script.write_text(TRAINING)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ranks = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        ranks.append(start(tmp_path / "cache", made, program=("-W", "ignore", script)))
+    assert [finish(each)[:2] for each in ranks] == [(0, "20\n")] * 2
+    counts = Counter(made.read_text().split())
+    # Three samples are loaded once more, to decide on the size of the shards.
+    assert set(counts) == {*map(str, range(40))} and sum(counts.values()) <= 43
 
 
 def test_a_process_that_waits_takes_over_when_the_other_one_dies(tmp_path, launch):
