@@ -279,7 +279,8 @@ def _sort(own: Integers, begin: int, end: int, counts: Integers, members: Intege
 #
 # - The blocks are dealt to lanes, which stay the same in all epochs. Each global batch has equally
 #   many samples of each lane, lane after lane, so a rank reads few lanes, and a node keeps their
-#   blocks. There are a power of two of them, which divides the global batch.
+#   blocks. Their number divides the global batch; where the number of ranks divides it, no two
+#   ranks read a block.
 # - In each epoch, the blocks of a lane come in another order. A window is some consecutive blocks
 #   of that order, and the samples of a window come in any order. The first one is a single block,
 #   and those after it double: the first batch needs little, and more is fetched meanwhile. Then one
@@ -346,11 +347,7 @@ class Windows:
     def __post_init__(self) -> None:
         """Deal the blocks to the lanes, so that all have nearly equally many samples."""
         lanes, rows = self.lanes, np.diff(self.starts)
-        # The largest first, to and fro: then no two lanes differ by more than one block.
-        place = np.empty(len(rows), np.int64)
-        place[np.argsort(-rows, kind="stable")] = np.arange(len(rows))
-        lane = place % lanes
-        lane = np.where(place // lanes % 2, lanes - 1 - lane, lane)
+        lane = dealt(rows, lanes)
         by_lane = np.argsort(lane, kind="stable")
         counts = np.bincount(lane, minlength=lanes)
         object.__setattr__(self, "_members", np.split(by_lane, np.cumsum(counts)[:-1]))
@@ -451,6 +448,17 @@ class Windows:
         return _LaneOrder(blocks, ends, ends[bounds - 1], bounds, keys + np.uint64(key & MASK))
 
 
+def dealt(rows: npt.NDArray[np.int64], lanes: int) -> npt.NDArray[np.int64]:
+    """Return the lane of each block, from the number of its samples.
+
+    The largest come first, to and fro: then no two lanes differ by more than one block.
+    """
+    place = np.empty(len(rows), np.int64)
+    place[np.argsort(-rows, kind="stable")] = np.arange(len(rows))
+    lane = place % lanes
+    return np.where(place // lanes % 2, lanes - 1 - lane, lane)
+
+
 def lanes_for(batch: int, blocks: int, window: int) -> int:
     """Return how many lanes to deal blocks to.
 
@@ -459,8 +467,8 @@ def lanes_for(batch: int, blocks: int, window: int) -> int:
         blocks: How many blocks there are.
         window: How many blocks are to be shuffled together, over all lanes.
     """
-    most = min(batch & -batch, MOST_LANES, max(min(blocks, window) // LEAST_BLOCKS, 1))
-    return 1 << (most.bit_length() - 1)
+    most = min(batch, MOST_LANES, max(min(blocks, window) // LEAST_BLOCKS, 1))
+    return next(lanes for lanes in range(most, 0, -1) if batch % lanes == 0)
 
 
 class InOrder:

@@ -28,6 +28,7 @@ from cached import Made, Point
 import forebay
 from buckets import PATIENCE_S
 from forebay.caching import arrow_shards, remote
+from forebay.caching.fetcher_process import Place
 from forebay.caching.link import Link
 from forebay.grouping import InOrder
 from forebay.observe.record import Fetched
@@ -310,7 +311,7 @@ def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(server, root):
 def test_what_is_fetched_ahead_is_kept_between_epochs(server, monkeypatch, persistent_workers):
     """The loader has one connection for it as long as it lives, workers or not."""
     made = []
-    monkeypatch.setattr(remote, "Link", lambda place: made.append(place) or Link(place))
+    monkeypatch.setattr(remote, "Link", lambda process: made.append(process.place) or Link(process))
     cached = forebay.open_cache(URL, window="150KB")
     cached[0]
     options = {} if persistent_workers is None else {"persistent_workers": persistent_workers}
@@ -356,12 +357,12 @@ def test_a_state_of_another_window_is_refused_within_an_epoch(server):
 
 
 class Quiet:
-    """A connection to nobody, which notes what is held; it shares a table of ten blocks."""
+    """A connection to nobody, which notes what is held."""
 
-    def __init__(self, entries):
-        table = os.memfd_create("table")
-        os.write(table, np.array(entries, np.uint64).tobytes())
-        self.descriptors, self.held = [os.dup(table), os.dup(table), table], Counter()
+    descriptors = ()
+
+    def __init__(self):
+        self.held = Counter()
 
     def post(self, op, blocks=(), **_):
         """Count a block once for each time that it is held."""
@@ -370,6 +371,7 @@ class Quiet:
 
     def heard(self):
         """Return that nothing came."""
+        return {}
 
     def close(self):
         """Do nothing."""
@@ -377,22 +379,19 @@ class Quiet:
 
 def lookahead(monkeypatch, connect):
     """Return the lookahead of a loader that reads ten blocks of 100 bytes in order, two at once."""
-    monkeypatch.setattr(remote, "Link", lambda place: connect())
+    monkeypatch.setattr(remote, "Link", lambda process: connect())
     monkeypatch.setattr(remote, "AHEAD_BYTES", 200)
     blocks = SimpleNamespace(length=np.full(10, 100, np.uint32))
-    reader, order = SimpleNamespace(blocks=blocks, place=None), InOrder(np.arange(0, 101, 10), 10)
+    reader = SimpleNamespace(blocks=blocks, place=Place(URL), process=None)
+    order = InOrder(np.arange(0, 101, 10), 10)
     return remote.Lookahead(reader, order, range(1), None, Fetched())
 
 
-@pytest.mark.parametrize(
-    ("on_disk", "held"),
-    [((), [[0, 1], [2, 3], [8, 9]]), ((0, 1, 2, 3), [[0, 1, 2, 3], [2, 3, 4, 5], [8, 9, 0, 1]])],
-)
-def test_windows_are_held_as_far_as_there_is_room(monkeypatch, on_disk, held):
-    """What is on disk takes none of it, twice as much at most; what was jumped over is left out."""
-    quiet = Quiet([remote.ON_DISK * (block in on_disk) for block in range(10)])
+def test_windows_are_held_as_far_as_there_is_room(monkeypatch):
+    """Those of the next epoch, too; what was jumped over is left out."""
+    quiet = Quiet()
     ahead = lookahead(monkeypatch, lambda: quiet)
-    for sample, wanted in zip((0, 20, 80), held, strict=True):
+    for sample, wanted in ((0, [0, 1]), (20, [2, 3]), (80, [8, 9]), (90, [0, 9])):
         ahead.reached(0, 0, sample)
         assert sorted(+quiet.held) == sorted(wanted)
 
@@ -411,7 +410,7 @@ class Interrupted(Quiet):
 
 def test_ctrl_c_within_a_message_costs_the_connection(monkeypatch):
     """Its rest would be read as the next one; another connection holds the same blocks."""
-    links = [Interrupted([0] * 10), Quiet([0] * 10)]
+    links = [Interrupted(), Quiet()]
     ahead = lookahead(monkeypatch, iter(links).__next__)
     with pytest.raises(KeyboardInterrupt):
         ahead.reached(0, 0, 0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.grouping import LEAST_BLOCKS, InOrder, Windows, lanes_for
+from forebay.grouping import LEAST_BLOCKS, MOST_LANES, InOrder, Windows, lanes_for
 from forebay.plan import Plan
 
 ROWS = st.lists(st.integers(1, 30), min_size=1, max_size=150)
@@ -78,11 +78,12 @@ def test_samples_of_neighbouring_batches_are_mixed():
 
 @pytest.mark.parametrize("batch", [1, 6, 64, 96, 1000, 4096])
 def test_lanes_divide_the_global_batch_and_have_blocks_enough(batch):
-    """A power of two; no window of a lane is too small to mix."""
+    """As many as the blocks allow; no window of a lane is too small to mix."""
     for blocks, together in ((3, 100), (50, 7), (1000, 1000), (2_400_000, 1000)):
         lanes = lanes_for(batch, blocks, together)
         assert batch % lanes == 0
-        assert lanes & (lanes - 1) == 0
+        most = min(batch, MOST_LANES, max(min(blocks, together) // LEAST_BLOCKS, 1))
+        assert not [each for each in range(lanes + 1, most + 1) if batch % each == 0]
         assert lanes == 1 or min(blocks, together) >= LEAST_BLOCKS * lanes
 
 

@@ -154,6 +154,10 @@ def _is_standard(folder: str) -> bool:
     return folder == _STANDARD_LIBRARY or os.path.basename(folder) == "lib-dynload"
 
 
+# Descriptors that workers need beside their own: what is sent to them names these by number.
+descriptors_for_workers: set[int] = set()
+
+
 # ---- machine -------------------------------------------------------------------------------------
 # How many cores this process may use, and how long processes of its machine wait for resources.
 

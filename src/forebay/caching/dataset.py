@@ -313,7 +313,7 @@ def cached_dataset(
     plan, classes = index.plan, {**known_classes(index), **classes}
     if isinstance(place, Folder):
         return CachedDataset(Shards(place.path, plan), plan, transform, classes)
-    from forebay.caching.link import Place
+    from forebay.caching.fetcher_process import Place
     from forebay.caching.remote import BucketReader
 
     return CachedDataset(BucketReader(Place(place.url)), plan, transform, classes, WINDOW)
@@ -327,7 +327,7 @@ def _in_bucket(
     url: str, directory: str | os.PathLike[str] | None, disk: float | str
 ) -> BucketReader:
     """Return what reads a cache in a bucket."""
-    from forebay.caching.link import Place
+    from forebay.caching.fetcher_process import Place
     from forebay.caching.remote import BucketReader
 
     nbytes = parse_bytes(disk, "disk") if disk else 0

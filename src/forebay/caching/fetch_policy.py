@@ -380,11 +380,11 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 class Residency:
-    """Which blocks are here, and who holds them.
+    """Which blocks are in memory, who holds them, and which blocks on disk are of use.
 
-    A block is in memory as long as a window or a reader holds it, or on disk: those that arrive
-    first stay there, whatever is used later, since with a new order in each epoch the block that
-    was used last is no less likely to be needed next (see docs/design/0011).
+    A block is in memory as long as a window or a reader holds it. On disk, those that arrive first
+    stay, whatever is used later, since with a new order in each epoch the block that was used last
+    is no less likely to be needed next (see docs/design/0011).
     """
 
     def __init__(self) -> None:
@@ -425,7 +425,7 @@ class Residency:
 
     def is_here(self, block: int) -> bool:
         """Return whether a block can be read."""
-        return block in self._in_memory or block in self._used
+        return block in self._in_memory
 
     def put_in_memory(self, block: int) -> None:
         """Note that a block has arrived in memory."""
@@ -433,7 +433,11 @@ class Residency:
 
     def put_on_disk(self, block: int) -> None:
         """Note that a block is on disk."""
-        self._used[block] = self._epoch or 0
+        self._used.setdefault(block, self._epoch or 0)
+
+    def forget(self, block: int) -> None:
+        """Note that a block is on disk no more."""
+        self._used.pop(block, None)
 
     def stale(self) -> list[int]:
         """Forget blocks on disk that were used neither in this epoch nor in the last; return them.

@@ -1,11 +1,12 @@
-"""The process that fetches blocks of one cache for all processes of a node.
+"""The process that fetches blocks of one cache for the processes of one training.
 
     clients ── socket ──> loop ──> Residency, Requests (pure) ──> threads ── GET, verify ──┐
-                           └─< table: where each block lies <── memory, disk <─────────────┘
+                           └─< table: where each block lies <── memory <── disk <──────────┘
 
-One thread owns the state. Others fetch, verify and write into memory or onto the disk; what they
-did comes back through a queue. A reader finds a block in the table, which all processes map, and
-sends a message only if the block is not there. When the last client has gone, the process ends.
+One thread owns the state. Others fetch from the bucket, read the disk, verify, and write into
+memory and onto the disk; what they did comes back through a queue. A reader finds a block in the
+table, which all processes map, and sends a message only if the block is not there. The process ends
+with the one that opened the cache (see `fetcher_process.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,8 @@ import queue
 import random
 import secrets
 import selectors
-import signal
 import socket
-import struct
-import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +34,7 @@ import numpy as np
 
 from forebay.base.memory_files import memory_file
 from forebay.base.output_names import PRIVATE
-from forebay.base.process import OOM_AFTER_WORKERS, die_when_memory_runs_out
+from forebay.base.process_ties import watch_maker_of
 from forebay.base.store_errors import BROKEN, MISSING, THROTTLED, store_advice
 from forebay.caching.fetch_policy import (
     MOST_REQUESTS,
@@ -52,32 +49,31 @@ from forebay.caching.fetch_policy import (
     Unit,
     percentile,
 )
+from forebay.caching.fetcher_process import Place
+from forebay.caching.lane_files import LaneFile, LaneFiles
 from forebay.caching.layout import BLOCKS, DAMAGES, INDEX, Blocks, shard_name
-from forebay.caching.link import (
-    IN_MEMORY,
-    ON_DISK,
-    START_S,
-    Place,
-    described,
-    entry_of,
-    messages,
-    packed,
-)
-from forebay.caching.stores import BucketError, Pins, bucket_at
+from forebay.caching.link import ALIVE, accepted, described, entry_of, messages, packed
+from forebay.caching.stores import BucketError, bucket_at
 from forebay.errors import ChangedError, ForebayError, InputError, shortened, shown_location
+from forebay.grouping import dealt
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
 
-# How often clients hear what was fetched.
+# How often clients hear what was fetched, and that this process lives.
 _FACTS_S = 1.0
 _RECV_BYTES = 1 << 16
+# How many threads read the disk.
+_DISK_THREADS = 4
+# What a loader says of its lanes.
+_LANES = "lanes", "first", "stop", "nbytes"
 
 
 class _Target(NamedTuple):
-    """Where the bytes of a block go: into a slot of the memory; without one, onto the disk."""
+    """Where the bytes of a block go: into memory, and onto the disk if there is space."""
 
-    offset: int
-    slot: Slot | None = None
+    slot: Slot
+    file: LaneFile | None = None
+    place: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -102,13 +98,16 @@ class _Question:
 class Fetcher:
     """The state of the process; see the module."""
 
-    def __init__(self, place: Place, listening: socket.socket) -> None:
+    def __init__(self, place: Place, incoming: socket.socket) -> None:
         """Open the cache.
+
+        Args:
+            incoming: Where clients hand over their connections.
 
         Raises:
             ForebayError: It cannot be opened; clients get the words.
         """
-        self._place, self._listening = place, listening
+        self._place, self._incoming = place, incoming
         self._bucket = bucket_at(place.url)
         self._threads = ThreadPoolExecutor(MOST_REQUESTS, "forebay-fetch")
         self._index_bytes, blocks = self._threads.map(self._read, (INDEX, BLOCKS))
@@ -128,28 +127,31 @@ class Fetcher:
                 f"{shown_location(place.url)}/{PRIVATE}: the index of the cache is damaged: "
                 f"{shortened(error)}\n  Call forebay.cache with the same dataset and URL."
             ) from error
-        self._lengths, self._per_shard = self._blocks.length, per_shard
+        self._lengths, self._per_shard, self._samples = self._blocks.length, per_shard, samples
         self._slab = Slab()
         self._slab.record_size(int(self._lengths.max()))
         self._id = secrets.token_hex(8)
         self._slots: dict[int, Slot] = {}
         folder = Path(place.directory) / place.name if place.directory and place.disk else None
         identity = f"{crc32(self._index_bytes):08x}{crc32(blocks_bytes):08x}"
-        self._pins = Pins(folder, identity, place.disk, self._lengths)
+        self._files = LaneFiles(folder, identity, place.disk, self._lengths)
+        self._disk_threads = ThreadPoolExecutor(_DISK_THREADS, "forebay-disk")
+        self._lanes: list[int] = []  # of each block; empty without a loader that keeps blocks
+        self._has_looked = False  # into the files that others have locked
+        self._verified: set[int] = set()  # blocks on disk that were compared with their checksums
+        self._loading: dict[int, Slot] = {}
         self._table_file = _in_memory("table", bytes(8 * len(self._blocks)))
         self._table = np.frombuffer(mmap.mmap(self._table_file, 8 * len(self._blocks)), np.uint64)
         self._residency, self._requests = Residency(), Requests(random.Random())  # noqa: S311
         self._generation = self._number = 0
+        self._is_over = False
         self._clients: dict[socket.socket, _Client] = {}
         self._questions: dict[Key, list[_Question]] = {}
-        self._verifying: set[int] = set()
         # What threads did, each to be noted by a call.
         self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake = os.eventfd(0)
         self._selector = selectors.DefaultSelector()
         self._hits = 0
-        for block in self._pins.blocks.keys() - self._pins.unverified:
-            self._publish_pinned(block)
 
     def _read(self, name: str) -> bytes:
         where = f"{shown_location(self._place.url)}/{name}"
@@ -171,12 +173,13 @@ class Fetcher:
     # ---- the loop ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve clients until the last one has gone."""
-        until, next_facts = time.monotonic() + START_S, 0.0
-        self._listening.setblocking(False)
-        self._selector.register(self._listening, selectors.EVENT_READ)
+        """Serve clients until the process that opened the cache has ended."""
+        next_facts = 0.0
+        self._selector.register(self._incoming, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        while self._clients or (not self._number and time.monotonic() < until):
+        for ended in watch_maker_of(self._incoming):
+            self._selector.register(ended, selectors.EVENT_READ)
+        while not self._is_over:
             now = time.monotonic()
             for get in self._requests.due(now):
                 keys = [unit.key for unit in get.units if isinstance(unit.key, int)]
@@ -195,11 +198,14 @@ class Fetcher:
                 self._tell_facts()
 
     def _handle(self, source: Any, mask: int) -> None:
-        if source is self._listening:
-            with suppress(BlockingIOError):
-                self._welcome(self._listening.accept()[0])
+        if source is self._incoming:
+            connection, self._is_over = accepted(self._incoming)
+            if connection is not None:
+                self._welcome(connection)
         elif source == self._wake:
             os.eventfd_read(self._wake)
+        elif isinstance(source, int):  # the process that opened the cache has ended
+            self._is_over = True
         elif (client := self._clients.get(source)) is not None:
             try:
                 if mask & selectors.EVENT_WRITE:
@@ -216,24 +222,18 @@ class Fetcher:
             except (OSError, ValueError, KeyError, TypeError):  # it has gone, or is none of ours
                 self._part(client)
 
-    def _welcome(self, accepted: socket.socket) -> None:
+    def _welcome(self, connection: socket.socket) -> None:
         """Send a new client what it needs to read blocks."""
-        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        if struct.unpack("3i", credentials)[1] != os.geteuid():
-            accepted.close()
-            return
         self._number += 1
-        client = self._clients[accepted] = _Client(self._number, accepted)
-        facts = {"id": self._id, "extent": self._slab.extent, "disk": self._place.disk}
+        client = self._clients[connection] = _Client(self._number, connection)
+        facts = {"id": self._id, "extent": self._slab.extent}
         shared = [self._index_file, self._blocks_file, self._table_file, self._slab.fileno()]
-        shared += [self._pins.descriptor] * (self._pins.descriptor >= 0)
         try:
-            socket.send_fds(accepted, [packed(facts)], shared)
+            connection.setblocking(False)
+            self._selector.register(connection, selectors.EVENT_READ)
+            socket.send_fds(connection, [packed(facts)], shared)
         except OSError:
             self._part(client)
-            return
-        accepted.setblocking(False)
-        self._selector.register(accepted, selectors.EVENT_READ)
 
     def _part(self, client: _Client) -> None:
         """Forget a client that has gone."""
@@ -255,15 +255,22 @@ class Fetcher:
         match message["op"]:
             case "facts":
                 client.since = self._totals()
+            case "lanes":
+                self._keep_lanes(client, **{name: int(message[name]) for name in _LANES})
             case "hold":
                 blocks = self._known(message["blocks"])
                 epoch, due = int(message["epoch"]), int(message["due"])
-                self._hits += sum(map(self._residency.is_here, blocks))
+                on_disk = self._files.on_disk
+                self._hits += sum(
+                    each in on_disk or self._residency.is_here(each) for each in blocks
+                )
                 self._fetch(self._residency.hold(client.number, blocks, epoch), (1, epoch, due))
             case "need":
                 blocks = self._known(message["blocks"])
                 whole = {*self._known(message["whole"])}  # the others only if they come anyway
-                blocks = [each for each in blocks if each in whole or self._residency.is_held(each)]
+                if whole:
+                    self._look_on_disk()
+                blocks = [each for each in blocks if each in whole or self._comes(each)]
                 self._fetch(self._residency.hold(client.number, blocks), NEEDED)
                 self._ask(
                     _Question(client, {each for each in blocks if not self._table[each]}, blocks)
@@ -334,29 +341,90 @@ class Fetcher:
         """Tell trainers what was fetched since they began, for all of the node."""
         totals, latencies = self._totals(), self._requests.counts.latencies or (0.0,)
         now = {f"p{part}_s": percentile(latencies, part / 100) for part in (50, 95)}
-        now["on_disk"] = sum(int(self._lengths[block]) for block in self._pins.blocks)
+        now["on_disk"] = sum(int(self._lengths[block]) for block in self._files.on_disk)
         now["readers"] = sum(client.since is not None for client in self._clients.values())
         for client in list(self._clients.values()):
             if client.since is not None and not client.outgoing:
                 since = {name: total - client.since[name] for name, total in totals.items()}
                 self._tell(client, {"op": "facts", **since, **now})
+        for number in {each.client.number for asked in self._questions.values() for each in asked}:
+            client = next(each for each in self._clients.values() if each.number == number)
+            if not client.outgoing:
+                self._tell(client, ALIVE)
 
     # ---- blocks --------------------------------------------------------------------------------
 
     def _fetch(self, blocks: Sequence[int], rank: Rank) -> None:
         for block in blocks:
-            if block in self._pins.unverified:
-                self._pins.unverified.discard(block)
-                self._verifying.add(block)
-                self._threads.submit(self._verify, block, self._pins.blocks[block])
-            elif block not in self._verifying:
+            if block in self._files.on_disk:
+                self._load(block)
+            elif block not in self._loading:
                 self._requests.want(self._unit(block), rank)
 
-    def _verify(self, block: int, offset: int) -> None:
-        """Look whether a block that an earlier job put on disk is whole, in a thread."""
-        found = os.pread(self._pins.descriptor, int(self._lengths[block]), offset)
-        is_whole = crc32(found) == int(self._blocks.crc32[block])
-        self._put(partial(self._note_verified, block, is_whole))
+    def _comes(self, block: int) -> bool:
+        """Return whether a block need not be fetched for who needs a few of its samples."""
+        return block in self._files.on_disk or self._residency.is_held(block)
+
+    def _keep_lanes(
+        self, client: _Client, *, lanes: int, first: int, stop: int, nbytes: int
+    ) -> None:
+        """Lock the files of lanes, and keep their blocks there; tell the client what is not."""
+        if not 0 <= first < stop <= lanes:
+            raise ValueError(f"lanes {first} to {stop} of {lanes}")
+        if not self._lanes or lanes > max(self._lanes) + 1:  # those of the loader that has most
+            rows = np.diff(np.append(self._blocks.first, self._samples))
+            self._lanes = dealt(rows, lanes).tolist()
+        most = -(-len(self._lengths) // lanes)
+        try:
+            missing, why = self._files.claim(range(first, stop), nbytes, most), ""
+        except OSError as error:
+            missing, why = stop - first, error.strerror or str(error)
+        for block, file in self._files.on_disk.items():
+            if file.is_locked:
+                self._residency.put_on_disk(block)
+        if missing:
+            self._tell(client, {"op": "facts", "off_disk": [missing, stop - first, why]})
+
+    def _look_on_disk(self) -> None:
+        """Look into all files, once, if no loader has said which lanes it reads."""
+        if not self._has_looked and not self._files.by_lane:
+            self._files.find()
+        self._has_looked = True
+
+    def _load(self, block: int) -> None:
+        """Read a block from disk into memory, in a thread."""
+        if block not in self._loading:
+            self._loading[block] = slot = self._slot()
+            file = self._files.on_disk[block]
+            place, _ = file.blocks[block]
+            is_known = file.is_locked and block in self._verified
+            self._disk_threads.submit(self._read_disk, block, file, place, slot, is_known)
+
+    def _read_disk(
+        self, block: int, file: LaneFile, place: int, slot: Slot, is_known: bool
+    ) -> None:
+        is_whole = False
+        with suppress(OSError):
+            view = self._slab.view(slot)[: int(self._lengths[block])]
+            is_whole = file.read(place, view) and (
+                is_known or crc32(view) == int(self._blocks.crc32[block])
+            )
+        self._put(partial(self._note_read, block, file, is_whole))
+
+    def _note_read(self, block: int, file: LaneFile, is_whole: bool) -> None:
+        slot, is_held = self._loading.pop(block), self._residency.is_held(block)
+        if is_whole:
+            self._verified.add(block)
+        elif self._files.on_disk.get(block) is file:
+            self._files.remove(block)
+            self._residency.forget(block)
+        if is_whole and is_held:
+            self._publish(block, slot)
+            self._settle(block, None)
+            return
+        self._slab.give_back(slot)
+        if is_held:
+            self._requests.want(self._unit(block), NEEDED)
 
     def _unit(self, block: int) -> Unit:
         place = int(self._blocks.first[block]) // self._per_shard, int(self._blocks.offset[block])
@@ -370,27 +438,29 @@ class Fetcher:
                 self._table[block] = 0  # before the memory is used again
                 self._slab.give_back(slot)
 
-    def _target(self, block: int) -> _Target:
-        """Return where a block that arrives goes: onto the disk if there is space."""
-        if block not in self._pins.blocks:
-            place = self._pins.take(block)
-            if place is None and (stale := self._residency.stale()):
-                for old in stale:
-                    self._table[old] = 0
-                    self._pins.remove(old)
-                place = self._pins.take(block)
-            if place is not None:
-                return _Target(place)
-        slot = self._slab.take()
-        if slot is None:
+    def _slot(self) -> Slot:
+        if (slot := self._slab.take()) is None:
             raise MemoryError("no address space is left for blocks")
-        return _Target(slot.offset, slot)
+        return slot
+
+    def _target(self, block: int) -> _Target:
+        """Return where a block that arrives goes: onto the disk, too, if there is space."""
+        file = self._files.by_lane.get(self._lanes[block]) if self._lanes else None
+        if file is None or block in self._files.on_disk:
+            return _Target(self._slot())
+        if (place := file.take(block)) is None:
+            for old in self._residency.stale():
+                self._files.remove(old)
+                self._verified.discard(old)
+            place = file.take(block)
+        return _Target(self._slot(), *(() if place is None else (file, place)))
 
     def _perform(self, get: Get, targets: dict[int, _Target]) -> None:
         """Fetch units, verify them and put them where they belong; in a thread."""
         first = get.units[0]
         wrong: dict[Key, int] = {}
         parts: dict[Key, memoryview] = {}
+        written: set[int] = set()
         error: BucketError | None = None
         try:
             data = self._bucket.read(shard_name(first.shard), first.offset, get.length)
@@ -403,23 +473,25 @@ class Fetcher:
                 checksum = crc32(found)
                 if checksum != int(self._blocks.crc32[unit.key]):
                     wrong[unit.key] = checksum
-                else:
-                    self._write(targets[unit.key], found)
+                elif self._write(targets[unit.key], found):
+                    written.add(unit.key)
         except Exception as failure:  # noqa: BLE001 - a full disk, for example
             words = f"{type(failure).__name__}: {failure}"
             error = failure if isinstance(failure, BucketError) else BucketError(BROKEN, words)
-        self._put(partial(self._land, get, targets, wrong, parts, error))
+        self._put(partial(self._land, get, targets, wrong, parts, written, error))
 
     def _put(self, done: Callable[[], None]) -> None:
         self._done.put(done)
         os.eventfd_write(self._wake, 1)
 
-    def _write(self, target: _Target, data: memoryview) -> None:
-        file = self._slab.fileno() if target.slot else self._pins.descriptor
-        at = target.offset
-        while data:
-            written = os.pwrite(file, data, at)
-            data, at = data[written:], at + written
+    def _write(self, target: _Target, data: memoryview) -> bool:
+        """Write a block into memory; return whether it is on disk, too."""
+        self._slab.view(target.slot)[: len(data)] = data
+        with suppress(OSError):  # a broken disk, for example
+            if target.file is not None:
+                target.file.write(target.place, data)
+                return True
+        return False
 
     def _land(
         self,
@@ -427,6 +499,7 @@ class Fetcher:
         targets: dict[int, _Target],
         wrong: dict[Key, int],
         parts: dict[Key, memoryview],
+        written: set[int],
         error: BucketError | None,
     ) -> None:
         """Note what a thread did.
@@ -434,6 +507,7 @@ class Fetcher:
         Args:
             wrong: Checksums that are not those of the index.
             parts: The bytes of units that are parts.
+            written: The blocks that were written to disk.
             error: Why there is nothing.
         """
         now, done = time.monotonic(), list[Unit]()
@@ -443,43 +517,32 @@ class Fetcher:
             done, lost = self._requests.arrived(get.number, wrong, now)
         for unit in done:
             if isinstance(unit.key, int):  # it is held, or it would not be wanted
-                self._keep(unit.key, targets.pop(unit.key))
+                target = targets.pop(unit.key)
+                if target.file is not None:
+                    self._note_written(unit.key, target.file, target.place, written)
+                self._publish(unit.key, target.slot)
             self._settle(unit.key, parts.get(unit.key))
         for block, target in targets.items():
-            if target.slot is None:
-                self._pins.give_back(block, target.offset)
-            else:
-                self._slab.give_back(target.slot)
+            self._slab.give_back(target.slot)
+            if target.file is not None:
+                target.file.give_back(block, target.place)
         for each in lost:
             self._give_up(each)
 
-    def _note_verified(self, block: int, is_whole: bool) -> None:
-        self._verifying.discard(block)
-        if is_whole:
-            self._publish_pinned(block)
-            self._settle(block, None)
-            return
-        self._pins.remove(block)
-        if self._residency.is_held(block):
-            self._requests.want(self._unit(block), NEEDED)
-
-    def _keep(self, block: int, target: _Target) -> None:
-        if target.slot is None:
-            self._pins.add(block, target.offset)
-            self._publish_pinned(block)
+    def _note_written(self, block: int, file: LaneFile, place: int, written: set[int]) -> None:
+        if block in written and block not in self._files.on_disk:
+            self._files.add(block, file, place)
+            self._residency.put_on_disk(block)
+            self._verified.add(block)
         else:
-            self._slots[block] = target.slot
-            self._residency.put_in_memory(block)
-            self._publish(block, target.offset, IN_MEMORY)
+            file.give_back(block, place)
 
-    def _publish_pinned(self, block: int) -> None:
-        self._residency.put_on_disk(block)
-        self._publish(block, self._pins.blocks[block], ON_DISK)
-
-    def _publish(self, block: int, offset: int, kind: int) -> None:
+    def _publish(self, block: int, slot: Slot) -> None:
         """Let readers find a block."""
         self._generation += 1
-        self._table[block] = entry_of(offset, self._generation, kind)
+        self._slots[block] = slot
+        self._residency.put_in_memory(block)
+        self._table[block] = entry_of(slot.offset, self._generation)
 
     def _settle(self, key: Key, part: memoryview | None) -> None:
         """Answer those who waited for a unit."""
@@ -541,39 +604,3 @@ def _in_memory(name: str, data: bytes) -> int:
     while view:
         view = view[os.write(file, view) :]
     return file
-
-
-def main(_lock: int, listening: int, config: int) -> None:
-    """Run the process; the lock is released when it ends, however it does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer
-    die_when_memory_runs_out(OOM_AFTER_WORKERS)
-    with os.fdopen(config, "rb") as file:
-        given: dict[str, Any] = json.load(file)
-    path = given.pop("path")
-    server = socket.socket(fileno=listening)
-    try:
-        try:
-            fetcher = Fetcher(Place(**given), server)
-        except ForebayError as error:
-            _refuse_all(server, error)
-        else:
-            fetcher.run()
-    except BaseException:  # noqa: BLE001 - readers start another, which may say more
-        traceback.print_exc()
-    for each in (path, Path(path).with_suffix(".lock")):
-        with suppress(OSError):
-            os.unlink(each)
-    server.close()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _refuse_all(server: socket.socket, error: ForebayError) -> None:
-    """Tell those who wait for a connection why there is none."""
-    server.settimeout(0.0)
-    message = packed(described(error))
-    with suppress(OSError):
-        while True:
-            client, _ = server.accept()
-            with client:
-                client.sendall(message)

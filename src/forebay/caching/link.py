@@ -1,87 +1,44 @@
-"""Talk to the fetcher of a cache: find it or start it, send messages, receive answers.
+"""Talk to the fetcher of a cache: send messages, receive answers.
 
-    reader, trainer ── messages ──> socket in the user's runtime folder ──> fetcher
+    reader, trainer ── messages ──> one end of a pair of sockets, the other end ──> fetcher
                     <── answers; at first the descriptors of what it shares
 
-Whoever finds no fetcher takes a lock, which the new one keeps as long as it lives: there is one for
-each node and cache. It ends when the last connection to it does.
+A fetcher that is asked says every second that it lives. One that is silent for longer is continued,
+in case it was stopped, and then given up with an error.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import mmap
 import os
 import select
 import socket
 import struct
-import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from forebay.base.process import private_folder, standard_library_first
-from forebay.errors import ChangedError, ForebayError, InputError, OutputError, shown_location
+from forebay.caching.fetcher_process import FetcherProcess
+from forebay.errors import ChangedError, ForebayError, InputError, OutputError
 
 # Bytes of the JSON of a message, and of what follows it.
 _HEAD = struct.Struct("<IQ")
 # More than any message has.
 _MOST_JSON = 1 << 26
-# How long a new fetcher may take until it answers, and how often a look is taken for one.
-START_S, LOOK_S = 60.0, 0.02
-# Reads and writes return that often, so that Ctrl-C is noticed.
+# After how long a silent fetcher is continued, and after how long it is given up.
+CHECK_S, SILENT_S = 3.0, 60.0
+# Reads and writes return that often, so that Ctrl-C and the end of the fetcher are noticed.
 _STEP_S = 1.0
-_MOST_DESCRIPTORS = 8
-# Variables of the environment that say how to reach a bucket.
-_SETTINGS = ("AWS_", "AZURE_", "FSSPEC_", "GOOGLE_", "GCS_")
+_MOST_DESCRIPTORS = 4
 _ERRORS = {each.__name__: each for each in (ChangedError, InputError, OutputError)}
-
-_BOOT = (
-    "import os, sys; os.fork() and os._exit(0); sys.path[:] = sys.argv[4:]; "
-    "from forebay.caching.fetcher import main; main(*map(int, sys.argv[1:4]))"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a cache is, and what of it may be kept here.
-
-    Attributes:
-        url: Of its folder, with credentials if the user put some there.
-        directory: Where blocks are kept; None for memory only.
-        disk: Bytes to keep there.
-    """
-
-    url: str
-    directory: str | None = None
-    disk: int = 0
-
-    @property
-    def name(self) -> str:
-        """The name of the folder of this cache in its directory."""
-        return _hashed(self.url)
-
-    @property
-    def socket_name(self) -> str:
-        """The name of the socket of its fetcher: another one for other credentials or endpoints."""
-        folder = self.directory and os.path.realpath(self.directory)
-        environment = sorted(item for item in os.environ.items() if item[0].startswith(_SETTINGS))
-        return _hashed(self.url, folder, environment)
-
-
-def _hashed(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 class LinkBrokenError(ConnectionError):
-    """The fetcher has ended, or does not answer."""
+    """The fetcher has ended."""
 
 
 class Link:
@@ -93,15 +50,16 @@ class Link:
         close: Closes the connection, which the end of this object does, too.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, process: FetcherProcess) -> None:
         """Connect, and start a fetcher if there is none.
 
         Raises:
-            ForebayError: The fetcher could not open the cache; it has ended.
-            LinkBrokenError: It did not answer.
+            ForebayError: The fetcher could not open the cache, and has ended; or it is silent.
+            LinkBrokenError: It ended before it answered.
         """
-        self._socket = _connected(place)
-        self.close = weakref.finalize(self, self._socket.close)
+        self._process, self._silent_s = process, 0.0
+        self._socket = process.connect()
+        self.close = weakref.finalize(self, _close, self._socket, os.getpid())
         try:
             self._socket.settimeout(_STEP_S)
             self.facts, self.descriptors = self._welcomed()
@@ -113,8 +71,8 @@ class Link:
             raise error_of(self.facts)
 
     def _welcomed(self) -> tuple[dict[str, Any], list[int]]:
-        until = time.monotonic() + START_S
         while True:
+            began = time.monotonic()
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, 1, _MOST_DESCRIPTORS)
                 if not data:
@@ -122,11 +80,24 @@ class Link:
                 head = data + self._received(_HEAD.size - 1)
                 return self._message(head)[0], descriptors
             except TimeoutError:
-                pass
+                self._wait_longer(began)
             except OSError as error:
                 raise LinkBrokenError(str(error)) from error
-            if time.monotonic() > until:
-                raise LinkBrokenError(f"the fetcher did not answer in {START_S:g} s")
+
+    def _wait_longer(self, began: float) -> None:
+        """Note that nothing came in a step; raise InputError after too many of them."""
+        if self._process.pid is None:  # perhaps before it took the connection
+            raise LinkBrokenError("the fetcher ended")
+        # A pause of this process, such as by Ctrl-Z, does not count against the fetcher.
+        before = self._silent_s
+        self._silent_s += min(time.monotonic() - began, _STEP_S)
+        if before < CHECK_S <= self._silent_s:
+            self._process.resume()
+        if self._silent_s >= SILENT_S:
+            error = self._process.silent_error(SILENT_S)
+            self._process.kill()
+            self.close()
+            raise error
 
     def fileno(self) -> int:
         """Return the descriptor of the socket."""
@@ -137,8 +108,12 @@ class Link:
         data = memoryview(packed({"op": op, **fields}))
         try:
             while data:
-                with suppress(TimeoutError):
+                began = time.monotonic()
+                try:
                     data = data[self._socket.send(data) :]
+                    self._silent_s = 0.0
+                except TimeoutError:
+                    self._wait_longer(began)
         except OSError as error:
             raise LinkBrokenError(str(error)) from error
 
@@ -146,12 +121,14 @@ class Link:
         """Send a message, and return the answer and the bytes that come with it.
 
         Raises:
-            ForebayError: The fetcher could not do it.
+            ForebayError: The fetcher could not do it, or is silent.
             LinkBrokenError: It has ended.
         """
         try:
             self.post(op, **fields)
             answer, payload = self._message(self._received(_HEAD.size))
+            while answer == ALIVE:
+                answer, payload = self._message(self._received(_HEAD.size))
         except BaseException:  # such as Ctrl-C: the next call would get the rest of this answer
             self.close()
             raise
@@ -159,11 +136,13 @@ class Link:
             raise error_of(answer)
         return answer, payload
 
-    def heard(self) -> dict[str, Any] | None:
-        """Return the last message that came by itself; None if there is none."""
-        found = None
-        while select.select([self._socket], [], [], 0)[0]:
-            found = self._message(self._received(_HEAD.size))[0]
+    def heard(self) -> dict[str, Any]:
+        """Return what came by itself, the last value of each name."""
+        found: dict[str, Any] = {}
+        arrivals = select.poll()  # unlike select() it takes numbers beyond 1,023
+        arrivals.register(self._socket, select.POLLIN)
+        while arrivals.poll(0):
+            found |= self._message(self._received(_HEAD.size))[0]
         return found
 
     def _message(self, head: bytes | bytearray) -> tuple[dict[str, Any], bytearray]:
@@ -176,14 +155,28 @@ class Link:
         view = memoryview(data)
         try:
             while view:
-                with suppress(TimeoutError):
+                began = time.monotonic()
+                try:
                     count = self._socket.recv_into(view)
                     if not count:
                         raise LinkBrokenError("the fetcher ended")
-                    view = view[count:]
+                    view, self._silent_s = view[count:], 0.0
+                except TimeoutError:
+                    self._wait_longer(began)
         except OSError as error:
             raise LinkBrokenError(str(error)) from error
         return data
+
+
+def _close(connection: socket.socket, owner: int) -> None:
+    if os.getpid() == owner:  # a process that was forked meanwhile has it, too
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+# What a client that waits for an answer is told meanwhile.
+ALIVE = {"op": "alive"}
 
 
 def packed(message: dict[str, Any], payload_bytes: int = 0) -> bytes:
@@ -216,77 +209,33 @@ def error_of(message: dict[str, Any]) -> ForebayError:
     return _ERRORS.get(message["error"], InputError)(str(message["message"]))
 
 
-# ---- starting ------------------------------------------------------------------------------------
-
-
-def _connected(place: Place) -> socket.socket:
-    """Return a connection to the fetcher of a cache; start it if there is none."""
-    folder = private_folder()
-    if folder is None:
-        raise OutputError(
-            "no private folder for the socket of a cache can be made\n"
-            "  Nothing was fetched. Set XDG_RUNTIME_DIR, or TMPDIR, to a folder that you own."
-        )
-    path = os.path.join(folder, f"{place.socket_name}.socket")
-    until = time.monotonic() + START_S
-    while True:
-        found = socket.socket(socket.AF_UNIX)
-        with suppress(FileNotFoundError, ConnectionRefusedError):
-            found.connect(path)
-            return found
-        found.close()
-        lock_path = Path(path).with_suffix(".lock")
-        with lock_path.open("ab", buffering=0) as lock, suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock.fileno()), lock_path.stat()):
-                    _start(place, path, lock.fileno())
-            continue  # otherwise a fetcher that ended has removed the file
-        if time.monotonic() > until:
-            raise LinkBrokenError(f"the fetcher of {shown_location(place.url)} does not answer")
-        time.sleep(LOOK_S)  # another process is about to start it
-
-
-def _start(place: Place, path: str, lock: int) -> None:
-    """Start a fetcher that listens at a path; it is no child of this process."""
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-    config, write = os.pipe()
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
-        listening.listen(128)
-        descriptors = lock, listening.fileno(), config
-        try:
-            # In a pipe, since a command line can be read by everybody.
-            os.write(write, json.dumps({**asdict(place), "path": path}).encode())
-            os.close(write)
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-c", _BOOT),
-                    *map(str, descriptors),
-                    *standard_library_first(),
-                ],
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
+def accepted(incoming: socket.socket) -> tuple[socket.socket | None, bool]:
+    """Return the next connection, or None; and whether nobody is left who may hand over one."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(incoming, 1, 1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None, False
+    if not descriptors:
+        if data:
+            sys.stderr.write(
+                "forebay: the process that fetches blocks can take no connection: it has as many "
+                "open files as it may (ulimit -n)\n"
             )
-            process.wait()
-        finally:
-            os.close(config)
+        return None, not data
+    return socket.socket(fileno=descriptors[0]), False
 
 
 # ---- table ---------------------------------------------------------------------------------------
 
-# For each block, where it lies: 0, or page << 22 | generation << 2 | one of these.
-IN_MEMORY, ON_DISK = 1, 2
-GENERATIONS = 1 << 20
+# For each block, where it lies in the fetcher's memory: 0, or page << 22 | generation << 1 | 1.
+GENERATIONS = 1 << 21
 
 
-def entry_of(offset: int, generation: int, kind: int) -> int:
+def entry_of(offset: int, generation: int) -> int:
     """Return the entry of a block in the table."""
-    return offset // mmap.PAGESIZE << 22 | generation % GENERATIONS << 2 | kind
+    return offset // mmap.PAGESIZE << 22 | generation % GENERATIONS << 1 | 1
 
 
-def place_of(entry: int) -> tuple[int, int]:
-    """Return kind and offset of a block that has an entry."""
-    return entry & 3, (entry >> 22) * mmap.PAGESIZE
+def offset_of(entry: int) -> int:
+    """Return the offset of a block that has an entry."""
+    return (entry >> 22) * mmap.PAGESIZE

@@ -24,13 +24,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import types
 
+from forebay.base.formatting import counted
 from forebay.base.value_classes import Classes
 from forebay.base.value_readers import Bytes, Getter, getter_of, own
 from forebay.base.value_types import Spec, schema_of
 from forebay.caching.arrow_shards import refuse_compressed
+from forebay.caching.fetcher_process import FetcherProcess, Place
 from forebay.caching.index import Index
 from forebay.caching.layout import Blocks
-from forebay.caching.link import IN_MEMORY, ON_DISK, Link, LinkBrokenError, Place, place_of
+from forebay.caching.link import Link, LinkBrokenError, offset_of
 from forebay.caching.structure import rebuilder
 from forebay.errors import ForebayError, InputError, shown_location
 from forebay.grouping import InOrder, Window, Windows
@@ -38,6 +40,7 @@ from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
 from forebay.observe.progress import log
 from forebay.observe.record import Fetched
+from forebay.options import ranks_on_node
 
 # A block is fetched whole if so large a share of it is read at once, if it is read in order, or if
 # it is so small that its parts would be no less.
@@ -61,16 +64,14 @@ class Shared:
 
     def __init__(self, link: Link, place: Place) -> None:
         """Map it, and close the descriptors."""
-        index, blocks, table, memory, *disk = link.descriptors
+        index, blocks, table, memory = link.descriptors
         where = shown_location(place.url)
         self.id = link.facts["id"]
         self.index = Index.from_json(_mapped(index).data, where)
         self.blocks = self.index.blocks_in(_mapped(blocks).data, where)
         self.table = _mapped(table).view(np.uint64)
         self._slab = Slab.attach(memory, link.facts["extent"])
-        # Writable, since torch warns of what is not. It is only read.
-        self._disk = _mapped(disk[0], mmap.ACCESS_WRITE) if disk else None
-        for descriptor in (index, blocks, table, *disk):
+        for descriptor in (index, blocks, table):
             os.close(descriptor)
         known = {id(layout): layout for layout in self.index.layouts}  # shards share few
         schemas = {at: schema_of(each.names, each.specs) for at, each in known.items()}
@@ -78,19 +79,16 @@ class Shared:
 
     def bytes_of(self, block: int, entry: int) -> Bytes:
         """Return the memory of a block, which may be another's by now."""
-        kind, offset = place_of(entry)
-        length = int(self.blocks.length[block])
-        if kind == IN_MEMORY:
-            return np.frombuffer(self._slab.view(Slot(offset, length)), np.uint8)
-        assert self._disk is not None
-        return self._disk[offset : offset + length]
+        slot = Slot(offset_of(entry), int(self.blocks.length[block]))
+        return np.frombuffer(self._slab.view(slot), np.uint8)
 
 
 class BucketReader:
-    """The samples of a cache in a bucket. Pickled as the place of the cache."""
+    """The samples of a cache in a bucket. Pickled as the place of the cache, and its fetcher."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, process: FetcherProcess | None = None) -> None:
         self.place = place
+        self.process = process or FetcherProcess.of(place)
         self.classes: Classes = {}
         self._begin()
 
@@ -110,7 +108,7 @@ class BucketReader:
         self._rebuilders: dict[int, Callable[[Iterator[Any]], Any]] = {}
 
     def __reduce__(self) -> Any:
-        return BucketReader, (self.place,)
+        return BucketReader, (self.place, self.process)
 
     # ---- connection ----------------------------------------------------------------------------
 
@@ -120,18 +118,12 @@ class BucketReader:
             self._begin()
         found: Link | None = getattr(self._local, "link", None)
         if found is None:
-            found = self._local.link = Link(self.place)
+            found = self._local.link = Link(self.process)
             self._local.held, self._local.next = [], -1
             if self._shared is None or self._shared.id != found.facts["id"]:
                 self._shared = Shared(found, self.place)
                 self._decoded.clear()
                 self._rebuilders.clear()
-                if (kept := found.facts["disk"]) != self.place.disk:
-                    log.warning(
-                        "%s: another program of this node reads it with disk=%r, which holds until "
-                        "that one ends, instead of disk=%r",
-                        *(shown_location(self.place.url), kept, self.place.disk),
-                    )
             else:
                 for descriptor in found.descriptors:
                     os.close(descriptor)
@@ -154,8 +146,8 @@ class BucketReader:
         raise InputError(
             f"{shown_location(self.place.url)}: the process that fetches its blocks ended "
             f"{MOST_ENDS} times: {broken}\n"
-            "  It may have been killed for its memory; what it printed is on stderr. Make the "
-            "same call again."
+            "  It may have been killed for its memory, or have no open files left (ulimit -n); it "
+            "prints why to stderr. Make the same call again."
         ) from broken
 
     @property
@@ -381,9 +373,10 @@ class Lookahead:
     ) -> None:
         self._fetched, self._lengths = fetched, reader.blocks.length
         fetched.total = int(self._lengths.sum(dtype=np.int64))
-        self._place, self._order, self._lanes = reader.place, order, lanes
+        self._reader, self._order, self._lanes = reader, order, lanes
         share = len(lanes) / order.lanes
         self._room = int(2 * share * window) if window and share else AHEAD_BYTES
+        self._was_warned = False
         self._link: Link | None = None
         self._begin(0, 0, 0)
 
@@ -413,7 +406,9 @@ class Lookahead:
                 self._admit(batch)
                 self._link.post("release", blocks=ended)
             assert self._link is not None
-            for name, value in (self._link.heard() or {}).items():
+            heard = self._link.heard()
+            self._warn_of_disk(heard.get("off_disk"))
+            for name, value in heard.items():
                 if name in Fetched.__slots__:
                     setattr(self._fetched, name, value)
         except (LinkBrokenError, ForebayError):  # a reader says what is wrong
@@ -423,46 +418,56 @@ class Lookahead:
             raise
 
     def _connect(self) -> None:
-        self._link = Link(self._place)
-        self._table = _mapped(self._link.descriptors[2]).view(np.uint64)
+        self._link = Link(self._reader.process)
         for descriptor in self._link.descriptors:
             os.close(descriptor)
         self._link.post("facts")
-        for each in sorted(self._held, key=lambda held: held.number):
-            self._hold(each)
+        lanes, own, disk = self._order.lanes, self._lanes, self._reader.place.disk
+        if disk and own:
+            each = disk // lanes_on_node(len(own), lanes)
+            self._link.post("lanes", lanes=lanes, first=own.start, stop=own.stop, nbytes=each)
+        for held in sorted(self._held, key=lambda held: held.number):
+            self._hold(held)
+
+    def _warn_of_disk(self, said: tuple[int, int, str] | None) -> None:
+        """Log, once, of how many lanes the blocks are not kept on disk."""
+        if said is None or self._was_warned:
+            return
+        self._was_warned = True
+        count, of, why = said
+        log.warning(
+            "%s: blocks of %d of %s are not kept in directory=%r, but fetched in each epoch: %s",
+            *(shown_location(self._reader.place.url), count, counted(of, "lane")),
+            *(self._reader.place.directory, why or "another process has locked their files"),
+        )
 
     def _admit(self, batch: int) -> None:
-        """Have the next windows held as far as there is room; what is on disk takes none.
+        """Have the next windows held as far as there is room.
 
         Args:
             batch: The first global batch that was not made yet.
         """
-        known = [np.empty(0, np.int64), *(each.blocks for each in self._held)]
-        nbytes, in_memory = self._nbytes(np.concatenate(known))
-        while nbytes < 2 * self._room and len(self._epochs) < MOST_EPOCHS:
+        nbytes = sum(self._nbytes(each.blocks) for each in self._held)
+        while len(self._epochs) < MOST_EPOCHS:
             window = self._next or next(self._coming, None)
-            epoch = self._epochs[-1]
+            self._next, epoch = None, self._epochs[-1]
             if window is None:
                 self._epochs = range(self._epochs.start, epoch + 2)
                 self._coming = self._order.windows(self._seed, epoch + 1, self._lanes)
                 continue
             if (epoch, window.until) < (self._epochs.start, batch):  # it never had room
-                self._next = None
                 continue
-            more, more_in_memory = self._nbytes(window.blocks)
-            nbytes, in_memory = nbytes + more, in_memory + more_in_memory
-            self._next = window if self._held and in_memory > self._room else None
-            if self._next is not None:
+            nbytes += self._nbytes(window.blocks)
+            if self._held and nbytes > self._room:
+                self._next = window
                 break
             self._number += 1
             held = _Held(epoch, window.until, self._number, window.due, window.blocks)
             heapq.heappush(self._held, held)
             self._hold(held)  # it is fetched while the next one is found
 
-    def _nbytes(self, blocks: npt.NDArray[np.int64]) -> tuple[int, int]:
-        """Return the bytes of blocks, and of those that are not on disk."""
-        lengths = self._lengths[blocks].astype(np.int64)
-        return int(lengths.sum()), int(lengths[self._table[blocks] & 3 != ON_DISK].sum())
+    def _nbytes(self, blocks: npt.NDArray[np.int64]) -> int:
+        return int(self._lengths[blocks].sum(dtype=np.int64))
 
     def _hold(self, held: _Held) -> None:
         assert self._link is not None
@@ -479,8 +484,19 @@ class Lookahead:
         self._begin(0, 0, 0)
 
 
-def _mapped(descriptor: int, access: int = mmap.ACCESS_READ) -> Bytes:
-    return np.frombuffer(mmap.mmap(descriptor, 0, access=access), np.uint8)
+def lanes_on_node(own: int, lanes: int) -> int:
+    """Return how many lanes the ranks of this node read, which share `disk=`.
+
+    Args:
+        own: How many lanes this rank reads.
+        lanes: How many there are. Where no launcher says how many ranks a node has, all ranks count
+            as on this node.
+    """
+    return min(ranks_on_node() * own, lanes) if "LOCAL_WORLD_SIZE" in os.environ else lanes
+
+
+def _mapped(descriptor: int) -> Bytes:
+    return np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 # Exceptions of NumPy and Arrow for bytes that are not those of a block.

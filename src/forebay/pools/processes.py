@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from itertools import pairwise
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
@@ -29,7 +30,7 @@ from typing import Any, Literal, final
 
 from forebay.base.libraries import one_thread
 from forebay.base.memory_files import memory_file
-from forebay.base.process import standard_library_first
+from forebay.base.process import descriptors_for_workers, standard_library_first
 from forebay.errors import OptionError, WorkerDiedError
 from forebay.failures import Failure
 from forebay.pools import zygote
@@ -90,7 +91,7 @@ def pickled(job: Any) -> bytes:
 def fork(
     control: socket.socket, answers: int, job: Job | bytes, closing: Iterable[int] | None
 ) -> int:
-    """Fork the zygote, which closes these descriptors; None for all but its own two."""
+    """Fork the zygote, which closes these descriptors; None for all that it has no use for."""
     zygote.flush_streams()  # or the child would print the buffered output again
     driver, pid = os.getpid(), 0
     try:
@@ -100,10 +101,10 @@ def fork(
             gc.freeze()  # no object of the driver may be finalized here
             os.setsid()
             if closing is None:
-                low, high = sorted((control.fileno(), answers))
-                last = os.sysconf("SC_OPEN_MAX")
-                for first, end in ((3, low), (low + 1, high), (high + 1, last)):
-                    os.closerange(first, end)
+                kept = {control.fileno(), answers, *descriptors_for_workers}
+                ends = 2, *sorted(kept), os.sysconf("SC_OPEN_MAX")
+                for before, after in pairwise(ends):
+                    os.closerange(before + 1, after)
             else:
                 for descriptor in closing:
                     with suppress(OSError):
@@ -168,7 +169,7 @@ def execute(control: socket.socket, answers: int, payload: bytes, keep: Iterable
                 *map(str, descriptors),
                 *standard_library_first(),
             ],
-            pass_fds=(*descriptors, *keep),
+            pass_fds={*descriptors, *keep, *descriptors_for_workers},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )

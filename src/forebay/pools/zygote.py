@@ -18,9 +18,7 @@ the driver. If it is killed itself, the kernel kills the workers.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
-import fcntl
 import gc
 import os
 import pickle
@@ -36,49 +34,19 @@ from typing import NoReturn
 from forebay.base.libraries import keep_freed, use_one_thread
 from forebay.base.memory_files import memory_file
 from forebay.base.process import OOM_AFTER_WORKERS, die_when_memory_runs_out
+from forebay.base.process_ties import (
+    adopt_orphans,
+    continue_when_driver_ends,
+    die_with,
+    watch_maker_of,
+)
 from forebay.failures import Failure
 from forebay.pools.events import Assignment, Event, Job, TaskFailed, TaskFinished, as_sent
 from forebay.pools.job_loading import become_worker, load_job
 from forebay.pools.worker import Channel, failure_of, portable, serve, without_our_frames
 
-# ---- linux ---------------------------------------------------------------------------------------
-# Linux calls that tie processes together.
-
-# From <linux/prctl.h>.
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_CREDENTIALS = struct.Struct("3i")  # of a socket's maker: process, user, group
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def continue_when_driver_ends(control: int) -> None:
-    """Have the kernel continue this process, should it be stopped, when the driver is gone.
-
-    A stopped process does not notice that its socket was closed. The kernel also sends SIGCONT with
-    each order, and when the thread that started this process ends; a running process ignores it.
-    """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # also if a fork of the driver lives on
-    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
-    fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
-
-
-def watch_maker_of(control: socket.socket) -> list[int]:
-    """Return a descriptor that is ready to read when the process that made the socket has ended.
-
-    The socket itself stays open while a fork of that process lives, which has a copy. The list is
-    empty if the kernel or this Python has no such descriptors, or the process has already ended.
-    """
-    credentials = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    with suppress(AttributeError, OSError):
-        return [os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])]
-    return []
+# ---- descendants ---------------------------------------------------------------------------------
+# The processes that descend from one.
 
 
 def kill_descendants(ancestor: int) -> int:
@@ -106,10 +74,6 @@ def _descendants(ancestor: int) -> list[int]:
         found += generation
         generation = [child for pid in generation for child in children.get(pid, ())]
     return found
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 # ---- zygote --------------------------------------------------------------------------------------
@@ -222,7 +186,7 @@ class _Zygote:
         # The driver may block signals. SIGCHLD announces deaths, and workers expect the default.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         continue_when_driver_ends(control.fileno())
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # adopt descendants whose own parent has died
+        adopt_orphans()
         # Inherited by the workers, and before the user's code is imported.
         use_one_thread(is_limited=is_limited)
         keep_freed()

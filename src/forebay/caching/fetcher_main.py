@@ -1,0 +1,57 @@
+"""How the process that fetches blocks begins and ends."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from typing import NoReturn
+
+from forebay.base.process import OOM_AFTER_WORKERS, die_when_memory_runs_out
+from forebay.base.process_ties import continue_when_driver_ends
+from forebay.caching.fetcher import Fetcher
+from forebay.caching.fetcher_process import Place
+from forebay.caching.link import accepted, described, packed
+from forebay.errors import ForebayError
+
+
+def main(lock: int, incoming: int, config: int) -> NoReturn:
+    """Run the process; the lock is released when it ends, however it does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer
+    with os.fdopen(config, "rb") as file:
+        place = Place(**json.load(file))
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+    except OSError:  # another one was faster
+        os._exit(0)
+    die_when_memory_runs_out(OOM_AFTER_WORKERS)
+    with suppress(OSError, ValueError):  # each reader takes one, and each request
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    continue_when_driver_ends(incoming)
+    source = socket.socket(fileno=incoming)
+    try:
+        try:
+            fetcher = Fetcher(place, source)
+        except ForebayError as error:
+            _refuse_all(source, error)
+        else:
+            fetcher.run()
+    except BaseException:  # noqa: BLE001 - readers start another, which may say more
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _refuse_all(incoming: socket.socket, error: ForebayError) -> None:
+    """Tell those who wait for an answer why there is none."""
+    message = packed(described(error))
+    while (connection := accepted(incoming)[0]) is not None:
+        with connection, suppress(OSError):
+            connection.sendall(message)
