@@ -11,11 +11,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections import Counter
 from contextlib import suppress
 from itertools import chain
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,142 +21,25 @@ import pytest
 import torch
 from benchmarks.range_faults import Fault
 from benchmarks.range_server import RangeServer
-from cached import Made, Point
+from cached import Made
+from reading import (
+    SAMPLES,
+    URL,
+    ask,
+    await_no_fetcher,
+    equal,
+    fetchers,
+    sample,
+    texts,
+)
 
 import forebay
 from buckets import PATIENCE_S
-from forebay.caching import arrow_shards, remote
+from forebay.caching import remote
 from forebay.caching.fetcher_process import Place
 from forebay.caching.link import Link
 from forebay.grouping import InOrder
 from forebay.observe.record import Fetched
-
-SAMPLES = 600
-
-
-def sample(index):
-    """Return a sample with leaves of every kind, some of which vary or are missing."""
-    rng = np.random.default_rng(index)
-    return {
-        "image": torch.from_numpy(rng.integers(0, 256, (3, 5, 5), np.uint8)),
-        "jpeg": rng.bytes(int(rng.integers(0, 3000))),
-        "words": torch.arange(index % 7),
-        "name": f"sample {index}",
-        "at": Point(index, index / 2),
-        "is_odd": bool(index % 2),
-        "rare": None if index % 3 else index,
-        "vector": rng.standard_normal(3),
-        "logical": torch.tensor([bool(index % 2)]),
-        "objects": [
-            {"box": [at, 0.5], "parts": [{"name": f"part {at}"}] * at}
-            | ({"rare": b"x"} if at else {})
-            for at in range(index % 4)
-        ],
-        "either": index if index % 5 else f"word {index}",
-        **({"extra": (index, ("x",) * (index % 3))} if index % 7 == 0 else {}),
-    }
-
-
-def equal(one, other):
-    """Return whether two samples are the same, types included."""
-    assert one.keys() == other.keys()
-    for key, value in one.items():
-        assert type(value) is type(other[key]), key
-        if isinstance(value, torch.Tensor):
-            assert value.dtype == other[key].dtype
-            assert torch.equal(value, other[key]), key
-        elif isinstance(value, np.ndarray):
-            assert np.array_equal(value, other[key]), key
-        else:
-            assert value == other[key], key
-    return True
-
-
-def texts(samples):
-    """Return what a batch has, as bytes."""
-    plain = [
-        [getattr(leaf, "tolist", lambda own=leaf: own)() for leaf in each.values()]
-        for each in samples
-    ]
-    return [repr(each).encode() for each in plain]
-
-
-def hashed(loader):
-    """Return a hash of the batches of an epoch."""
-    found = hashlib.sha256()
-    for batch in loader:
-        for each in batch:
-            found.update(each)
-    return found.hexdigest()
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """Make a folder with a bucket, and in it a cache whose shards have several blocks."""
-    folder = tmp_path_factory.mktemp("buckets")
-    dataset = Made(sample, SAMPLES)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrow_shards, "BATCH_BYTES", 8000)
-        patch.setattr("forebay.runs.cache.LEAST_SHARDS", 8)
-        forebay.cache(dataset, folder / "bucket" / "cache", num_workers=0, progress=False)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def running(root):
-    """Serve it."""
-    with RangeServer(root) as server:
-        yield server
-
-
-@pytest.fixture
-def server(running, monkeypatch):
-    """Have the server without faults, and clients find it."""
-    for name, value in running.environment.items():
-        monkeypatch.setenv(name, value)
-    running.set()
-    yield running
-    gc.collect()
-    await_no_fetcher()
-
-
-@pytest.fixture
-def local(root):
-    """Open the cache as files."""
-    return forebay.open_cache(root / "bucket" / "cache")
-
-
-URL = "s3://bucket/cache"
-
-
-def fetchers():
-    """Return the processes that fetch, of this test's server: they have its address."""
-    endpoint = f"={os.environ['AWS_ENDPOINT_URL']}".encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            own = endpoint in (folder / "environ").read_bytes()
-            if own and any(b"forebay.caching.fetcher" in word for word in words):
-                found.append(int(folder.name))
-        except OSError:
-            pass
-    return found
-
-
-def await_no_fetcher():
-    """Wait until the last one has ended: it notices at once that nobody reads any more."""
-    until = time.monotonic() + 30
-    while fetchers():
-        assert time.monotonic() < until, fetchers()
-        time.sleep(0.01)
-
-
-def ask(dataset, batch=24, epochs=1, **arguments):
-    """Return the hash of each epoch of a loader."""
-    usual = {"batch_size": batch, "shuffle": True, "seed": 3, "collate_fn": texts}
-    with forebay.DataLoader(dataset, **usual | arguments) as loader:
-        return [hashed(loader) for _ in range(epochs)]
 
 
 def ranks_of(dataset, world, **arguments):
@@ -291,15 +172,20 @@ def test_ranks_share_the_same_global_batches(server, world):
     assert found == ask(cached, 48, drop_last=True)[0]
 
 
-def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(server, root):
-    """Whoever needs it: they share one process that fetches."""
-    cached = forebay.open_cache(URL, window="150KB")
-    cached[0]
+@pytest.mark.parametrize("world", [4, 1])
+def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(server, root, monkeypatch, world):
+    """Each has a process of its own that fetches, and they read other blocks."""
+    ranks = []
+    for rank in range(world):
+        monkeypatch.setenv("AWS_RANK", f"{rank}")  # as in a process of its own
+        cached = forebay.open_cache(URL, window="150KB")
+        cached[0]
+        ranks.append(ranks_of(cached, world)[rank])
+    del cached
     server.set()
-    ranks = ranks_of(cached, 4)
     for parts in zip(*ranks, strict=True):
-        assert len(parts) == 4
-    assert len(fetchers()) == 1
+        assert len(parts) == world
+    assert len(fetchers()) == world
     for rank in ranks:
         rank.close()
     sizes = sum(path.stat().st_size for path in (root / "bucket" / "cache").glob("shard-*"))
@@ -391,8 +277,8 @@ def test_windows_are_held_as_far_as_there_is_room(monkeypatch):
     """Those of the next epoch, too; what was jumped over is left out."""
     quiet = Quiet()
     ahead = lookahead(monkeypatch, lambda: quiet)
-    for sample, wanted in ((0, [0, 1]), (20, [2, 3]), (80, [8, 9]), (90, [0, 9])):
-        ahead.reached(0, 0, sample)
+    for at, wanted in ((0, [0, 1]), (20, [2, 3]), (80, [8, 9]), (90, [0, 9])):
+        ahead.reached(0, 0, at)
         assert sorted(+quiet.held) == sorted(wanted)
 
 
@@ -453,7 +339,7 @@ def test_a_kill_costs_no_batch(server, tmp_path, who):
 
 
 def test_a_trainer_that_is_killed_leaves_nothing(server, tmp_path):
-    """No process, no shared memory; and its disk is adopted by the next."""
+    """No process, not even one that was stopped; and its disk is adopted by the next."""
     program = f"""
         import forebay
         if __name__ == "__main__":
@@ -472,7 +358,8 @@ def test_a_trainer_that_is_killed_leaves_nothing(server, tmp_path):
         [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout.readline() == b"read\n"
-        assert len(fetchers()) == 1
+        (fetcher,) = fetchers()
+        os.kill(fetcher, signal.SIGSTOP)
         process.kill()
     await_no_fetcher()
     server.set()

@@ -25,8 +25,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
@@ -95,12 +95,13 @@ class FetcherProcess:
         key = _key(place)
         if (known := _known.get(key)) is None:
             token = secrets.token_bytes(_TOKEN_BYTES)
-            try:
-                lock = memory_file("forebay-lock")
-                os.write(lock, token)
+            with _in_words(place), ExitStack() as undo:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            except OSError as error:
-                raise _refused(place, error) from error
+                undo.callback(ours.close)
+                undo.callback(theirs.close)
+                lock = memory_file("forebay-lock")
+                undo.pop_all()
+            os.write(lock, token)
             ours.setblocking(False)
             known = _known[key] = cls(place, token, (ours.detach(), theirs.detach(), lock))
         return known
@@ -147,21 +148,20 @@ class FetcherProcess:
         until = time.monotonic() + START_S
         requests = socket.socket(fileno=self._requests)
         try:
-            ours, theirs = socket.socketpair()
-            with theirs, ExitStack() as undo:
-                undo.enter_context(ours)
+            with _in_words(self.place), ExitStack() as undo:
+                ours, theirs = map(undo.enter_context, socket.socketpair())
                 while True:
                     self.keep_alive()
                     try:
                         socket.send_fds(requests, [b"c"], [theirs.fileno()])
-                        undo.pop_all()
-                        return ours
+                        break
                     except BlockingIOError:  # as many wait as the system allows
                         if time.monotonic() > until:
                             raise self.silent_error(START_S) from None
                     time.sleep(LOOK_S)
-        except OSError as error:
-            raise _refused(self.place, error) from error
+                undo.pop_all()
+                theirs.close()
+                return ours
         finally:
             requests.detach()
 
@@ -233,15 +233,19 @@ class FetcherProcess:
             time.sleep(LOOK_S)
 
 
-def _refused(place: Place, error: OSError) -> InputError:
-    """Return the error for a fetcher that the system does not let this process start or reach."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return InputError(
-        f"{shown_location(place.url)}: the process that fetches its blocks cannot be started or "
-        f"reached: {error.strerror or error}\n"
-        f"  Nothing was fetched. This process may have {soft:,} open files (ulimit -n); raise that "
-        "limit, or the limit of processes (ulimit -u)."
-    )
+@contextmanager
+def _in_words(place: Place) -> Iterator[None]:
+    """Raise InputError if the system refuses a process or open files."""
+    try:
+        yield
+    except OSError as error:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise InputError(
+            f"{shown_location(place.url)}: the process that fetches its blocks cannot be started "
+            f"or reached: {error.strerror or error}\n"
+            f"  Nothing was fetched. This process may have {soft:,} open files (ulimit -n): raise "
+            "that limit, or that of processes (ulimit -u)."
+        ) from error
 
 
 # Those of this process that are in use.

@@ -160,6 +160,13 @@ class Settings:
         cached, plan = cached_samples(self.loader.dataset), self.plan
         if cached is None or cached.remote is None:
             return None
+        if self.cluster is not None:  # what this process fetches is not where workers are
+            log.warning(
+                "%r: on a cluster, each worker fetches what its samples need; blocks are not "
+                "fetched ahead",
+                cached,
+            )
+            return None
         if plan is None:
             log.warning(
                 "%r: its samples are fetched one by one, since nothing says beforehand in which "
