@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -291,6 +292,8 @@ def _sort(own: Integers, begin: int, end: int, counts: Integers, members: Intege
 
 # More lanes than this would mix less in each, and there are hardly more ranks that share a batch.
 MOST_LANES = 256
+# Numbers of ranks that divide this are usual, and shall divide the lanes wherever they can.
+USUAL_RANKS = 8
 # The least number of blocks in a lane's window, and of windows in a lane.
 LEAST_BLOCKS = 4
 
@@ -460,7 +463,7 @@ def dealt(rows: npt.NDArray[np.int64], lanes: int) -> npt.NDArray[np.int64]:
 
 
 def lanes_for(batch: int, blocks: int, window: int) -> int:
-    """Return how many lanes to deal blocks to.
+    """Return how many lanes to deal blocks to: many, and such that 2, 4 or 8 ranks divide them.
 
     Args:
         batch: The global batch size.
@@ -468,7 +471,8 @@ def lanes_for(batch: int, blocks: int, window: int) -> int:
         window: How many blocks are to be shuffled together, over all lanes.
     """
     most = min(batch, MOST_LANES, max(min(blocks, window) // LEAST_BLOCKS, 1))
-    return next(lanes for lanes in range(most, 0, -1) if batch % lanes == 0)
+    divisors = (lanes for lanes in range(1, most + 1) if batch % lanes == 0)
+    return max(divisors, key=lambda lanes: (gcd(lanes, USUAL_RANKS), lanes))
 
 
 class InOrder:

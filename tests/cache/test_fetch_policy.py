@@ -245,7 +245,7 @@ def test_what_cannot_be_had_is_given_up(kind, tries):
 
 
 def test_a_block_of_two_clients_is_fetched_once_and_stays_for_both():
-    """Ranks of a node whose lanes meet."""
+    """Workers that read one window."""
     residency = Residency()
     assert residency.hold(1, [0, 1], 0) == [0, 1]
     residency.put_in_memory(0)
@@ -255,14 +255,16 @@ def test_a_block_of_two_clients_is_fetched_once_and_stays_for_both():
     assert sorted(residency.leave(2)) == [0, 2]
 
 
-def test_what_is_on_disk_stays():
-    """Whoever ends or leaves."""
+def test_what_is_on_disk_is_read_into_memory_when_it_is_held():
+    """And leaves memory with who held it."""
     residency = Residency()
     residency.put_on_disk(0)
-    assert residency.hold(1, [0, 1, 2], 0) == [1, 2]
-    residency.leave(1)
-    assert residency.is_here(0)
+    assert residency.hold(1, [0, 1, 2], 0) == [0, 1, 2]
+    residency.put_in_memory(0)
     assert residency.hold(2, [0]) == []
+    assert residency.leave(1) == [1, 2]
+    assert residency.leave(2) == [0]
+    assert not residency.is_here(0)
 
 
 def test_what_two_epochs_did_not_use_makes_place_and_what_an_earlier_job_left_does_not_at_once():
@@ -278,7 +280,9 @@ def test_what_two_epochs_did_not_use_makes_place_and_what_an_earlier_job_left_do
     residency.release(1, [0, 1, 0, 1, 0])
     assert residency.stale() == [2, 3]
     assert residency.stale() == []
-    assert residency.is_here(1)
+    residency.forget(1)
+    residency.hold(1, [9], 11)
+    assert residency.stale() == [0]
 
 
 @given(st.data())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -78,12 +80,13 @@ def test_samples_of_neighbouring_batches_are_mixed():
 
 @pytest.mark.parametrize("batch", [1, 6, 64, 96, 1000, 4096])
 def test_lanes_divide_the_global_batch_and_have_blocks_enough(batch):
-    """As many as the blocks allow; no window of a lane is too small to mix."""
+    """No window of a lane is too small to mix; 2, 4 and 8 ranks divide them where they can."""
     for blocks, together in ((3, 100), (50, 7), (1000, 1000), (2_400_000, 1000)):
         lanes = lanes_for(batch, blocks, together)
-        assert batch % lanes == 0
         most = min(batch, MOST_LANES, max(min(blocks, together) // LEAST_BLOCKS, 1))
-        assert not [each for each in range(lanes + 1, most + 1) if batch % each == 0]
+        others = [each for each in range(1, most + 1) if batch % each == 0]
+        assert lanes in others
+        assert all(each <= lanes or gcd(each, 8) < gcd(lanes, 8) for each in others)
         assert lanes == 1 or min(blocks, together) >= LEAST_BLOCKS * lanes
 
 
@@ -137,3 +140,24 @@ def test_an_order_of_a_hundred_million_samples_takes_no_array_of_them():
     order = Windows(starts, 1024, 256, 4)
     found = order.at(0, 1, np.array([0, 50_000_000, 100_799_999]))
     assert len({*found.tolist()}) == 3
+
+
+@pytest.mark.parametrize(("batch", "lanes"), [(240, 240), (1000, 200), (96, 96), (1024, 128)])
+def test_ranks_that_divide_the_lanes_read_disjoint_blocks(batch, lanes):
+    """Each block is read by one rank; the others share a lane with a neighbour."""
+    order = windows_of([40] * 2000, batch, 1000)
+    assert order.lanes == lanes
+    for world in (1, 2, 3, 4, 5, 8):
+        each, rest = divmod(batch, world)
+        if rest:
+            continue
+        own = [order.lanes_of(rank * each, each) for rank in range(world)]
+        blocks = [
+            block
+            for rank in own
+            for window in order.windows(3, 0, rank)
+            for block in window.blocks.tolist()
+        ]
+        if lanes % world == 0:
+            assert sorted(blocks) == [*range(2000)]
+        assert len(blocks) <= 2000 * (1 + (world - 1) / lanes) + world

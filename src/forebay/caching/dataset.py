@@ -227,11 +227,12 @@ def open_cache(
       to job, and fetches the rest when it is needed.
     - `disk=0` keeps nothing on disk.
 
-    In the last two, one process of the node fetches blocks of about 4 MiB for all others, checks
-    them, and shares them in memory. It starts with the first read and ends with the last process
-    that reads. With `disk=0`, the default, nothing is written to any disk; the memory that a
-    training takes is up to twice `window`, divided among the nodes, and as little as a few blocks
-    for other reads.
+    In the last two, a child of this process fetches blocks of about 4 MiB for all of its loaders
+    and workers, checks them, and shares them in memory. It ends with this process. With `disk=0`,
+    the default, nothing is written to any disk; the memory that a training takes is up to twice
+    `window`, divided among the ranks, and as little as a few blocks for other reads. Loaders keep
+    blocks on disk, each those of its own part, which no other process writes to meanwhile; whatever
+    is there is compared with its checksum.
 
     A `DataLoader` with `shuffle=True` and `seed=` takes samples from a window: some blocks that are
     in memory together, other ones in each epoch. Whatever the number of ranks and workers, and

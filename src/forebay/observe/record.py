@@ -194,7 +194,7 @@ class Fetched:
         on_disk: Bytes of blocks that stay on disk.
         total: Bytes of all blocks of the cache; 0 if there is none in a bucket.
         elapsed_s: Seconds since the loader began to read.
-        readers: How many loaders of the node read the cache.
+        readers: How many loaders of this process read the cache.
     """
 
     requests: int = 0
