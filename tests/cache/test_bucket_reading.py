@@ -181,8 +181,8 @@ def test_ranks_share_the_same_global_batches(server, world):
     ],
 )
 def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(server, root, monkeypatch, world, most):
-    """Each has a process of its own that fetches; 3 ranks share some of the 8 lanes."""
-    monkeypatch.setattr(remote, "MOST_EPOCHS", 2)  # nothing of the next epoch
+    """Each has a process of its own that fetches; 3 ranks share some of the 16 lanes."""
+    monkeypatch.setattr(remote, "MOST_EPOCHS", 2)  # the next epoch comes after the last batch
     ranks = []
     for rank in range(world):
         monkeypatch.setenv("AWS_RANK", f"{rank}")  # as in a process of its own
@@ -190,14 +190,15 @@ def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(server, root, monkeypa
         cached[0]
         ranks.append(ranks_of(cached, world)[rank])
     server.set()
-    for parts in zip(*ranks, strict=True):
-        assert len(parts) == world
+    batches = zip(*ranks, strict=True)
+    for _ in range(SAMPLES // 48):
+        next(batches)
+    fetched = server.counters()["bytes"]
     assert len(fetchers()) == world
     for rank in ranks:
         rank.close()
-    fetched = server.counters()["bytes"]
     sizes = sum(path.stat().st_size for path in (root / "bucket" / "cache").glob("shard-*"))
-    assert fetched <= most * sizes
+    assert sizes / 2 < fetched <= most * sizes
 
 
 @pytest.mark.parametrize("persistent_workers", [None, False, True])

@@ -34,7 +34,7 @@ import numpy as np
 
 from forebay.base.memory_files import memory_file
 from forebay.base.output_names import PRIVATE
-from forebay.base.process_ties import watch_maker_of
+from forebay.base.process import watch_maker_of
 from forebay.base.store_errors import BROKEN, MISSING, THROTTLED, store_advice
 from forebay.caching.fetch_policy import (
     MOST_REQUESTS,

@@ -13,8 +13,11 @@ import traceback
 from contextlib import suppress
 from typing import NoReturn
 
-from forebay.base.process import OOM_AFTER_WORKERS, die_when_memory_runs_out
-from forebay.base.process_ties import continue_when_driver_ends
+from forebay.base.process import (
+    OOM_AFTER_WORKERS,
+    continue_when_driver_ends,
+    die_when_memory_runs_out,
+)
 from forebay.caching.fetcher import Fetcher
 from forebay.caching.fetcher_process import Place
 from forebay.caching.link import accepted, described, packed

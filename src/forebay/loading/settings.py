@@ -160,19 +160,10 @@ class Settings:
         cached, plan = cached_samples(self.loader.dataset), self.plan
         if cached is None or cached.remote is None:
             return None
-        if self.cluster is not None:  # what this process fetches is not where workers are
-            log.warning(
-                "%r: on a cluster, each worker fetches what its samples need; blocks are not "
-                "fetched ahead",
-                cached,
-            )
-            return None
-        if plan is None:
-            log.warning(
-                "%r: its samples are fetched one by one, since nothing says beforehand in which "
-                "order. With seed=, blocks are fetched ahead",
-                cached,
-            )
+        if plan is None or self.cluster is not None:
+            why = "nothing says beforehand in which order. With seed=, blocks are fetched ahead"
+            why = why if plan is None else "workers on a cluster do not share what this one fetches"
+            log.warning("%r: its samples are fetched one by one, since %s", cached, why)
             return None
         log.info("%r: %s", cached, cached.described(plan.global_batch_size, plan.shuffle))
         first = plan.rank * plan.batch_size

@@ -33,10 +33,11 @@ from typing import NoReturn
 
 from forebay.base.libraries import keep_freed, use_one_thread
 from forebay.base.memory_files import memory_file
-from forebay.base.process import OOM_AFTER_WORKERS, die_when_memory_runs_out
-from forebay.base.process_ties import (
+from forebay.base.process import (
+    OOM_AFTER_WORKERS,
     adopt_orphans,
     continue_when_driver_ends,
+    die_when_memory_runs_out,
     die_with,
     watch_maker_of,
 )
