@@ -41,13 +41,13 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def running(root):
     """Serve it."""
-    with RangeServer(root) as server:
-        yield server
+    with RangeServer(root) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
-def server(running, monkeypatch):
-    """Have the server without faults, and clients find it."""
+def endpoint(running, monkeypatch):
+    """Have the endpoint without faults, and clients find it."""
     for name, value in running.environment.items():
         monkeypatch.setenv(name, value)
     running.set()

@@ -63,7 +63,7 @@ def ranks_of(dataset, world, **arguments):
 
 
 @pytest.mark.parametrize("way", ["one by one", "batches", "backwards"])
-def test_samples_are_those_of_the_files(server, local, way, monkeypatch):
+def test_samples_are_those_of_the_files(endpoint, local, way, monkeypatch):
     """By whole blocks or by parts of them, small as they are; they own their memory."""
     monkeypatch.setattr(remote, "SMALL_BYTES", 0)
     cached = forebay.open_cache(URL)
@@ -83,21 +83,21 @@ def test_samples_are_those_of_the_files(server, local, way, monkeypatch):
     assert equal(cached[0], local[0])
 
 
-def test_a_small_block_is_fetched_whole(server, root):
+def test_a_small_block_is_fetched_whole(endpoint, root):
     """Its parts would be more; in order, each block is fetched once."""
     cached = forebay.open_cache(URL)
     cached[500]  # after the fetcher has read the index
-    server.set()
+    endpoint.set()
     cached[100]
     at = int(cached._source.blocks.first.searchsorted(100, "right")) - 1
     sizes = sum(path.stat().st_size for path in (root / "bucket" / "cache").glob("shard-*"))
-    assert server.counters()["bytes"] == cached._source.blocks.length[at]  # less than its parts
-    server.set()
+    assert endpoint.counters()["bytes"] == cached._source.blocks.length[at]  # less than its parts
+    endpoint.set()
     assert len(list(cached)) == SAMPLES
-    assert server.counters()["bytes"] <= sizes
+    assert endpoint.counters()["bytes"] <= sizes
 
 
-def test_other_readers_work(server, local):
+def test_other_readers_work(endpoint, local):
     """Subset, mixtures, replay, predict, spawned and forked workers."""
     cached = forebay.open_cache(URL, window="60KB")
     subset = torch.utils.data.Subset(cached, [7, 3, 500])
@@ -117,7 +117,7 @@ def test_other_readers_work(server, local):
         assert loader.replay(epoch=0, batch=5) == batches[5]
 
 
-def test_a_transform_gets_samples_that_it_may_change(server, local):
+def test_a_transform_gets_samples_that_it_may_change(endpoint, local):
     """As of files."""
 
     def negate(each):
@@ -142,7 +142,7 @@ def test_a_transform_gets_samples_that_it_may_change(server, local):
         ),
     ],
 )
-def test_batches_do_not_depend_on_what_is_cached(server, root, tmp_path, disk, workers):
+def test_batches_do_not_depend_on_what_is_cached(endpoint, root, tmp_path, disk, workers):
     """Nor on workers, nor on whether the cache is in a bucket."""
     files = forebay.open_cache(root / "bucket" / "cache", window="150KB")
     folder = tmp_path if disk else None
@@ -151,7 +151,7 @@ def test_batches_do_not_depend_on_what_is_cached(server, root, tmp_path, disk, w
     assert ask(cached, epochs=2, **arguments) == ask(files, epochs=2)
 
 
-def test_the_order_differs_from_epoch_to_epoch_and_has_every_sample_once(server, local):
+def test_the_order_differs_from_epoch_to_epoch_and_has_every_sample_once(endpoint, local):
     """As with an exact shuffle."""
     cached = forebay.open_cache(URL, window="100KB")
     with forebay.DataLoader(cached, 24, shuffle=True, seed=3, collate_fn=list) as loader:
@@ -163,7 +163,7 @@ def test_the_order_differs_from_epoch_to_epoch_and_has_every_sample_once(server,
 @pytest.mark.parametrize(
     "world", [2, 3, 8, *(pytest.param(each, marks=pytest.mark.thorough) for each in (1, 4, 6))]
 )
-def test_ranks_share_the_same_global_batches(server, world):
+def test_ranks_share_the_same_global_batches(endpoint, world):
     """3 and 6 do not divide the lanes."""
     cached = forebay.open_cache(URL, window="150KB")
     ranks = ranks_of(cached, world, drop_last=True)
@@ -180,7 +180,7 @@ def test_ranks_share_the_same_global_batches(server, world):
         pytest.param(3, 1.3, marks=pytest.mark.thorough),
     ],
 )
-def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(server, root, monkeypatch, world, most):
+def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(endpoint, root, monkeypatch, world, most):
     """Each has a process of its own that fetches; 3 ranks share some of the 16 lanes."""
     monkeypatch.setattr(remote, "MOST_EPOCHS", 2)  # the next epoch comes after the last batch
     ranks = []
@@ -189,11 +189,11 @@ def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(server, root, monkeypa
         cached = forebay.open_cache(URL, window="700KB")
         cached[0]
         ranks.append(ranks_of(cached, world)[rank])
-    server.set()
+    endpoint.set()
     batches = zip(*ranks, strict=True)
     for _ in range(SAMPLES // 48):
         next(batches)
-    fetched = server.counters()["bytes"]
+    fetched = endpoint.counters()["bytes"]
     assert len(fetchers()) == world
     for rank in ranks:
         rank.close()
@@ -202,7 +202,7 @@ def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(server, root, monkeypa
 
 
 @pytest.mark.parametrize("persistent_workers", [None, False, True])
-def test_what_is_fetched_ahead_is_kept_between_epochs(server, monkeypatch, persistent_workers):
+def test_what_is_fetched_ahead_is_kept_between_epochs(endpoint, monkeypatch, persistent_workers):
     """The loader has one connection for it as long as it lives, workers or not."""
     made = []
     monkeypatch.setattr(remote, "Link", lambda process: made.append(process.place) or Link(process))
@@ -214,7 +214,7 @@ def test_what_is_fetched_ahead_is_kept_between_epochs(server, monkeypatch, persi
     assert len(made) == 2
 
 
-def test_a_run_continues_on_other_ranks_and_an_empty_disk(server, tmp_path):
+def test_a_run_continues_on_other_ranks_and_an_empty_disk(endpoint, tmp_path):
     """Three ranks, then four, then two, in the middle of an epoch."""
     whole = ask(forebay.open_cache(URL, window="150KB"), 48, drop_last=True)[0]
     found, state = hashlib.sha256(), None
@@ -239,7 +239,7 @@ def test_a_run_continues_on_other_ranks_and_an_empty_disk(server, tmp_path):
     assert found.hexdigest() == whole
 
 
-def test_a_state_of_another_window_is_refused_within_an_epoch(server):
+def test_a_state_of_another_window_is_refused_within_an_epoch(endpoint):
     """Samples would be lost and repeated."""
     one, other = (forebay.open_cache(URL, window=size) for size in ("150KB", "60KB"))
     with forebay.DataLoader(one, 24, shuffle=True, seed=3, collate_fn=texts) as loader:
@@ -316,18 +316,18 @@ def test_ctrl_c_within_a_message_costs_the_connection(monkeypatch):
 # ---- what may go wrong ---------------------------------------------------------------------------
 
 
-def test_broken_answers_change_no_batch(server):
+def test_broken_answers_change_no_batch(endpoint):
     """503, resets, short bodies, flipped bits: a tenth of all answers and more."""
     cached = forebay.open_cache(URL, window="150KB")
     whole = ask(cached)
     kinds = "slowdown", "reset", "short", "flip"
-    server.set(faults=[Fault(kind, share=0.05, keys="*/shard-*") for kind in kinds])
+    endpoint.set(faults=[Fault(kind, share=0.05, keys="*/shard-*") for kind in kinds])
     assert ask(cached, num_workers=2, buffer="1MB") == whole
-    assert {*server.counters()["faults"]} == {*kinds}
+    assert {*endpoint.counters()["faults"]} == {*kinds}
 
 
 @pytest.mark.parametrize("who", ["fetcher", "worker"])
-def test_a_kill_costs_no_batch(server, tmp_path, who):
+def test_a_kill_costs_no_batch(endpoint, tmp_path, who):
     """The fetcher is started again by whoever needs it; what is on disk is adopted."""
     cached = forebay.open_cache(URL, disk="200KB", directory=tmp_path, window="150KB")
     whole = ask(cached)[0]
@@ -346,7 +346,7 @@ def test_a_kill_costs_no_batch(server, tmp_path, who):
         assert found.hexdigest() == whole
 
 
-def test_a_trainer_that_is_killed_leaves_nothing(server, tmp_path):
+def test_a_trainer_that_is_killed_leaves_nothing(endpoint, tmp_path):
     """No process, not even one that was stopped; and its disk is adopted by the next."""
     program = f"""
         import forebay
@@ -370,13 +370,13 @@ def test_a_trainer_that_is_killed_leaves_nothing(server, tmp_path):
         os.kill(fetcher, signal.SIGSTOP)
         process.kill()
     await_no_fetcher()
-    server.set()
+    endpoint.set()
     cached = forebay.open_cache(URL, disk="50MB", directory=tmp_path)
     assert len(list(cached)) == SAMPLES
-    assert not [key for key in server.counters()["bytes_by_key"] if "shard" in key]
+    assert not [key for key in endpoint.counters()["bytes_by_key"] if "shard" in key]
 
 
-def test_threads_of_a_process_read_at_once(server, local):
+def test_threads_of_a_process_read_at_once(endpoint, local):
     """Each has its own connection."""
     cached, found = forebay.open_cache(URL), []
 
@@ -400,24 +400,24 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("settings", "words"), ERRORS)
-def test_what_cannot_be_read_is_an_error_with_its_key(server, settings, words):
+def test_what_cannot_be_read_is_an_error_with_its_key(endpoint, settings, words):
     """Early, and never with credentials."""
-    server.set(**settings)
+    endpoint.set(**settings)
     with pytest.raises(forebay.InputError, match=f"(?s){words}") as raised:
         [*forebay.open_cache("s3://bucket/cache")]
     assert "Call" in str(raised.value) or "Check" in str(raised.value)
 
 
-def test_expired_credentials_are_renewed_once(server):
+def test_expired_credentials_are_renewed_once(endpoint):
     """The next try has new ones."""
     cached = forebay.open_cache(URL)
-    server.set(faults=[Fault("expired", count=1, keys="*/shard-*")])
+    endpoint.set(faults=[Fault("expired", count=1, keys="*/shard-*")])
     assert len(list(cached)) == SAMPLES
-    assert server.counters()["faults"] == {"expired": 1}
+    assert endpoint.counters()["faults"] == {"expired": 1}
 
 
 @pytest.fixture
-def copied(root, tmp_path, server, monkeypatch):
+def copied(root, tmp_path, endpoint, monkeypatch):
     """Serve a copy of the cache that a test may change."""
     subprocess.run(["cp", "-r", root / "bucket", tmp_path / "bucket"], check=True)
     with RangeServer(tmp_path) as other:
@@ -466,14 +466,14 @@ def test_the_index_may_be_anybodys(copied):
 
 
 @pytest.mark.parametrize("given", [{"disk": "1GB"}, {"directory": "x"}, {"window": "all"}])
-def test_settings_that_do_not_fit_are_refused(server, given):
+def test_settings_that_do_not_fit_are_refused(endpoint, given):
     """Before anything is fetched."""
     with pytest.raises(forebay.OptionError):
         forebay.open_cache(URL, **given)
-    assert server.counters()["requests"] == {}
+    assert endpoint.counters()["requests"] == {}
 
 
-def test_what_it_is_is_shown(server):
+def test_what_it_is_is_shown(endpoint):
     """In the repr, with the order that a loader has."""
     cached = forebay.open_cache(URL, window="150KB")
     assert repr(cached).startswith("<CachedDataset 's3://bucket/cache': 600 samples in 8 shards")

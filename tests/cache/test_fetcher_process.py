@@ -44,7 +44,7 @@ def read_elsewhere(call):
 
 
 def test_two_jobs_with_one_directory_read_each_sample_once(
-    server, root, whole, tmp_path, monkeypatch, caplog
+    endpoint, root, whole, tmp_path, monkeypatch, caplog
 ):
     """With other credentials and folders, at the same time; what stays on disk is good."""
     caplog.set_level(logging.WARNING, "forebay")
@@ -65,13 +65,13 @@ def test_two_jobs_with_one_directory_read_each_sample_once(
     for loader in loaders:
         loader.close()
     del cached, loaders, loader
-    server.set()
+    endpoint.set()
     assert ask(forebay.open_cache(URL, **disk, **WINDOW), epochs=2) == whole
     sizes = sum(path.stat().st_size for path in (root / "bucket" / "cache").glob("shard-*"))
-    assert server.counters()["bytes"] < 2 * sizes
+    assert endpoint.counters()["bytes"] < 2 * sizes
 
 
-def test_what_is_on_disk_may_be_anything(server, whole, tmp_path):
+def test_what_is_on_disk_may_be_anything(endpoint, whole, tmp_path):
     """Each block is compared with its checksum when it is first used."""
     disk = {"directory": tmp_path, "disk": "50MB"}
     assert ask(forebay.open_cache(URL, **disk, **WINDOW), epochs=2) == whole
@@ -82,12 +82,12 @@ def test_what_is_on_disk_may_be_anything(server, whole, tmp_path):
         for at in range(len(data) // 2, len(data), 4096):
             data[at] ^= 1
         path.write_bytes(data)
-    server.set()
+    endpoint.set()
     assert ask(forebay.open_cache(URL, **disk, **WINDOW), epochs=2) == whole
     assert len(list(forebay.open_cache(URL, **disk))) == SAMPLES
 
 
-def test_no_path_is_too_long_for_it(server, local, tmp_path, monkeypatch):
+def test_no_path_is_too_long_for_it(endpoint, local, tmp_path, monkeypatch):
     """It has no socket with a name, and listens to nobody; its parent is who reads."""
     folder = tmp_path / ("x" * 120)
     folder.mkdir()
@@ -103,7 +103,7 @@ def test_no_path_is_too_long_for_it(server, local, tmp_path, monkeypatch):
     assert not [each for each in named if f"socket:[{each[6]}]" in own and len(each) > 7]
 
 
-def test_a_python_without_memfd_create_reads_a_bucket(server, local, tmp_path, monkeypatch):
+def test_a_python_without_memfd_create_reads_a_bucket(endpoint, local, tmp_path, monkeypatch):
     """As conda's was built; neither who reads nor who fetches needs it."""
     (tmp_path / "sitecustomize.py").write_text("import os\nos.__dict__.pop('memfd_create', 0)\n")
     path = os.environ.get("PYTHONPATH", "")
@@ -112,7 +112,7 @@ def test_a_python_without_memfd_create_reads_a_bucket(server, local, tmp_path, m
     assert equal(forebay.open_cache(URL)[7], local[7])
 
 
-def test_a_fetcher_that_was_stopped_is_continued(server, local, monkeypatch):
+def test_a_fetcher_that_was_stopped_is_continued(endpoint, local, monkeypatch):
     """It is silent, so whoever waits sends SIGCONT."""
     monkeypatch.setattr(link, "_STEP_S", 0.05)
     monkeypatch.setattr(link, "CHECK_S", 0.05)
@@ -123,7 +123,9 @@ def test_a_fetcher_that_was_stopped_is_continued(server, local, monkeypatch):
     assert fetchers() == [pid]
 
 
-def test_a_frozen_fetcher_is_an_error_and_the_same_call_starts_another(server, local, monkeypatch):
+def test_a_frozen_fetcher_is_an_error_and_the_same_call_starts_another(
+    endpoint, local, monkeypatch
+):
     """A loader's `next()`, too, ends with its process ID and what was done."""
     monkeypatch.setattr(link, "_STEP_S", 0.05)
     monkeypatch.setattr(link, "CHECK_S", 0.05)
@@ -142,7 +144,7 @@ def test_a_frozen_fetcher_is_an_error_and_the_same_call_starts_another(server, l
     assert fetchers() != [pid]
 
 
-def test_a_fetcher_without_open_files_refuses_a_reader_and_serves_the_others(server, local):
+def test_a_fetcher_without_open_files_refuses_a_reader_and_serves_the_others(endpoint, local):
     """The error names the limit; with more of them, the same call works."""
     cached = forebay.open_cache(URL)
     (pid,) = fetchers()
@@ -157,7 +159,7 @@ def test_a_fetcher_without_open_files_refuses_a_reader_and_serves_the_others(ser
     assert fetchers() == [pid]
 
 
-def test_a_reader_without_open_files_is_told_so(server, monkeypatch):
+def test_a_reader_without_open_files_is_told_so(endpoint, monkeypatch):
     """Before anything is fetched."""
 
     def refuse(*_):
@@ -169,7 +171,7 @@ def test_a_reader_without_open_files_is_told_so(server, monkeypatch):
 
 
 @pytest.mark.parametrize("start", [None, "fork", "spawn"])
-def test_workers_share_the_fetcher_of_who_opened_the_cache(server, whole, start):
+def test_workers_share_the_fetcher_of_who_opened_the_cache(endpoint, whole, start):
     """However they are started: its descriptors are inherited, or passed."""
     context = {} if start is None else {"multiprocessing_context": start}
     cached = forebay.open_cache(URL, **WINDOW)
@@ -185,7 +187,7 @@ def test_workers_share_the_fetcher_of_who_opened_the_cache(server, whole, start)
         assert {len(fetchers()) for _ in loader} == {1}
 
 
-def test_it_ends_with_the_last_dataset_of_its_process(server, monkeypatch):
+def test_it_ends_with_the_last_dataset_of_its_process(endpoint, monkeypatch):
     """Two of the same cache share it; another endpoint or other credentials have their own."""
     one, other = forebay.open_cache(URL), forebay.open_cache(URL)
     assert len(fetchers()) == 1
