@@ -189,7 +189,9 @@ def test_touched_inputs_keep_their_outputs_until_each_is_done_again():
         out.file(source.name).write_text("new")
 
     with pytest.raises(KeyboardInterrupt):
-        forebay.preprocess(interrupted, NAMES, "out", num_workers=0, progress=False, version="1")
+        forebay.preprocess(
+            interrupted, NAMES, "out", num_workers=0, progress=False, accept_changes=True
+        )
     assert seen == [6, 6, 6]
     texts = [Path("out", Path(name).name).read_text() for name in NAMES]
     assert (texts.count("new"), len(texts)) == (2, 6)
@@ -280,6 +282,8 @@ def test_a_run_that_starts_over_removes_nothing_before_its_successor_is_there():
     os.rename("in", "away")
     assert run(resume=False, max_failures=99).failed == 6
     assert {*published(Path("out"))} == {*before}
+    assert here("prune", "out")[:2] == (0, "removed 0 outputs (0 B)\n")
+    assert {*published(Path("out"))} == {*before}
     os.rename("away", "in")
     assert run(NAMES[:4], resume=False, limit=2).done == 2
     assert {*published(Path("out"))} == {*before}
@@ -287,6 +291,23 @@ def test_a_run_that_starts_over_removes_nothing_before_its_successor_is_there():
     assert (report.done, report.resumed) == (4, 2)
     assert sorted(published(Path("out"))) == [f"{number:04d}.txt" for number in range(4)]
     assert not Path("out", "metadata.parquet").exists()
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_what_names_no_file_is_never_said_to_be_away(resume):
+    """Rows of numbers have nothing that could be seen, also after a run that started over."""
+
+    def numbered(row, out):
+        out.file(f"{row['x']}.txt").write_text("x")
+
+    def again(**options):
+        rows = [{"x": 1}, {"x": 2}]
+        return forebay.preprocess(numbered, rows, "out", num_workers=0, progress=False, **options)
+
+    again()
+    again(resume=resume)
+    report = again()
+    assert (report.resumed, report.unseen, report.notes) == (2, (), ())
 
 
 def test_outputs_that_are_lost_in_a_bucket_are_made_again(memory):
@@ -315,7 +336,7 @@ def killed(self, name, staged, replaces):
     return publish(self, name, staged, replaces)
 
 folder.Publisher._publish_file = killed
-forebay.preprocess(again, NAMES, "out", num_workers=0, progress=False, version="1")
+forebay.preprocess(again, NAMES, "out", num_workers=0, progress=False, accept_changes=True)
 """
 
 

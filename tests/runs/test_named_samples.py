@@ -227,7 +227,7 @@ def test_files_that_cannot_be_seen_are_not_changed(tmp_path, folder, verb, caplo
 def test_an_interrupted_run_loses_nothing_of_the_one_before(tmp_path, folder, verb):
     """What the files of the earlier run had is taken over by the run that continues."""
     out = tmp_path / "out"
-    verb(forebay.from_folder(folder, load), out, version="1")
+    verb(forebay.from_folder(folder, load), out, accept_changes=True)
     (folder / "a").write_text("100")
     (folder / "b9").write_text("900")
 
@@ -239,12 +239,12 @@ def test_an_interrupted_run_loses_nothing_of_the_one_before(tmp_path, folder, ve
     for _ in range(2):
         LOADED.clear()
         with pytest.raises(KeyboardInterrupt):
-            verb(forebay.from_folder(folder, interrupted), out, version="1")
+            verb(forebay.from_folder(folder, interrupted), out, accept_changes=True)
     assert not {*LOADED} - {"a"}
     LOADED.clear()
-    verb(forebay.from_folder(folder, load), out, version="1")
+    verb(forebay.from_folder(folder, load), out, accept_changes=True)
     assert {"b9"} <= {*LOADED} <= {"a", "b9"}
-    verb(forebay.from_folder(folder, load), tmp_path / "fresh", version="1")
+    verb(forebay.from_folder(folder, load), tmp_path / "fresh")
     assert files(out) == files(tmp_path / "fresh")
 
 

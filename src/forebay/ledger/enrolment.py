@@ -216,10 +216,12 @@ def _skip_known(db: sqlite3.Connection, listing: Iterator[Input]) -> _Known:
             found = CHANGED
             if row is not None and row[1:3] == one[:2]:
                 found = identity_change(row.identity, one.identity)
+            if found == UNSEEN and row is not None and row.state != DONE:
+                found = CHANGED  # see `_rearrange`
             if found not in (SAME, UNSEEN):
                 known.following, known.is_all = one, row is None
                 break
-            if found == UNSEEN and row is not None and row.state == DONE:
+            if found == UNSEEN:
                 known.unseen += 1
                 names += [one.source or one.row or ""] * (len(names) < NAMED)
         known.count += 1
@@ -271,6 +273,8 @@ def _rearrange(
     db.execute(_MATCH, {"known": known.count})
     # A listing that is read while it is worked on may have named an input twice.
     db.execute(_ONE_MATCH, {"known": known.count})
+    # Without a result that could stay, an input has the identity with which it is tried now.
+    db.execute(f"UPDATE places SET what = {CHANGED} WHERE what = {UNSEEN} AND NOT {_IS_DONE}")
     retimed = _number(db, f"what = {RETIMED} AND {_IS_DONE}")
     kept = _keep_contents(db, same_contents)
     changed = _number(db, f"what = {CHANGED} AND {_IS_DONE}")
@@ -339,7 +343,7 @@ def _keep_contents(db: sqlite3.Connection, same_contents: SameContents | None) -
 
 def _unseen(db: sqlite3.Connection) -> tuple[int, list[str]]:
     """Return how many done inputs cannot be seen, and the names of the first."""
-    where = f"what = {UNSEEN} AND {_IS_DONE}"
+    where = f"what = {UNSEEN}"
     names = (
         "SELECT coalesce(nullif(source, ''), row, '') FROM places JOIN listing ON position = new "
         f"WHERE {where} ORDER BY new LIMIT {NAMED}"

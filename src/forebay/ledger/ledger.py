@@ -66,6 +66,7 @@ from forebay.ledger.enrolment import (
     extend,
     merge,
 )
+from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.inputs import InputRow, last_ordinal, listed_rows, name_of, states_of
 from forebay.ledger.lock import LOCK_NAME, FolderLock
 from forebay.ledger.names import (
@@ -107,8 +108,9 @@ _SELECT_TODO = (
 )
 _TODO_PAGE = 1024  # rows that `todo` reads at once: few, since the workers wait for the first
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
-# The inputs that are no longer listed, and those that failed.
+# The inputs that are no longer listed, those that failed, and those of these that could be seen.
 _GONE, _FAILED = "ordinal < 0", f"ordinal > 0 AND {IS_FAILED}"
+_SEEN_AND_FAILED = f"{_FAILED} AND substr(identity, -1) != '{NOT_SEEN}'"
 _LAST = (1 << 63) - 1
 
 
@@ -399,9 +401,9 @@ class Ledger:
         """Yield the outputs in the folder that no row of the table has.
 
         They are those of inputs that are no longer listed, and those of changed inputs that failed
-        when they were done again.
+        when they were done again; but not of those that could not be seen when they were tried.
         """
-        reasons = {_GONE: "is no longer listed", _FAILED: "changed, and fails now"}
+        reasons = {_GONE: "is no longer listed", _SEEN_AND_FAILED: "changed, and fails now"}
         with reading("outputs"):
             for where, why in reasons.items():
                 for _, outputs in self._outputs_of(where):
@@ -416,7 +418,7 @@ class Ledger:
             failed_too: Also of those of changed inputs that failed.
         """
         with self.transaction() as db:
-            for where in (_GONE, _FAILED) if failed_too else (_GONE,):
+            for where in (_GONE, _SEEN_AND_FAILED) if failed_too else (_GONE,):
                 rest = db.execute(f"SELECT ordinal FROM inputs WHERE {where}").fetchall()
                 drop(db, [ordinal for (ordinal,) in rest])
 
