@@ -167,9 +167,6 @@ class SimulatedPool(Pool):
     def kill(self, incarnation: int) -> None:
         """Do nothing: no task hangs."""
 
-    def take_stacks(self, incarnation: int) -> None:
-        """Do nothing: no task hangs."""
-
     def stop(self, incarnation: int) -> None:
         """Do nothing: the number of workers is fixed."""
 
