@@ -409,7 +409,7 @@ def memory_for_files(proc: Path = PROC) -> int | None:
 
 
 # ---- private folder ------------------------------------------------------------------------------
-# The folder of the pages that `forebay top` reads, and of sockets: one per user and machine.
+# The folder of the pages that `forebay top` reads: one per user and machine.
 #
 # It is in the user's runtime folder, or in the temporary one where that is missing. A link, a
 # folder of another user, or one that others may enter is not used.

@@ -413,9 +413,9 @@ class Fetcher:
 
     def _note_read(self, block: int, file: LaneFile, is_whole: bool) -> None:
         slot, is_held = self._loading.pop(block), self._residency.is_held(block)
-        if is_whole:
+        if is_whole and file.is_locked:
             self._verified.add(block)
-        elif self._files.on_disk.get(block) is file:
+        if not is_whole and self._files.on_disk.get(block) is file:
             self._files.remove(block)
             self._residency.forget(block)
         if is_whole and is_held:
