@@ -235,7 +235,7 @@ def test_a_store_that_takes_no_files_stops_the_run(memory, inputs, monkeypatch):
         run(lose_store, inputs)
     monkeypatch.setattr(type(memory), "put_file", lambda _, *words, **__: put_file(*words))
     monkeypatch.setattr(type(memory), "pipe_file", lambda _, *words, **__: pipe_file(*words))
-    report = run(copy, inputs, version="1")
+    report = run(copy, inputs, accept_changes=True)
     assert (report.done, report.failed, report.resumed) == (6, 0, 3)
 
 
