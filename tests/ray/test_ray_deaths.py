@@ -281,7 +281,9 @@ def test_leaving_the_cluster_ends_the_run(tmp_path):
         until(lambda: not zygotes())
     finished = len(published(tmp_path / "out"))
     assert 0 < finished < 300
-    report = run(work_of_the_scripts(), inputs, tmp_path / "out", backend="process", version="1")
+    report = run(
+        work_of_the_scripts(), inputs, tmp_path / "out", backend="process", accept_changes=True
+    )
     assert (report.done, report.resumed) == (300, finished)
 
 
@@ -318,7 +320,9 @@ def test_a_cluster_that_dies_ends_the_run(tmp_path):
         assert "300 done" not in err
     finished = len(published(tmp_path / "out"))
     assert 0 < finished < 300
-    report = run(work_of_the_scripts(), inputs, tmp_path / "out", backend="process", version="1")
+    report = run(
+        work_of_the_scripts(), inputs, tmp_path / "out", backend="process", accept_changes=True
+    )
     assert report.done == 300
 
 
