@@ -10,6 +10,7 @@ import pytest
 
 import forebay
 from forebay.errors import InputError
+from forebay.inputs.search import folder_identity
 
 
 def run(work, inputs, output, **options):
@@ -152,3 +153,23 @@ def test_links_in_a_folder_are_followed_once(tmp_path, patients):
     assert run(lambda path: {"n": 1}, inputs, tmp_path / "out").resumed == 2
     (patients / "1" / "1.dcm").write_text("changed")
     assert run(lambda path: {"n": 1}, inputs, tmp_path / "out").resumed == 0
+
+
+def test_an_output_in_the_folder_that_is_its_input_does_not_change_it(tmp_path, patients):
+    """It is done once; a file of somebody else redoes it, whenever that was added."""
+
+    def write_beside(folder):
+        (folder / "result.json").write_text("{}")
+        return folder / "result.json", {"files": len([*folder.iterdir()])}
+
+    assert run(write_beside, "pat/*/", tmp_path / "out").done == 3
+    assert run(write_beside, "pat/*/", tmp_path / "out").resumed == 3
+    (patients / "1" / "more" / "c.dcm").write_text("new")
+    report = run(write_beside, "pat/*/", tmp_path / "out")
+    assert (report.done, report.resumed) == (3, 2)
+    assert run(write_beside, "pat/*/", tmp_path / "out").resumed == 3
+
+    own = {str(patients / "0" / "result.json")}
+    newest = max((patients / "0" / name).stat().st_ctime_ns for name in ("0.dcm", "result.json"))
+    assert folder_identity("pat/0", own, newest) == folder_identity("pat/0")
+    assert folder_identity("pat/0", own, 0) == ""

@@ -262,6 +262,43 @@ REFUSED = {
     leave_private: "'.forebay' has a name reserved for forebay",
 }
 
+OUTSIDE = {
+    "above": lambda source, out: (out / "../x").write_text("x"),
+    "above a folder": lambda source, out: (out / "a/../../x").write_text("x"),
+    "the input": lambda source, out: (out / source.absolute()).write_text("x"),
+    "joined": lambda source, out: out.joinpath("a", "../../x").write_text("x"),
+}
+
+
+@pytest.mark.parametrize("work", OUTSIDE.values(), ids=OUTSIDE)
+def test_a_path_outside_of_the_folder_is_refused(tmp_path, inputs, work):
+    """A file there would be lost, or be the input itself; a detour within the folder is none."""
+    before = [each.read_text() for each in sorted(inputs.iterdir())]
+    report = run(work, inputs, tmp_path / "out", retries=0)
+    assert report.failed == 3
+    assert "would leave the output folder" in report.failures[0].message
+    assert [each.read_text() for each in sorted(inputs.iterdir())] == before
+
+    assert run(lambda source, out: out / (out / "..a/../b"), inputs, tmp_path / "in it").done == 3
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_folder_that_is_gone_or_a_link_fails_the_input(tmp_path, inputs, is_link):
+    """What a link leads to stays where it is."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "kept").write_text("x")
+
+    def work(source, out):
+        shutil.rmtree(out)
+        if is_link:
+            os.symlink(tmp_path / "real", out)
+
+    report = run(work, inputs, tmp_path / "out", retries=0)
+    assert report.failed == 3
+    assert "removed its output folder" in report.failures[0].message
+    assert (tmp_path / "real" / "kept").read_text() == "x"
+    assert not staged(tmp_path / "out")
+
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("way", [out_first := "beside a named file", "in the folder"])

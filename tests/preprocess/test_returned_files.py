@@ -303,3 +303,43 @@ def test_a_function_of_one_argument_may_ask_for_the_output(tmp_path, inputs):
     assert run(work, inputs, tmp_path / "out").done == 3
     assert [*published(tmp_path / "out")] == ["0000.txt", "0001.txt", "0002.txt"]
     assert table(tmp_path / "out")
+
+
+def test_files_beside_a_download(tmp_path, memory):
+    """The download itself stands for its URL; what is written beside it would be lost, so fails."""
+    memory.pipe("/in/a.txt", b"x")
+
+    def convert(source):
+        source.with_suffix(".up").write_text("X")
+        return source.with_suffix(".up")
+
+    report = run(lambda source: (source, {"n": 1}), "memory://in/*.txt", tmp_path / "itself")
+    assert rows(report) == [{"destination": "memory:///in/a.txt", "n": 1}]
+    report = run(convert, "memory://in/*.txt", tmp_path / "beside", retries=0)
+    assert "wrote 'a.up' beside the download" in report.failures[0].message
+
+
+async def returns_a_coroutine(source):
+    return {"n": 1}
+
+
+async def returns_a_generator(source):
+    yield {"n": 1}
+
+
+class CalledAsync:
+    async def __call__(self, source, out):
+        return {"n": 1}
+
+
+@pytest.mark.parametrize("work", [returns_a_coroutine, returns_a_generator, CalledAsync()])
+def test_async_functions_are_refused_in_words(tmp_path, inputs, work):
+    """Nothing would run what they return; what returns it unseen fails in words, too."""
+    with pytest.raises(OptionError, match="is async"):
+        run(work, inputs, tmp_path / "out")
+
+    def hidden(source, out):
+        return returns_a_coroutine(source)
+
+    report = run(hidden, inputs, tmp_path / "out", retries=0)
+    assert "returned an object of type coroutine" in report.failures[0].message

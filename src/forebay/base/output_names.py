@@ -72,12 +72,17 @@ def inside_name(name: object, function: str) -> str:
     try:
         return normalized(name)
     except ValueError as error:
-        raise OutputError(
-            f"{function}({shortened(name)}) {error}\n"
-            "  Nothing was written. Give a name relative to the output folder, such as "
-            "'speaker1/a.flac': an input's path may be absolute, so take its last parts, as in "
-            "f'{source.parent.name}/{source.stem}.flac'."
-        ) from None
+        raise bad_name(f"{function}({shortened(name)})", str(error)) from None
+
+
+def bad_name(call: str, reason: str = "would leave the output folder") -> OutputError:
+    """Return the error for a call with a name that no output can have."""
+    return OutputError(
+        f"{call} {reason}\n"
+        "  Nothing was written. Give a name relative to the output folder, such as "
+        "'speaker1/a.flac': an input's path may be absolute, so take its last parts, as in "
+        "f'{source.parent.name}/{source.stem}.flac'."
+    )
 
 
 def elsewhere(path: str) -> str:

@@ -130,11 +130,15 @@ def glob_files(pattern: str) -> Iterator[str]:
         yield from (each.path for each in found)
 
 
-def folder_identity(folder: str) -> str:
+def folder_identity(folder: str, own: Set[str] = frozenset(), since_ns: int | None = None) -> str:
     """Return what changes with the files in a folder and below it: names, sizes and times.
 
     Hidden files count, too. NOT_SEEN without files: it may be a folder that is not mounted. Raise
     OSError if one of them cannot be seen.
+
+    Args:
+        own: Files that may be newer than `since_ns`, as real paths.
+        since_ns: Return "" if another file has changed since this time.
     """
     found, folders = list[str](), [""]
     while folders:
@@ -147,6 +151,9 @@ def folder_identity(folder: str) -> str:
                 else:
                     status = os.lstat(entry.path) if _is_broken(entry) else entry.stat()
                     found.append(f"{name}\0{status.st_size}\0{status.st_mtime_ns}")
+                    is_new = since_ns is not None and status.st_ctime_ns > since_ns
+                    if is_new and os.path.realpath(entry.path) not in own:
+                        return ""
     if not found:
         return NOT_SEEN
     text = "\n".join(sorted(found)).encode("utf-8", "surrogatepass")

@@ -34,7 +34,7 @@ from forebay.ledger.database import (
     storable,
     storables,
 )
-from forebay.ledger.identity import SAME, identity_change
+from forebay.ledger.identity import SAME, identity_change, is_of_folder
 from forebay.ledger.inputs import name_of, states_of
 from forebay.ledger.records import Done, FailedInput, FileChange, Unpublished
 
@@ -307,12 +307,15 @@ def _write(
 
 
 def _record_contents(db: sqlite3.Connection, contents: Mapping[int, str]) -> None:
-    """Add to the identities of files the hashes of what was read, unless they changed meanwhile."""
+    """Add to the identities of files the hashes of what was read, unless they changed meanwhile.
+
+    That of a folder is replaced: its outputs are in it, too.
+    """
     hashed = {ordinal: content for ordinal, content in contents.items() if content}
     rows = select_in(db, "SELECT identity, ordinal FROM inputs WHERE ordinal IN ({})", hashed)
     as_listed = (
         (hashed[ordinal], ordinal)
         for identity, ordinal in rows
-        if identity_change(hashed[ordinal], identity) == SAME
+        if is_of_folder(hashed[ordinal]) or identity_change(hashed[ordinal], identity) == SAME
     )
     db.executemany("UPDATE inputs SET identity = ? WHERE ordinal = ?", as_listed)

@@ -15,6 +15,7 @@ from typing import Any
 
 from forebay.base.datasets import OwnedGenerators
 from forebay.base.files import NoInputError, is_url
+from forebay.base.output_names import path_elsewhere
 from forebay.base.randomness import (
     SetSeed,
     ThreadTurns,
@@ -23,7 +24,7 @@ from forebay.base.randomness import (
     seed_on_import,
 )
 from forebay.errors import OutputError
-from forebay.ledger.records import key_of, located
+from forebay.ledger.records import FileFields, key_of, located
 from forebay.outputs.staging import Output, Staging, current
 from forebay.pools.events import Answer, Assignment, Refusal
 from forebay.runs.returned import encode, files_in, rows_of, rows_of_files
@@ -43,6 +44,8 @@ Fetch = Callable[[str], AbstractContextManager[Path]]
 Files = dict[str, tuple[str, int]]
 # Returns the final name of a staged path; None for any other path.
 _Naming = Callable[[str], str | None]
+# The paths of the files that a function returned, and the metadata.
+_Returned = tuple[list[str], Any]
 
 
 class PreprocessJob:
@@ -137,7 +140,7 @@ class PreprocessJob:
         source, row, *others = assignment.payload
         key = key_of(source, row)
         opens, seed = others[0] if others else key, seed_of_text(key)
-        out, began = self._outputs.begin(source), time.perf_counter()
+        out, began, since = self._outputs.begin(source), time.perf_counter(), _file_time()
 
         def undo() -> None:
             nonlocal out
@@ -166,7 +169,8 @@ class PreprocessJob:
             if isinstance(error, OutputError):
                 raise Refusal("output") from error
             raise
-        content = self._content(source, row, time.perf_counter() - began)
+        took_s = time.perf_counter() - began
+        content = _own_folder(source, row, written, since) or self._content(source, row, took_s)
         return Answer((written, metadata, content), len(metadata))
 
     def _content(self, source: str, row: str | None, took_s: float) -> str:
@@ -180,8 +184,7 @@ class PreprocessJob:
     def _results(self, source: str, row: str | None, opens: str, out: Output) -> tuple[Files, str]:
         """Call the function for one input; return its files, and the metadata as JSON."""
         try:
-            returned, final_name = self._call(source, row, opens, out)
-            paths, metadata = files_in(returned)
+            (paths, metadata), final_name = self._call(source, row, opens, out)
             files = out.collect(self._outputs.function)
             names = [*files]
             if paths:
@@ -223,13 +226,15 @@ class PreprocessJob:
             with suppress(OSError):
                 os.chdir(self._directory)
 
-    def _call(self, source: str, row: str | None, opens: str, out: Output) -> tuple[Any, _Naming]:
+    def _call(
+        self, source: str, row: str | None, opens: str, out: Output
+    ) -> tuple[_Returned, _Naming]:
         """Return what the function returned, and how to name the paths in it."""
         if self._kind == "indices":
             with current(out):
                 sample = self._work[int(opens)]
                 returned = sample if self._save is None else self._save(sample, out)
-                return _exhausted(returned), out.name_of
+                return files_in(_exhausted(returned)), out.name_of
         if row is not None:
             listed = located(json.loads(opens), self._folder)
             if source and self._folder:
@@ -251,16 +256,16 @@ class PreprocessJob:
             self._parent = source[:at], Path(source[:at])
         return self._returned_for(self._parent[1] / source[at:], out), out.name_of
 
-    def _returned_for(self, given: Any, out: Output) -> Any:
+    def _returned_for(self, given: Any, out: Output) -> _Returned:
         """Return what the function returned, for a path or a row."""
         if self._gives_out:
-            return _exhausted(self._work(given, out))
+            return files_in(_exhausted(self._work(given, out)))
         with current(out):
-            return _exhausted(self._work(given))
+            return files_in(_exhausted(self._work(given)))
 
     def _call_fetched(
         self, fetch: Fetch, source: str, opens: str, out: Output
-    ) -> tuple[Any, _Naming]:
+    ) -> tuple[_Returned, _Naming]:
         """Call the function with a download of its input."""
         try:
             with fetch(opens) as path:
@@ -268,6 +273,7 @@ class PreprocessJob:
         except NoInputError as error:
             raise Refusal("input") from error.__cause__
         fetched = str(path)
+        _check_kept(returned[0], fetched)
         return returned, lambda text: source if text == fetched else out.name_of(text)
 
     def _is_environment(self, cause: BaseException | None) -> bool:
@@ -277,6 +283,32 @@ class PreprocessJob:
             return self._outputs.is_full()
         except OSError:
             return False
+
+
+def _file_time() -> int:
+    """Return the time that a file system gives a file that is changed now, in nanoseconds."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME))
+
+
+def _own_folder(
+    source: str, row: str | None, written: tuple[FileFields, ...], since_ns: int
+) -> str:
+    """Return the identity of an input that is a folder, with the outputs that are in it now.
+
+    "" if there are none, or if somebody else has changed the folder meanwhile.
+    """
+    own = {path for name, *_ in written if (path := path_elsewhere(name)) is not None}
+    if not own or row is not None or not os.path.isdir(source):
+        return ""
+    above = os.path.realpath(source) + "/"
+    if not any(path.startswith(above) for path in own):
+        return ""
+    from forebay.inputs.search import folder_identity
+
+    try:
+        return folder_identity(source, own, since_ns)
+    except OSError:
+        return ""
 
 
 def name_of_work(work: Any, kind: str, save: Any) -> str:
@@ -302,7 +334,26 @@ def _checked(metadata: str) -> str:
     return metadata
 
 
+def _check_kept(paths: list[str], fetched: str) -> None:
+    """Raise OutputError for a path beside the download of an input, which is removed."""
+    for path in paths:
+        name = os.path.relpath(path, os.path.dirname(fetched))
+        if not name.startswith("../") and path != fetched and not is_url(path):
+            raise OutputError(
+                f"the function wrote {name!r} beside the download of its input, which is removed\n"
+                "  Nothing of this input was kept. Give the function a second parameter, out, and "
+                f"write to out / {name!r}."
+            )
+
+
 def _exhausted(returned: Any) -> Any:
     """Run a generator to its end, while its input and `out` are still valid."""
     is_lazy = hasattr(returned, "__next__")
+    if hasattr(returned, "__await__") or hasattr(returned, "__anext__"):
+        if hasattr(returned, "close"):
+            returned.close()  # or Python warns that nobody awaited it
+        raise TypeError(
+            f"async code returned an object of type {type(returned).__name__}, which nothing runs\n"
+            "  Nothing of this input was kept. Run it: return asyncio.run(...)."
+        )
     return list(returned) if is_lazy else returned

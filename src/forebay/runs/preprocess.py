@@ -379,6 +379,14 @@ def _takes_output(work: Callable[..., Any], names: tuple[str, str]) -> bool:
     """
     import inspect
 
+    is_async = inspect.iscoroutinefunction, inspect.isasyncgenfunction
+    if any(check(each) for check in is_async for each in (work, type(work).__call__)):
+        name = getattr(work, "__name__", type(work).__name__)
+        raise OptionError(
+            f"{name} is async, and a worker calls plain functions\n"
+            "  Nothing was started. Pass a function that runs it, with asyncio.run() for example; "
+            "with concurrency=8 a worker processes eight inputs at once."
+        )
     try:
         signature = inspect.signature(work)
     except ValueError:
