@@ -99,7 +99,8 @@ def graph(index: int) -> Any:
     edges = np.arange(2 * (index % 5)).reshape(2, -1)
     label = index if index % 2 else "unknown"
     nodes = {"x": torch.ones(index % 6, 3), "neighbours": neighbours}
-    return {**nodes, "edges": edges, "label": label, "cycles": {frozenset({1, index})}}
+    never = {"no_faces": np.zeros((0, 3)), "no_names": torch.zeros(2, 0)}
+    return {**nodes, **never, "edges": edges, "label": label, "cycles": {frozenset({1, index})}}
 
 
 def time_series(index: int) -> Any:

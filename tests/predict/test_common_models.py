@@ -6,9 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import numpy as np
+import pandas
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -16,6 +19,7 @@ from common_models import COUNT, MODELS, numbers, predicted
 from models import Numbers
 
 import forebay
+from forebay.errors import OutputError
 from forebay.predicting.checkpoints import Checkpoint
 from forebay.predicting.outputs import rows_of
 
@@ -124,6 +128,10 @@ UNFIT = {
         lambda k: object() if k == 5 else "x",
         "is of type builtins.object, which has no",
     ),
+    "no time zone": (
+        lambda k: datetime(2024, 1, 1, tzinfo=None if k == 5 else UTC),
+        "is of type datetime without a time zone, and of type datetime of the time zone UTC",
+    ),
     "another type": (lambda k: "x" if k == 5 else k, "is of type str, and of type int in other"),
     "in a dict": (lambda k: {"a": {"b": len if k == 5 else 1}}, "'a.b' is of type"),
     "no dict": (
@@ -153,6 +161,41 @@ def test_what_fits_no_column_fails_its_sample_alone(make, words, tmp_path):
     (failure,) = report.failures
     assert failure.index == 5 and words in failure.message
     assert pq.read_table(tmp_path)["index"].to_pylist() == [*range(5), *range(6, 20)]
+
+
+def test_times_of_several_zones_are_the_same_times(tmp_path):
+    """A column of times has one zone, UTC: what is compared and sorted stays as it was."""
+    zones = [UTC, ZoneInfo("Asia/Tokyo"), timezone(timedelta(hours=5))]
+    times = [datetime(2024, 1, 1, k, tzinfo=zones[k % 3]) for k in range(9)]
+    forebay.predict(
+        lambda batch: [times[k] for k in numbers(batch)],
+        Numbers(9),
+        tmp_path,
+        num_workers=0,
+        batch_size=2,
+        progress=False,
+    )
+    assert pq.read_table(tmp_path)["prediction"].to_pylist() == times
+
+
+def test_a_data_frame_is_a_column_for_each_of_its_own(tmp_path):
+    """As a pipeline of scikit-learn returns it, with `set_output(transform="pandas")`."""
+
+    def model(batch):
+        known = numbers(batch)
+        return pandas.DataFrame({"a": known, "b": [str(k) for k in known]})
+
+    forebay.predict(model, Numbers(5), tmp_path, num_workers=0, batch_size=2, progress=False)
+    table = pq.read_table(tmp_path)
+    assert (table["a"].to_pylist(), table["b"].to_pylist()) == ([*range(5)], [*"01234"])
+
+
+@pytest.mark.parametrize("values", [["a", "b"], [1.5], [None] * 5, [{"a": 1}]])
+def test_a_list_that_is_too_short_or_too_long_is_said_to_be(values, tmp_path):
+    """It counts as rows, and not as columns, unless its elements are batches."""
+    options = {"num_workers": 0, "batch_size": 4, "progress": False}
+    with pytest.raises(OutputError, match=rf"returned {len(values)} rows? as .* for 4 samples"):
+        forebay.predict(lambda batch: values, Numbers(4), tmp_path, **options)
 
 
 def test_types_become_wider_as_those_of_a_table(tmp_path, monkeypatch):

@@ -102,7 +102,7 @@ def _tensor_spec(value: torch.Tensor) -> Spec:
     name = TORCH_NAMES.get(value.dtype)
     if name is None:
         raise MisfitError(f"is a tensor of {value.dtype}, which no column can hold")
-    return Spec("tensor", name, tuple(value.shape))
+    return Spec("tensor", name, _shape(value))
 
 
 def _array_spec(value: Any, kind: type, depth: int) -> Spec:
@@ -115,7 +115,12 @@ def _array_spec(value: Any, kind: type, depth: int) -> Spec:
     if not is_plain or value.dtype.kind not in ARRAYS or value.dtype.itemsize == 0:
         name = "" if is_plain else f" ({kind.__module__}.{kind.__qualname__})"
         raise MisfitError(f"is a NumPy {what}{name} of dtype {value.dtype}; use a numeric dtype")
-    return Spec(what, value.dtype.str, value.shape)
+    return Spec(what, value.dtype.str, _shape(value))
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of an array; None if it is empty: other programs read no lists of size 0."""
+    return None if 0 in value.shape else tuple(value.shape)
 
 
 def _time_spec(value: Any, kind: type) -> Spec:
@@ -279,6 +284,8 @@ def widened_alike(old: Spec, new: Spec) -> Spec:
         dtype = np.result_type(old.dtype, new.dtype)
         if dtype.kind in "iuf":
             return Spec("array", dtype.str, old.shape if old.shape == new.shape else None)
+    if old.kind == new.kind == "datetime" and old.dtype and new.dtype:
+        return Spec("datetime", zone_name(UTC))  # the same times, of several time zones
     joined = _joined(old, new, widened_alike)
     if joined is None:
         raise MisfitError(f"is {described(new)}, and {described(old)} in other samples")

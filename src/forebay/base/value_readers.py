@@ -91,12 +91,12 @@ def _present(spec: Spec, column: pa.Array, whole: Bytes | None) -> Getter:
         lists = column.field("data")
         starts = _numbers(lists.buffers()[1], whole, _LONG) // math.prod(spec.stored[1])
         shape = _shapes(column.field("shape"), whole)
-        flat, finish = _numbers(lists.values.buffers()[1], whole, dtype), _finish(spec)
+        flat, finish = _numbers(lists.values.buffers()[1], whole, dtype), _finish(spec, whole)
         return lambda row: finish(flat[starts[row] : starts[row + 1]].reshape(shape(row)))
     flat = _numbers(column.buffers()[-1], whole, dtype)
     if spec.kind == "number":
         return flat.__getitem__
-    finish = _finish(spec)
+    finish = _finish(spec, whole)
     if spec.shape == ():
         return lambda row: finish(flat[row : row + 1].reshape(()))
     table = flat[: rows * math.prod(spec.shape)].reshape(rows, *spec.shape)
@@ -287,13 +287,20 @@ def _objects(spec: Nested, column: pa.Array, whole: Bytes | None, classes: Class
 # ---- arrays --------------------------------------------------------------------------------------
 
 
-def _finish(spec: Spec) -> Callable[[Any], Any]:
+def _finish(spec: Spec, whole: Bytes | None) -> Callable[[Any], Any]:
     """Return a function that makes the value from an array over its bytes."""
+    if whole is None and spec.kind == "tensor":  # torch warns of memory that is not writable
+        view = _finish_view(spec)
+        return lambda array: view(array.copy())
+    return _finish_view(spec)
+
+
+def _finish_view(spec: Spec) -> Callable[[Any], Any]:
     if spec.kind == "array":
         return lambda array: array if array.size else np.empty(array.shape, array.dtype)
     dtype = getattr(torch, spec.dtype)
     if spec.shape is None or 0 in spec.shape:  # NumPy chooses the strides of empty arrays
-        full = _finish(replace(spec, shape=()))
+        full = _finish_view(replace(spec, shape=()))
         return lambda array: full(array) if array.size else torch.empty(array.shape, dtype=dtype)
     if torch.from_numpy(np.empty(0, _read_as(spec))).dtype == dtype:
         # A storage of these bytes only: otherwise a pickled sample would include its shard.

@@ -221,7 +221,9 @@ def described(spec: Spec) -> str:
     if spec.kind in ("tensor", "array", "number"):
         library = "torch" if spec.kind == "tensor" else "NumPy"
         return f"a {library} {spec.kind} of {spec.dtype}"
-    return f"of type {spec.kind}"
+    zone = f" of the time zone {spec.dtype.partition(':')[2] or spec.dtype}" if spec.dtype else ""
+    plain = " without a time zone" if spec.kind == "datetime" and not zone else ""
+    return f"of type {spec.kind}{zone if spec.kind in TIMES else ''}{plain}"
 
 
 # ---- Arrow types ---------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
     tensor, array                      prediction
     list with an element per sample    prediction; of dicts or the like, a column for each key
-    dict, NamedTuple, dataclass        a column for each key or field, by its name: "a.b" for a
-                                       dict in a dict
+    dict, NamedTuple, dataclass,       a column for each key or field, by its name: "a.b" for a
+    DataFrame                          dict in a dict
     tuple, another list                0, 1, …
 
 A tensor or an array has a row per sample; any other value is a list with an element per sample. The
@@ -242,6 +242,8 @@ def _columns(
         for name in names:
             yield name, [None if each is None else each.get(name) for each in fields]
         return
+    if isinstance(outputs, list) and outputs and not any(map(_is_batch, outputs)):
+        _check_rows(ALONE, (len(outputs),), indices)  # one value per sample, but not for each
     for name, value in _named(outputs, ""):
         yield name, _rows_in(name, value, indices)
 
@@ -257,6 +259,14 @@ def _is_per_sample(outputs: Any, count: int, known: Types) -> bool:
     if known and "0" in known and ALONE not in known:
         return not all(_has_rows(each, count) for each in outputs)
     return True
+
+
+def _is_batch(value: Any) -> bool:
+    """Return whether a value can be a column, or several."""
+    if isinstance(value, Mapping):
+        return any(map(_is_batch, value.values()))
+    is_one = value is None or isinstance(value, str | bytes | int | float | complex | np.generic)
+    return not is_one and getattr(value, "ndim", 1) != 0
 
 
 def _has_rows(value: Any, count: int) -> bool:
@@ -294,8 +304,11 @@ def _fields_of(value: Any) -> dict[str, Any] | None:
 
 def _named(outputs: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield the parts of outputs that are a column each."""
-    if isinstance(outputs, Mapping):
-        pairs: Any = ((str(name), value) for name, value in outputs.items())
+    is_frame = hasattr(outputs, "columns") and hasattr(outputs, "to_numpy")
+    if isinstance(outputs, Mapping) or is_frame:
+        pairs: Any = (
+            (str(name), outputs[name]) for name in (outputs.columns if is_frame else outputs)
+        )
     elif isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
         pairs = zip(outputs._fields, outputs, strict=True)
     elif isinstance(outputs, tuple) or (isinstance(outputs, list) and not path):
@@ -331,7 +344,18 @@ def _rows_in(name: str, value: Any, indices: list[int]) -> Any:
             "dequantize() or filled() makes one."
         )
     shape = (len(value),) if isinstance(value, list) else tuple(value.shape)
-    rows = shape[0] if shape else 0
+    _check_rows(name, shape, indices)
+    if 0 in shape[1:]:
+        raise OutputError(
+            f"the model returned {name!r} of shape {shape}: its rows are empty\n"
+            "  Nothing of this part was kept. Leave it out of what the model returns."
+        )
+    return value if isinstance(value, list) else _array(name, value)
+
+
+def _check_rows(name: str, shape: tuple[int, ...], indices: list[int]) -> None:
+    """Raise OutputError if there are not as many rows as samples."""
+    rows, count = shape[0] if shape else 0, len(indices)
     if rows != count:
         raise OutputError(
             f"the model returned {rows:,} row{'s' * (rows != 1)} as {name!r} for "
@@ -339,12 +363,6 @@ def _rows_in(name: str, value: Any, indices: list[int]) -> Any:
             f"  Its shape is {shape}, and the first dimension has to be the "
             "batch. Nothing of this part was kept. Have the model return one row per sample."
         )
-    if 0 in shape[1:]:
-        raise OutputError(
-            f"the model returned {name!r} of shape {shape}: its rows are empty\n"
-            "  Nothing of this part was kept. Leave it out of what the model returns."
-        )
-    return value if isinstance(value, list) else _array(name, value)
 
 
 def _oddity(value: Any) -> str:
