@@ -6,9 +6,13 @@ See `folder.py` for how a file gets its final name.
 from __future__ import annotations
 
 import errno
+import fcntl
+import gc
+import io
 import os
+import signal
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
@@ -24,7 +28,6 @@ from forebay.base.output_names import (
 )
 from forebay.errors import OutputError
 from forebay.ledger.records import FileFields
-from forebay.outputs.open_files import MOST_LEASES, closed_status, were_open
 
 if TYPE_CHECKING:
     from forebay.outputs.tars import OutputTar
@@ -296,10 +299,10 @@ class Output(os.PathLike[str]):
         files, inodes = dict[str, tuple[str, int]](), set[int]()
         maybe_open: dict[tuple[int, int], str] = {}
         found = self._found()
-        leases = len(found) <= MOST_LEASES
+        leases = len(found) <= _MOST_LEASES
         for name, path in found.items():
             try:
-                status = closed_status(path) if leases else None
+                status = _closed(path) if leases else None
                 if status is None:
                     status = os.lstat(path)
                     maybe_open[status.st_dev, status.st_ino] = name
@@ -312,7 +315,7 @@ class Output(os.PathLike[str]):
                 raise _same_file(name)
             inodes.add(status.st_ino)
             files[name] = path, status.st_size
-        if maybe_open and were_open(maybe_open, function):
+        if maybe_open and _was_open(maybe_open, function):
             return self.collect(function)  # with the sizes that the files have now
         if len(files) == 1 and self._own is not None and not self._is_alone:
             ((name, (path, size)),) = files.items()
@@ -327,11 +330,11 @@ class Output(os.PathLike[str]):
                 self._move_out(others)
         if self._own is None:
             return self._paths
-        if os.path.islink(self._own) or not os.path.isdir(self._own):
+        if not os.path.lexists(self._own):
             raise OutputError(
-                "the function removed its output folder `out`, or put something else in its place\n"
-                "  Nothing of this input was kept. Write to the folder that is there; where there "
-                "is nothing to write, leave it empty."
+                "the function removed its output folder\n"
+                "  Nothing of this input was kept. Write into the folder that it was given; where "
+                "there is nothing to write, leave it empty."
             )
         left = _files_in(self._own)
         if not left:
@@ -379,9 +382,6 @@ class Output(os.PathLike[str]):
                     os.unlink(path)
         if self._own is not None:
             shutil.rmtree(self._own, ignore_errors=True)
-            if os.path.lexists(self._own):  # a link, which is not followed
-                with suppress(OSError):
-                    os.unlink(self._own)
         self._own = None
         for kept in (self._shared, self._paths, self._needed):
             kept.clear()
@@ -488,6 +488,75 @@ def current(out: Output) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+# To look at a file: no link is followed, and a pipe is not waited for.
+_LOOK = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+# Of Linux; elsewhere no file system has leases.
+_SETLEASE, _SETSIG = getattr(fcntl, "F_SETLEASE", -1), getattr(fcntl, "F_SETSIG", -1)
+_SIGNAL = int(signal.SIGURG)
+# A lease takes 2 us. With more files, it is faster to look at all descriptors of the process.
+_MOST_LEASES = 8
+
+
+def _closed(path: str) -> os.stat_result | None:
+    """Return the status of a file that nobody has open for writing; None if that is not known.
+
+    Linux grants a lease for reading on such a file alone, if the file system has leases.
+    """
+    try:
+        descriptor = os.open(path, _LOOK)
+    except OSError:
+        return None
+    try:
+        # If somebody opens the file meanwhile, the kernel sends a signal; this one is ignored.
+        fcntl.fcntl(descriptor, _SETSIG, _SIGNAL)
+        fcntl.fcntl(descriptor, _SETLEASE, fcntl.F_RDLCK)
+        return os.fstat(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _was_open(files: dict[tuple[int, int], str], function: str) -> bool:
+    """Return whether a file of these devices and inodes was open; raise OutputError if one is."""
+    if _open_in_this_process(files) is None:
+        return False
+    # A file that only a cycle of references keeps open is fine: Python closes it when it finds the
+    # cycle. But it may close the descriptor before it writes what is in the buffers.
+    _flush_buffers(files)
+    gc.collect()
+    left = _open_in_this_process(files)
+    if left is None:
+        return True
+    raise OutputError(
+        f"out.file({left!r}) is still open for writing: {function} did not close it\n"
+        "  Nothing of this input was kept, since what is not yet written to the file would be "
+        "missing in it. Close it before the function returns, best with `with`: a global variable, "
+        "a cache, an object or a thread keeps it open."
+    )
+
+
+def _flush_buffers(files: Container[tuple[int, int]]) -> None:
+    for each in gc.get_objects():
+        if issubclass(type(each), io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
+            with suppress(OSError, ValueError):  # it is closed, or over no file
+                status = os.fstat(each.fileno())
+                if (status.st_dev, status.st_ino) in files:
+                    each.flush()
+
+
+def _open_in_this_process(files: dict[tuple[int, int], str]) -> str | None:
+    """Return the name of one of the files that this process has open for writing, if any."""
+    with suppress(FileNotFoundError):  # without /proc, nobody knows
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):  # it was that of the listing, or another thread closed it
+                status = os.fstat(descriptor)
+                name = files.get((status.st_dev, status.st_ino))
+                if name is not None and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE:
+                    return name
+    return None
 
 
 class Staging:
