@@ -48,7 +48,7 @@ PURE = (
             "processor_time",
         )
     ),
-    "base/formatting",
+    *(f"base/{name}" for name in ("formatting", "earlier_rows", "store_errors", "table_guesses")),
     "ledger/identity",
     "caching/fetch_policy",
 )
