@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -62,7 +62,102 @@ IMPURE_IMPORTS = frozenset(
 RAY = "pools/ray_"
 FILES = "base/files"
 
-MOST_ROOMS, MOST_LINES = 17, 650
+MOST_ROOMS, MOST_LINES = 17, 450
+# What still breaks a rule: these may only become fewer.
+STILL_LONG = frozenset(
+    [
+        "base/arrow_arrays.py",
+        "base/files.py",
+        "base/process.py",
+        "base/randomness.py",
+        "base/table_formats.py",
+        "caching/arrow_shards.py",
+        "caching/fetch_policy.py",
+        "caching/fetcher.py",
+        "caching/remote.py",
+        "cli.py",
+        "collating/padding.py",
+        "engine/flow.py",
+        "grouping.py",
+        "inputs/listing.py",
+        "inputs/tables.py",
+        "items.py",
+        "ledger/database.py",
+        "ledger/ledger.py",
+        "loader.py",
+        "loading/batch_job.py",
+        "loading/epochs.py",
+        "loading/feed.py",
+        "loading/fetch.py",
+        "loading/planner.py",
+        "loading/position.py",
+        "loading/settings.py",
+        "loading/workers.py",
+        "memory/packing.py",
+        "observe/causes.py",
+        "observe/record.py",
+        "observe/recorded_work.py",
+        "observe/simulation.py",
+        "options.py",
+        "outputs/folder.py",
+        "outputs/staging.py",
+        "plan.py",
+        "pools/processes.py",
+        "pools/ray_cluster.py",
+        "pools/ray_nodes.py",
+        "pools/ray_pool.py",
+        "predicting/outputs.py",
+        "predicting/parts.py",
+        "runs/fingerprint.py",
+        "runs/ranges.py",
+        "runs/report.py",
+        "runs/results.py",
+        "runs/run.py",
+        "show/html.py",
+        "show/report.py",
+        "show/top.py",
+    ]
+)
+STILL_DOUBLE = frozenset(
+    [
+        "Branch",
+        "Bucket",
+        "Counts",
+        "Difference",
+        "Rows",
+        "Slot",
+        "become_worker",
+        "check",
+        "connect",
+        "described",
+        "diagnosed",
+        "from_json",
+        "identity_of",
+        "is_plain",
+        "join",
+        "joined",
+        "label_of",
+        "main",
+        "name_of",
+        "numbers_in",
+        "packed",
+        "place_of",
+        "record_of",
+        "rounded",
+        "rows_of",
+        "schema_of",
+        "spread",
+        "state_of",
+        "states_of",
+        "table_of",
+        "text_of",
+        "to_json",
+        "within",
+        "wrapped",
+    ]
+)
+STILL_CIRCLING = frozenset({"loader"})
+STILL_UPWARDS = frozenset({"loading/facts", "loading/iterators", "loading/settings"})
 BAD_NAMES = ("utils", "helpers")
 BAD_PARTS = ("manager", "handler")
 
@@ -75,10 +170,10 @@ def parsed(source: str) -> ast.Module:
 
 @functools.cache
 def imports(path: str, source: str) -> set[str]:
-    """Return every module that a file imports when it runs, and every name it takes from one."""
+    """Return every module that a file imports, also for types alone, and every name of one."""
     package = ["forebay", *PurePosixPath(path).parts[:-1]]
     found = set()
-    for node in _run_nodes(parsed(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -88,14 +183,6 @@ def imports(path: str, source: str) -> set[str]:
             # `from forebay import pools` takes a module too.
             found.update(f"{module}.{alias.name}" for alias in node.names)
     return found
-
-
-def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes but those for type checkers alone."""
-    yield node
-    is_typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    for child in node.orelse if is_typing else ast.iter_child_nodes(node):
-        yield from _run_nodes(child)
 
 
 def place_of(path: str) -> str:
@@ -136,6 +223,8 @@ def _import_rules(place: str, ours: set[str]) -> Iterator[str]:
     own = place.partition("/")[0]
     for other in sorted(ours):
         room = other.partition("/")[0]
+        if room == "loader" and place in STILL_UPWARDS:
+            continue
         if room == own or room not in FLOOR_OF:  # a public name of the package
             continue
         if room == "cli":
@@ -168,9 +257,19 @@ def circles(sources: Mapping[str, str]) -> list[list[str]]:
     return found
 
 
+def doubled(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the public functions and classes that several files have, with these files."""
+    files = defaultdict(list)
+    for path, source in sorted(sources.items()):
+        for node in parsed(source).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                files[node.name].append(path)
+    return {name: found for name, found in files.items() if len({*found}) > 1}
+
+
 def _file_rules(path: str, source: str) -> Iterator[str]:
     lines, name = source.splitlines(), PurePosixPath(path).stem
-    if len(lines) > MOST_LINES:
+    if len(lines) > (650 if path in STILL_LONG else MOST_LINES):
         yield f"has {len(lines)} lines, more than {MOST_LINES}"
     if name in BAD_NAMES or any(part in name for part in BAD_PARTS):
         yield "has a name that says nothing"
@@ -194,7 +293,10 @@ def test_the_source_follows_the_rules() -> None:
     sources = package()
     assert {PurePosixPath(path).parts[0].removesuffix(".py") for path in sources} == set(FLOOR_OF)
     assert list(violations(sources)) == []
-    assert circles(sources) == []
+    assert [each for each in circles(sources) if not STILL_CIRCLING & {*each}] == []
+    assert {
+        name: found for name, found in doubled(sources).items() if name not in STILL_DOUBLE
+    } == {}
 
 
 def test_the_house_stays_small() -> None:
@@ -203,13 +305,20 @@ def test_the_house_stays_small() -> None:
     assert len({PurePosixPath(path).parent for path in sources}) <= MOST_ROOMS
 
 
-def test_a_circle_is_found() -> None:
-    """Also one of three modules, and one that is closed by an import in a function."""
-    first, last = "from forebay.base.b import x", "def f():\n    from forebay.base.a import y"
+@pytest.mark.parametrize("closing", ["def f():", "if TYPE_CHECKING:"])
+def test_a_circle_is_found(closing: str) -> None:
+    """Also one of three modules, closed by an import in a function or for types alone."""
+    first, last = "from forebay.base.b import x", f"{closing}\n    from forebay.base.a import y"
     sources = {"base/a.py": first, "base/b.py": "import forebay.base.c", "base/c.py": last}
     assert circles(sources) == [["base/a", "base/b", "base/c"]]
-    typing = "if TYPE_CHECKING:\n    from forebay.base.a import y"
-    assert circles({**sources, "base/c.py": typing, "base/d.py": first}) == []
+    assert circles({**sources, "base/c.py": "", "base/d.py": first}) == []
+
+
+def test_a_name_that_two_files_have_is_found() -> None:
+    """A class or function that a reader looks for is in one file; private ones may share names."""
+    first, second = "class Rows: ...\ndef _own(): ...", "def Rows(): ...\ndef _own(): ..."
+    assert doubled({"a.py": first, "b.py": second}) == {"Rows": ["a.py", "b.py"]}
+    assert doubled({"a.py": f"{first}\n{first}", "b.py": "Rows = 1"}) == {}
 
 
 BROKEN = {
@@ -260,7 +369,7 @@ BROKEN = {
         "from forebay.cli import main",
         "imports the command line",
     ),
-    "a long file": ("ledger/ledger.py", "\n" * MOST_LINES, f"more than {MOST_LINES}"),
+    "a long file": ("ledger/records.py", "\n" * MOST_LINES, f"more than {MOST_LINES}"),
     "a file of odds and ends": ("runs/utils.py", "", "has a name that says nothing"),
     "a manager": ("runs/worker_manager.py", "", "has a name that says nothing"),
 }
