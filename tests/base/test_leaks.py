@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
+import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -102,8 +104,8 @@ def test_an_open_descriptor_is_named(tmp_path):
 
 
 def test_a_name_in_shared_memory_is_named():
-    """A file left in /dev/shm is a leak though no process has it open."""
-    path = Path(f"/dev/shm/forebay-test-{os.getpid()}")
+    """A file in /dev/shm that is named after this process is a leak though none has it open."""
+    path = Path(f"/dev/shm/forebay-{os.getpid()}-test")
     try:
         with pytest.raises(AssertionError, match=f"shared memory {path}"):
             with no_leaks(wait_s=0):
@@ -112,34 +114,111 @@ def test_a_name_in_shared_memory_is_named():
         path.unlink()
 
 
-def test_shared_memory_of_a_foreign_process_is_not_ours():
-    """Another program's new file in /dev/shm is let be while that program has it open."""
-    path = f"/dev/shm/forebay-foreign-{os.getpid()}"
-    script = f"import sys; input(); f = open({path!r}, 'w'); print('made', flush=True); input()"
+# Started in the background by a shell that ends: no descendant of this process.
+_STRANGER = f'exec 3<&0; "{sys.executable}" -c "$SCRIPT" <&3 & exit 0'
+
+
+@contextmanager
+def _stranger(script, **options):
+    """A process that is not traced to this one, until its stdin is closed."""
     environment = {k: v for k, v in os.environ.items() if k != "FOREBAY_NO_LEAKS"}
     pipe = subprocess.PIPE
-    # `sh` starts it in the background and ends, so that it is no descendant of this process.
-    command = f'exec 3<&0; "{sys.executable}" -c "$SCRIPT" <&3 & exit 0'
     shell = subprocess.Popen(
-        ["sh", "-c", command],
+        ["sh", "-c", _STRANGER],
         stdin=pipe,
         stdout=pipe,
         text=True,
         env={**environment, "SCRIPT": script},
-        start_new_session=True,
+        **options,
     )
     shell.wait()
     try:
-        with no_leaks(wait_s=0):
-            shell.stdin.write("\n")
-            shell.stdin.flush()
-            assert shell.stdout.readline() == "made\n"
+        yield shell
     finally:
         with suppress(BrokenPipeError):
             shell.stdin.close()
         shell.stdout.read()
         shell.stdout.close()
+
+
+# Makes a file in /dev/shm when it is told to.
+_MAKER = "import os; input(); f = open({path!r}, 'w'); print(os.getpid(), flush=True); input()"
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["lives", "is killed"])
+def test_shared_memory_of_a_foreign_process_is_not_ours(is_killed):
+    """Another program's new file in /dev/shm is let be, also when that program was killed."""
+    path = f"/dev/shm/forebay-foreign-{secrets.token_hex(8)}x"
+    try:
+        with _stranger(_MAKER.format(path=path), start_new_session=True) as stranger:
+            with no_leaks(wait_s=0):
+                stranger.stdin.write("\n")
+                stranger.stdin.flush()
+                pid = int(stranger.stdout.readline())
+                if is_killed:
+                    os.kill(pid, signal.SIGKILL)
+                    assert stranger.stdout.read() == ""  # its end
+                assert Path(path).exists()
+    finally:
         Path(path).unlink(missing_ok=True)
+
+
+def test_shared_memory_that_this_process_has_open_is_ours():
+    """A file of /dev/shm whose name says nothing is traced by who has it open."""
+    path = Path(f"/dev/shm/forebay-{secrets.token_hex(8)}x")
+    file = None
+    try:
+        with pytest.raises(AssertionError, match=f"shared memory {path}"):
+            with no_leaks(wait_s=0):
+                file = path.open("wb")
+    finally:
+        file.close()
+        path.unlink()
+
+
+# Forks when it is told to, says of which number the other is, and leaves it an orphan.
+_FORKER = """
+import os, sys
+input()
+if (pid := os.fork()) == 0:
+    sys.stdin.read()
+else:
+    print(pid, flush=True)
+"""
+
+
+def test_an_orphan_of_a_foreign_process_is_not_ours():
+    """What runs beside this process in one shell, as parts of a suite do, may leave orphans."""
+    with _stranger(_FORKER) as stranger, no_leaks(wait_s=0):
+        stranger.stdin.write("\n")
+        stranger.stdin.flush()
+        orphan = int(stranger.stdout.readline())
+        assert os.getpgid(orphan) == os.getpgid(0)
+
+
+def test_a_forked_orphan_is_found():
+    """A process that was forked and never started a program is found, in a session of its own."""
+    ours, theirs = os.pipe()
+    ready, says = os.pipe()
+    orphan = None
+    with pytest.raises(AssertionError, match=r"1 left behind.*\n  process \d+ ") as caught:
+        with no_leaks(wait_s=0):
+            child = os.fork()
+            if child == 0:
+                if os.fork() == 0:
+                    os.setsid()
+                    os.close(theirs)
+                    os.write(says, str(os.getpid()).encode())
+                    os.read(ours, 1)  # returns when the last of the other ends is closed
+                os._exit(0)
+            os.waitpid(child, 0)
+            orphan = os.read(ready, 20).decode()
+    assert f"process {orphan} " in str(caught.value)
+    os.close(theirs)
+    os.close(says)
+    assert os.read(ready, 1) == b""  # its end
+    os.close(ours)
+    os.close(ready)
 
 
 def test_a_mapping_of_a_memfd_is_named():

@@ -2,12 +2,15 @@
 
 What is checked, and how items of this process are recognized:
 
-    processes     descendants; also orphans, which carry a mark in their environment
-                  (they were started by `exec`) or stayed in this process group (they were forked)
+    processes     descendants; also orphans, which carry a mark of this process: in their
+                  environment if they were started by `exec`, in their memory if they were forked
     threads       `threading.enumerate()`
     descriptors   /proc/self/fd, identified by number, device and inode
-    /dev/shm      new names that no foreign process has mapped or open
+    /dev/shm      new names that one of these processes has mapped or open, or that contain its ID
     memfds        mappings of `memfd_create` files in /proc/self/maps
+
+Other programs run on the same machine, start processes and are killed: what cannot be traced to
+this process is not counted.
 
 Some things are meant to exist as long as the process: multiprocessing's resource tracker and
 forkserver, and the thread that fsspec runs its event loop in. They do not count. What other
@@ -19,7 +22,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import os
+import re
+import secrets
 import sys
 import threading
 import time
@@ -27,24 +33,41 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from forebay.base.memory_files import memory_file
+
 _PROC = Path("/proc")
 _SHM = Path("/dev/shm")
 _MARK = "FOREBAY_NO_LEAKS"
+# Unlike a process ID, which is used again, this means one process.
+_TOKEN = secrets.token_hex(8)
 # More than /proc/PID/stat has: 52 numbers and a short name.
 _STAT_BYTES = 4096
 # Names of long-lived threads of libraries.
 _LIBRARY_THREADS = frozenset({"fsspecIO"})
+_MAPPING = f"/memfd:no-leaks-{_TOKEN}"
 # libffi keeps its trampolines in a memfd for as long as the process lives.
-_LIBRARY_MEMFDS = ("/memfd:libffi",)
+_LIBRARY_MEMFDS = ("/memfd:libffi", _MAPPING)
+
+
+def _marked_memory() -> mmap.mmap:
+    """Map a file named by the token: forked processes inherit it, started programs do not."""
+    descriptor = memory_file(f"no-leaks-{_TOKEN}")
+    try:
+        os.ftruncate(descriptor, mmap.PAGESIZE)
+        return mmap.mmap(descriptor, mmap.PAGESIZE)
+    finally:
+        os.close(descriptor)
+
+
+_MARKED_MEMORY = _marked_memory()
 
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """One process in /proc: its ID, parent, group and state."""
+    """One process in /proc: its ID, parent and state."""
 
     pid: int
     parent: int
-    group: int
     state: str
     name: str
 
@@ -98,7 +121,7 @@ def no_leaks(wait_s: float = 5.0) -> Iterator[None]:
 def _marked_environment() -> Iterator[None]:
     """Mark programs that are started in the block by an environment variable."""
     earlier = os.environ.get(_MARK)
-    os.environ[_MARK] = str(os.getpid())
+    os.environ[_MARK] = _TOKEN
     try:
         yield
     finally:
@@ -131,7 +154,7 @@ def left_since(before: set[Hashable]) -> list[str]:
     lines += [
         f"shared memory /dev/shm/{key[1]}"
         for key in _shm_names()
-        if key not in before and not _is_foreign(key[1])
+        if key not in before and _is_own_memory(key[1])
     ]
     lines += [f"mapping of {line}" for key, line in _memfds().items() if key not in before]
     return lines
@@ -162,11 +185,10 @@ def _started(stat: bytes) -> bytes:
 
 def _process(pid: int, stat: bytes) -> _Process:
     head, _, tail = stat.rpartition(b")")
-    state, parent, group, *_ = tail.split()
+    state, parent, *_ = tail.split()
     return _Process(
         pid=pid,
         parent=int(parent),
-        group=int(group),
         state=state.decode(),
         name=head.partition(b"(")[2].decode(errors="replace"),
     )
@@ -186,14 +208,12 @@ def _left_processes(before: set[Hashable]) -> list[str]:
     if not new or os.getpid() not in stats:
         return []
     everyone = _processes(stats)
-    me = everyone[os.getpid()]
-    return [
-        str(everyone[pid])
-        for pid in new
-        if _descends(everyone[pid], me.pid, everyone)
-        or _is_marked(pid, me.pid)
-        or _is_orphan(everyone[pid], me, everyone)
-    ]
+    return [str(everyone[pid]) for pid in new if _is_own(everyone[pid], everyone)]
+
+
+def _is_own(process: _Process, everyone: dict[int, _Process]) -> bool:
+    """Return whether a process is of this one: a descendant, or an orphan that has a mark."""
+    return _descends(process, os.getpid(), everyone) or _is_marked(process.pid)
 
 
 def _descends(process: _Process, ancestor: int, everyone: dict[int, _Process]) -> bool:
@@ -207,19 +227,14 @@ def _descends(process: _Process, ancestor: int, everyone: dict[int, _Process]) -
     return False
 
 
-def _is_marked(pid: int, owner: int) -> bool:
+def _is_marked(pid: int) -> bool:
+    """Return whether a process was forked or started by this one or by one that was."""
+    folder = _PROC / str(pid)
     try:
-        environment = (_PROC / str(pid) / "environ").read_bytes()
+        environment = (folder / "environ").read_bytes().split(b"\0")
+        return f"{_MARK}={_TOKEN}".encode() in environment or _MAPPING in _maps(folder)
     except OSError:
         return False
-    return f"{_MARK}={owner}".encode() in environment.split(b"\0")
-
-
-def _is_orphan(process: _Process, me: _Process, everyone: dict[int, _Process]) -> bool:
-    """Return whether it is of our process group and its parent, once of it too, has died."""
-    parent = everyone.get(process.parent)
-    was_adopted = parent is None or parent.group != me.group
-    return process.group == me.group and was_adopted and process.parent != me.parent
 
 
 def _library(tracker_key: str, forkserver_key: str) -> set[int | None]:
@@ -257,25 +272,39 @@ def _library_descriptors() -> set[int | None]:
 def _shm_names() -> set[tuple[str, str]]:
     # Only names given by torch, multiprocessing or forebay: an abandoned file of another program
     # (joblib leaves some behind) would look like one of this process.
-    names = [name for name in _names(_SHM) if name.startswith(("forebay", "psm_", "torch_"))]
+    names = [name for name in _names(_SHM) if name.startswith(("forebay-", "psm_", "torch_"))]
     return {("/dev/shm", name) for name in names}
 
 
-def _is_foreign(name: str) -> bool:
-    """Return whether an unrelated process has this file of /dev/shm open or mapped."""
-    path = f"{_SHM}/{name}"
-    me, everyone = os.getpid(), _processes(_stats())
+def _is_own_memory(name: str) -> bool:
+    """Return whether a file of /dev/shm is traced to this process or to one that it started.
+
+    Either such a process has it open or mapped, or its ID is in the name, as in those by torch.
+    """
+    path, everyone = f"{_SHM}/{name}", _processes(_stats())
+    named_after = re.split("[_-]", name)[1]
     for process in everyone.values():
-        if process.pid == me or _descends(process, me, everyone) or _is_marked(process.pid, me):
+        if process.pid != os.getpid() and not _is_own(process, everyone):
             continue
         folder = _PROC / str(process.pid)
         with contextlib.suppress(OSError):
-            if path in (folder / "maps").read_text(errors="replace"):
+            if named_after == str(process.pid) or path in _maps(folder):
                 return True
-            for number in _names(folder / "fd"):
-                if os.readlink(folder / "fd" / number) == path:
-                    return True
+            if any(_link(folder / "fd" / number) == path for number in _names(folder / "fd")):
+                return True
     return False
+
+
+def _maps(folder: Path) -> str:
+    return (folder / "maps").read_text(errors="replace")
+
+
+def _link(path: Path) -> str | None:
+    """Return where a descriptor leads; None if it was closed meanwhile."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
 
 
 def _memfds() -> dict[tuple[str, str], str]:
