@@ -390,11 +390,14 @@ class DataLoader(TorchDataLoader[_T_co]):
         pass `generator`, or restore the global one with `torch.set_rng_state`. Workers continue
         where they were if the dataset or its iterator has `state_dict` and `load_state_dict`. An
         iterable dataset without them is read again from its beginning, and the samples that were
-        returned before are skipped; with `in_order=False` they are not known, so that only a state
-        from before or after an epoch can be loaded.
+        returned before are skipped.
 
         A batch that raised counts as returned, unless the sampler raised. Call `set_epoch` of a
         sampler or dataset of your own before you resume, as in torch: it is not in the state.
+
+        Raises:
+            OptionError: With `in_order=False`, in the middle of an epoch: which batches are left
+                is not known.
         """
         return self._loader_progress.position(Settings(self)).to_state()
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import chain, cycle
 
 import numpy
 import pytest
 import torch
-from datasets import Gate, Gated, Shards, Squares, Stream
+from datasets import Shards, Squares, Stream
 from same import assert_same
 from streams import (
     BATCHES,
@@ -225,108 +224,40 @@ def test_a_resume_leaves_the_trainers_generators_alone(num_workers):
     assert drawn == (random.random(), numpy.random.rand())
 
 
-OTHER_LOADERS = {
-    "no workers": {},
-    "in order": {"num_workers": 2},
-    "in any order": {"num_workers": 2, "in_order": False},
-    "in any order, one request at a time": {
-        "num_workers": 2,
-        "in_order": False,
-        "prefetch_factor": 1,
-    },
+ANY_ORDER = {"num_workers": 2, "in_order": False}
+OUT_OF_ORDER = {
+    "map-style": lambda **options: DataLoader(range(20), 2, **options),
+    "sampler": CARRYING["position"],
+    "iterable": lambda **options: DataLoader(Walk(9, 8), 2, **options),
 }
 
 
-@pytest.fixture
-def overtaken():
-    """The state after two of ten batches, and what was returned: batch 0 waits all the time."""
-    gate = Gate()
-    loader = DataLoader(
-        Gated(20, 0, gate), 2, num_workers=2, in_order=False, prefetch_factor=2, shuffle=False
-    )
-    iterator = iter(loader)
-    returned = [next(iterator).tolist(), next(iterator).tolist()]
+@pytest.mark.parametrize("make", OUT_OF_ORDER.values(), ids=OUT_OF_ORDER)
+def test_out_of_order_the_position_in_an_epoch_is_not_known(make):
+    """Batches that others have overtaken may be left; before and after an epoch none is."""
+    with make(**ANY_ORDER) as loader:
+        before = loader.state_dict()
+        iterator, first = taken(loader, 0, 1)
+        with pytest.raises(OptionError, match=r"not known with in_order=False(.*\n)+.*in_order="):
+            loader.state_dict()
+        whole = [*first, *iterator]
+        after = loader.state_dict()
+    assert (before["epoch"], after["epoch"]) == (0, 1)
+    for state in (before, after):
+        with resumed(json.loads(json.dumps(state)), lambda: make(**ANY_ORDER)) as again:
+            assert len(list(again)) == len(whole)
+
+
+def test_a_state_of_batches_in_order_can_continue_in_any_order():
+    """Those that are left come, and until the first of them the position is known."""
+    loader = DataLoader(range(20), 2)
+    taken(loader, 0, 3)
     state = json.loads(json.dumps(loader.state_dict()))
-    gate.close()
-    assert returned == [[2, 3], [6, 7]]
-    assert state["batch"] == 2
-    assert state["outstanding"][:2] == [0, 2]
-    return state, returned
-
-
-@pytest.mark.parametrize("name", OTHER_LOADERS)
-def test_out_of_order_the_batches_that_were_overtaken_are_left(overtaken, name):
-    """None is lost and none comes twice, also if the rest is interrupted after any batch."""
-    state, returned = overtaken
-    whole = [[number, number + 1] for number in range(0, 20, 2)]
-    states, loaded = [(state, returned)], list(returned)
-    with DataLoader(range(20), 2, **OTHER_LOADERS[name]) as loader:
-        loader.load_state_dict(state)
-        for batch in loader:
-            loaded = [*loaded, batch.tolist()]
-            states.append((loader.state_dict(), loaded))
-    assert sorted(loaded) == whole
-    assert states[-1][0]["epoch"] == 1
-    for (interrupted, before), arguments in zip(states[1:], cycle(OTHER_LOADERS.values())):
-        with DataLoader(range(20), 2, **arguments) as loader:
-            loader.load_state_dict(interrupted)
-            rest = [batch.tolist() for batch in loader]
-            assert sorted(before + rest if len(before) < 10 else rest) == whole
-
-
-def test_out_of_order_other_batches_cannot_go_on(overtaken):
-    """They are counted in samples, and these are not the first ones of the order."""
-    state, _ = overtaken
-    loader = DataLoader(range(20), 4)
-    with pytest.raises(OptionError, match=r"^the state was saved with in_order=False.*\n.*other"):
-        loader.load_state_dict(state, strict=False)
-    for damaged in ([2, 0], [0, 0], [0, 4], [-1], ["0"]):
-        with pytest.raises(OptionError, match=r"^the state is damaged"):
-            DataLoader(range(20), 2).load_state_dict({**state, "outstanding": damaged})
-
-
-def test_out_of_order_a_samplers_own_state_is_of_no_use():
-    """It says what was requested after a batch, not what was returned before it."""
-
-    def make():
-        return CARRYING["position"](num_workers=2, in_order=False)
-
-    with make() as loader:
-        iterator, _ = taken(loader, 0, 2)
-        state = loader.state_dict()
-        list(iterator)
-        after = loader.state_dict()
-    with make() as again:
-        with pytest.raises(OptionError, match=r"^the state was saved .*\n.*sampler has a state"):
-            again.load_state_dict(state)
-        again.load_state_dict(after)
-        assert len(list(again)) == BATCHES
-
-
-def test_out_of_order_an_iterable_dataset_needs_a_state():
-    """Each worker's part goes on where it was; without a state nobody knows where that is."""
-
-    def loader_of(dataset):
-        return DataLoader(dataset, batch_size=2, num_workers=2, in_order=False)
-
-    with loader_of(Walk(9, 8)) as loader:
-        iterator, early = taken(loader, 0, 4)
-        state = loader.state_dict()
-        del iterator
-    with resumed(state, lambda: loader_of(Walk(9, 8))) as again:
-        loaded = firsts([*early, *again])
-    assert sorted(chain(*loaded)) == [*range(1, 10), *range(101, 109)]
-
-    with loader_of(Shards(4, 4)) as loader:
-        iterator, _ = taken(loader, 0, 2)
-        state = loader.state_dict()
-        list(iterator)
-        after = loader.state_dict()
-    again = loader_of(Shards(4, 4))
-    with pytest.raises(OptionError, match=r"^the state was saved .*\n.*dataset has no state_dict"):
-        again.load_state_dict(state)
-    again.load_state_dict(after)
-    assert again.state_dict()["epoch"] == 1
+    with resumed(state, lambda: DataLoader(range(20), 2, **ANY_ORDER)) as again:
+        iterator = iter(again)
+        assert again.state_dict()["batch"] == 3
+        rest = [batch.tolist() for batch in iterator]
+    assert sorted(rest) == [[number, number + 1] for number in range(6, 20, 2)]
 
 
 @pytest.mark.usefixtures("_generators")

@@ -34,7 +34,7 @@ from forebay.failures import Failure, FailureLog
 from forebay.loading.feed import Feed, LocalFeed
 from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec, WorkerState
 from forebay.loading.planner import Planner
-from forebay.loading.position import DAMAGED, Position
+from forebay.loading.position import DAMAGED, NO_ORDER, Position
 from forebay.loading.samplers import (
     NO_STATE,
     chain_of,
@@ -505,10 +505,11 @@ class LoaderProgress:
                 worker_states=tuple(each._replace(phase="before") for each in states if lives_on),
                 draws_base_seed=not keeps_seed,
             )
+        if planner.batch > planner.start.batch and not settings.in_order:
+            raise OptionError(NO_ORDER.format(epoch=epoch, count=planner.batch))
         return replace(
             position,
             batch=planner.batch,
-            outstanding=planner.outstanding(),
             sample=planner.sample,
             length=planner.start.length,
             counts_samples=planner.start.by_sample,

@@ -294,14 +294,6 @@ class Planner:
         """Samples of this epoch that were returned, over all ranks."""
         return self.source.samples_returned(self.start, self.batch - self.start.batch, self.samples)
 
-    def outstanding(self) -> tuple[int, ...]:
-        """Return the numbers of batches that others have overtaken; see `Position.outstanding`."""
-        before = self.start.outstanding
-        if self._in_order or not self._epochs or self.source.kind == "iterable":
-            return before[self.batch - self.start.batch :]
-        requested = (request.batch for request in list(self._requests.values()))
-        return (*requested, *before[self._epochs[0].batch - self.start.batch :])
-
     def sampler_states(self) -> tuple[SamplerStates | None, int | None]:
         """Return the states of the source's samplers, and `epoch_of` the sampler."""
         if self.has_next():
@@ -417,10 +409,7 @@ class Planner:
     def _task(
         self, epoch: PlannedEpoch, selection: Selection, worker: int | None = None
     ) -> NewTask:
-        task, preceding, batch = self._next_task, 0, epoch.batch
-        outstanding, number = epoch.start.outstanding, batch - epoch.start.batch
-        if number < len(outstanding):
-            batch = outstanding[number]
+        task, preceding = self._next_task, 0
         if worker is not None:
             preceding = epoch.preceding.get(worker, 0)
             epoch.preceding[worker] = preceding + 1
@@ -428,7 +417,7 @@ class Planner:
         request = BatchRequest(
             index,
             epoch.start.epoch,
-            batch,
+            epoch.batch,
             position,
             repeated,
             worker,

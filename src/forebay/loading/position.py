@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import counted
@@ -31,6 +30,13 @@ VERSION = 2
 MOST = 1 << 60
 DAMAGED = (
     "the state is damaged: {}\n  Nothing was changed. Load what state_dict() returned, unchanged."
+)
+NO_ORDER = (
+    "the position in an epoch is not known with in_order=False, where batches come as they are "
+    "ready\n"
+    "  Batches returned in epoch {epoch}: {count:,}; others before the last one may be left. No "
+    "state was made, and the iteration goes on.\n"
+    "  Call state_dict() before or after an epoch, or make the loader with in_order=True."
 )
 
 # Kinds of loaders, described for messages.
@@ -60,7 +66,6 @@ class MadeWith:
     num_workers: int = 0
     shuffle: bool | None = None
     sources: dict[str, int] | None = None
-    in_order: bool = True
     windows: tuple[int, ...] | None = None
 
 
@@ -79,7 +84,6 @@ class Position:
     made_with: MadeWith
     epoch: int = 0
     batch: int = 0
-    outstanding: tuple[int, ...] = ()
     sample: int = 0
     length: int | None = None
     origin: int = 0
@@ -103,10 +107,7 @@ class Position:
     def start(self) -> Start:
         """Where to begin in the epoch."""
         by_sample = self.batch > 0 and self.counts_samples
-        return Start(
-            *(self.epoch, self.batch, self.sample, self.length, by_sample, self.origin),
-            self.outstanding,
-        )
+        return Start(*(self.epoch, self.batch, self.sample, self.length, by_sample, self.origin))
 
     def reweighted(self, mixture: Mixture, weights: tuple[float, ...]) -> Position:
         """Return the position after which the sources of a mixture have other weights."""
@@ -121,7 +122,6 @@ class Position:
         """Return a dict, JSON-serializable if the states of the user's objects are."""
         state = {each.name: getattr(self, each.name) for each in fields(self)}
         state["made_with"] = asdict(self.made_with)
-        state["outstanding"] = list(self.outstanding)
         state["worker_states"] = [list(each) for each in self.worker_states]
         return {"version": VERSION, **state}
 
@@ -140,7 +140,6 @@ class Position:
             values = _checked(state, POSITION)
             made["windows"] = made["windows"] and tuple(made["windows"])
             values["made_with"] = MadeWith(**made)
-            values["outstanding"] = tuple(values["outstanding"])
             values["worker_states"] = tuple(WorkerState(*each) for each in values["worker_states"])
             values["mixture"] = _mixture_of(values["mixture"])
             position = cls(**values)
@@ -163,7 +162,7 @@ class Position:
                 (is_plan and None in (made.length, made.shuffle, made.global_batch_size))
                 or (made.kind == "iterable" and made.global_batch_size is None)
                 or (made.kind == "iterable" and made.length is not None)
-                or (not is_torchs and (made.num_workers > 0 or not made.in_order))
+                or (not is_torchs and made.num_workers > 0)
                 or (made.sources is not None and not is_plan)
             ),
             f"length {self.length}": self.length is not None
@@ -181,8 +180,6 @@ class Position:
                 len(self.worker_states) not in (0, workers if is_torchs else 0)
             ),
             f"next_worker {self.next_worker} of {workers}": self.next_worker >= workers,
-            f"outstanding {shortened(self.outstanding)}": bool(self.outstanding)
-            and not (made.kind == "torch" and within and self._is_ascending()),
             f"mixture {shortened(self.mixture)} of {len(sources)} sources": (
                 len(weights) != len(sources) or len(counts) not in (0, len(sources))
             ),
@@ -206,18 +203,12 @@ class Position:
             whole = length - length % size if made.drop_last else length
             return self.sample == min(batch * size, whole)
         # torch's own samplers yield one short batch at most, and there are none after it.
-        is_whole = made.shuffle is not None and made.in_order and not self.outstanding
-        least = batch * size if is_whole else (batch - 1) * size + 1
+        least = batch * size if made.shuffle is not None else (batch - 1) * size + 1
         return not batch or least <= self.sample <= batch * size
 
     @property
     def _batches(self) -> str:
         return f"{self.batch:,} batch{'es' * (self.batch != 1)}"
-
-    def _is_ascending(self) -> bool:
-        """Return whether the outstanding batches are among those that were requested."""
-        numbers = -1, *self.outstanding, self.batch + len(self.outstanding)
-        return all(one < two for one, two in pairwise(numbers))
 
     def fitted(self, settings: Settings, seed: int | None, *, strict: bool) -> Position:
         """Return the position for a loader, after checking that the loader fits it.
@@ -261,8 +252,6 @@ class Position:
         if strict and refused:
             world_size = 1 if settings.ranks is None else settings.ranks.world_size
             raise OptionError(self._mismatch(*pairs[refused[0]], refused[0], world_size))
-        if self.batch and (not was.in_order or self.outstanding):
-            self._check_known(is_same=not differing)
         if "global_batch_size" in differing and was.kind == "iterable" and not self.knows_workers:
             old, new = was.global_batch_size, now.global_batch_size
             raise OptionError(
@@ -328,27 +317,6 @@ class Position:
             f"changed: the rest of that epoch cannot be loaded, because {why}.\n"
             "  Make the loader with the dataset as it was, or load a state of an epoch's end."
         )
-
-    def _check_known(self, *, is_same: bool) -> None:
-        """Raise an error if the batches that are left, after others in any order, are not known."""
-        refused = {
-            "the loader makes other batches": not is_same,
-            "the dataset has no state_dict": (
-                self.made_with.kind == "iterable" and not self.knows_workers
-            ),
-            "the sampler has a state_dict of its own": any(
-                state and "state" in state for state in self.sampler or ()
-            ),
-        }
-        for why, is_refused in refused.items():
-            if is_refused:
-                raise OptionError(
-                    "the state was saved with in_order=False, in the middle of an epoch\n"
-                    f"  It was taken in epoch {self.epoch} after {counted(self.sample, 'sample')}. "
-                    "Nothing was changed: which samples are left is not known, because "
-                    f"{why}.\n"
-                    "  Load a state of an epoch's end, or save one with in_order=True."
-                )
 
     def _mismatch(self, old: Any, new: Any, name: str, world_size: int) -> str:
         words = {"global_batch_size": "global batches of {} samples", "length": "{} samples"}
@@ -418,14 +386,12 @@ MADE_WITH: Checks = {
     "num_workers": (False, _is_count),
     "shuffle": (True, bool),
     "sources": (True, _is_sources),
-    "in_order": (False, bool),
     "windows": (True, lambda value: _is_list(value, _is_positive) and len(value) == 4),
 }
 POSITION: Checks = {
     "made_with": (False, object),
     "epoch": (False, _is_count),
     "batch": (False, _is_count),
-    "outstanding": (False, lambda value: _is_list(value, _is_count)),
     "sample": (False, _is_count),
     "length": (True, _is_positive),
     "origin": (False, _is_count),

@@ -351,7 +351,6 @@ class Settings:
             sources=self.loader.dataset.lengths if plan and plan.mixture else None,
             length=None if self.is_iterable else plan.length if plan else self.length,
             num_workers=self.loader.num_workers if self.by_torchs_rules else 0,
-            in_order=self.in_order,
             windows=windows and windows.state,
         )
 

@@ -64,7 +64,6 @@ class Start(NamedTuple):
     length: int | None = None
     by_sample: bool = False
     origin: int = 0
-    outstanding: tuple[int, ...] = ()
 
 
 class Reader:
@@ -239,8 +238,7 @@ class SamplerSource(Source):
             yield from self._shared(sampler, start, self._plan)
             return
         follows, (rank, ranks) = holds_position(sampler), rank_of(sampler)
-        position, outstanding = rank << RANK_BITS, start.outstanding
-        skip = 0 if follows else start.batch + len(outstanding)
+        position, skip = rank << RANK_BITS, 0 if follows else start.batch
         if start.by_sample and not follows and type(sampler) is BatchSampler:
             rest: Any = itertools.islice(sampler.sampler, start.sample // ranks, None)
             sampler, skip = BatchSampler(rest, sampler.batch_size, sampler.drop_last), 0
@@ -255,7 +253,7 @@ class SamplerSource(Source):
             for number, index in enumerate(rows or iterator or sampler):
                 is_empty = False
                 index = copied(index, is_batch=self.count is not _one)
-                if number >= skip or number in outstanding:
+                if number >= skip:
                     states = states_of(self.sampler) if follows else None
                     yield Selection(index, position, 0, states)
                 position += self.count(index)
