@@ -20,7 +20,7 @@ from forebay.errors import InputError, LedgerError
 from forebay.ledger import lock as lock_module
 from forebay.ledger.database import read_snapshot
 from forebay.ledger.lock import find_holder
-from forebay.outputs.places import RUN, read_run
+from forebay.outputs.ledger_copy import RUN, read_run
 
 # What hung, must not hang the suite.
 pytestmark = pytest.mark.timeout(120)

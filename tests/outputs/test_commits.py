@@ -15,7 +15,7 @@ from forebay.errors import OutputError
 from forebay.failures import Failure
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Counts, Input
-from forebay.outputs import folder as outputs_folder
+from forebay.outputs import publishing
 from forebay.outputs.folder import OutputFolder
 from forebay.runs import results
 from forebay.runs.results import Commits, perform_pending
@@ -59,7 +59,7 @@ def half_published(ledger: Ledger, place: OutputFolder) -> Commits:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OutputFolder:
     """An output folder; two files are published at a time, once there are three results."""
-    monkeypatch.setattr(outputs_folder, "PUBLISHED_AT_ONCE", 2)
+    monkeypatch.setattr(publishing, "PUBLISHED_AT_ONCE", 2)
     monkeypatch.setattr(results, "COMMIT_RESULTS", 3)
     return OutputFolder(tmp_path / "out")
 
@@ -120,7 +120,7 @@ def test_nothing_is_recorded_after_files_that_could_not_be_published(
     with place.ledger() as ledger:
         commits = half_published(ledger, place)
         with monkeypatch.context() as full:
-            full.setattr(outputs_folder, "rename_new", full_disk)
+            full.setattr(publishing, "rename_new", full_disk)
             with pytest.raises(OutputError):
                 commits.advance()
         commits.add([staged(place, 4)], nothing)

@@ -12,9 +12,10 @@ import pytest
 from forebay.base.output_names import STAGING
 from forebay.errors import OutputError
 from forebay.ledger.records import FileChange, FileFields
-from forebay.outputs import folder as outputs_folder
-from forebay.outputs.folder import OutputFolder, rename_new
-from forebay.outputs.places import Bucket
+from forebay.outputs import publishing
+from forebay.outputs.bucket import BucketFolder
+from forebay.outputs.folder import OutputFolder
+from forebay.outputs.publishing import rename_new
 from forebay.outputs.staging import Output, Staging
 
 
@@ -41,7 +42,7 @@ def renames(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         rename_new(old, new)
         given.append(os.path.basename(new))
 
-    monkeypatch.setattr(outputs_folder, "rename_new", rename)
+    monkeypatch.setattr(publishing, "rename_new", rename)
     return given
 
 
@@ -262,7 +263,7 @@ def test_a_ledger_cannot_give_a_staged_file_another_name(place, staging):
 def test_threads_that_fill_a_bucket_share_no_folder(tmp_path, monkeypatch):
     """Each worker thread has a shallow copy of the job's end of the bucket."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    uploads = Bucket("memory://new-folders/out").staging()
+    uploads = BucketFolder("memory://new-folders/out").staging()
     workers = [copy(uploads) for _ in range(3)]
     for number, worker in enumerate(workers):
         worker.open(number)
@@ -273,7 +274,7 @@ def test_threads_that_fill_a_bucket_share_no_folder(tmp_path, monkeypatch):
 def test_an_input_of_a_bucket_has_a_folder_only_if_it_writes_a_file(tmp_path, monkeypatch):
     """So a full local disk is met in the function, where the run is stopped and no input blamed."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    uploads = Bucket("memory://new-folders/out").staging()
+    uploads = BucketFolder("memory://new-folders/out").staging()
     uploads.open(0)
     out = uploads.begin("")
     assert commit(uploads, out) == ()

@@ -15,7 +15,7 @@ from typing import Any
 
 from forebay.cli import main
 from forebay.ledger.ledger import Ledger
-from forebay.outputs import folder
+from forebay.outputs import folder, publishing
 from forebay.outputs.folder import OutputFolder
 from forebay.runs import results as write
 
@@ -76,7 +76,7 @@ def within_perform(parts: int | None) -> None:
         if file_changes:
             die()
 
-    folder.PUBLISHED_AT_ONCE = 1
+    publishing.PUBLISHED_AT_ONCE = 1
     OutputFolder.perform = killed  # type: ignore[method-assign]
 
 
@@ -84,7 +84,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "before the flush": lambda: before(OutputFolder, "flush"),
     "before the record": lambda: before(Ledger, "record"),
     "after the record": lambda: after(Ledger, "record"),
-    "in the midst of publishing": lambda: before(folder, "rename_new", Third()),
+    "in the midst of publishing": lambda: before(publishing, "rename_new", Third()),
     "between two parts of a commit": lambda: within_perform(1),
     "after publishing": lambda: within_perform(None),
     "before the file changes are forgotten": lambda: before(Ledger, "clear_file_changes"),

@@ -16,7 +16,7 @@ from forebay.base.output_names import TABLE_FORMATS
 from forebay.cli import cli
 from forebay.errors import OutputError
 from forebay.ledger.ledger import Ledger
-from forebay.outputs import folder as outputs_folder
+from forebay.outputs import publishing
 from forebay.outputs.folder import OutputFolder
 from forebay.runs import results as write
 from forebay.runs.preprocess import retry
@@ -204,11 +204,11 @@ def without(way, monkeypatch):
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
     ways = {
-        "renameat2": outputs_folder._WAYS,
-        "link": (unsupported, outputs_folder._by_link),
+        "renameat2": publishing._WAYS,
+        "link": (unsupported, publishing._by_link),
         "look": (),
     }
-    monkeypatch.setattr(outputs_folder, "_WAYS", ways[way])
+    monkeypatch.setattr(publishing, "_WAYS", ways[way])
 
 
 @pytest.mark.parametrize("way", ["renameat2", "link", "look"])
@@ -217,15 +217,15 @@ def test_a_rename_to_a_free_name(tmp_path, way, monkeypatch):
     without(way, monkeypatch)
     old, new = str(tmp_path / "old"), str(tmp_path / "new")
     with pytest.raises(FileNotFoundError):
-        outputs_folder.rename_new(old, new)
+        publishing.rename_new(old, new)
     (tmp_path / "old").write_text("1")
-    outputs_folder.rename_new(old, new)
+    publishing.rename_new(old, new)
     with pytest.raises(FileNotFoundError):  # though the other is there: it is done
-        outputs_folder.rename_new(old, new)
+        publishing.rename_new(old, new)
     assert (tmp_path / "new").read_text() == "1"
     (tmp_path / "old").write_text("2")
     with pytest.raises(FileExistsError):
-        outputs_folder.rename_new(old, new)
+        publishing.rename_new(old, new)
     assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["1", "2"]
 
 
@@ -234,7 +234,7 @@ def test_a_rename_that_a_kill_left_half_done_is_finished(tmp_path, monkeypatch):
     without("link", monkeypatch)
     (tmp_path / "old").write_text("1")
     os.link(tmp_path / "old", tmp_path / "new")
-    outputs_folder.rename_new(str(tmp_path / "old"), str(tmp_path / "new"))
+    publishing.rename_new(str(tmp_path / "old"), str(tmp_path / "new"))
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
@@ -295,14 +295,14 @@ def test_a_pending_rename_that_cannot_be_done_costs_its_input(three, output, obs
 
 def test_a_rename_that_the_system_forbids_costs_its_input(three, output, monkeypatch):
     """A folder that may not be written to, and others that may."""
-    real = outputs_folder.rename_new
+    real = publishing.rename_new
 
     def forbid(old, new):
         if new.endswith("0001.txt"):
             raise PermissionError(errno.EACCES, "Permission denied", new)
         real(old, new)
 
-    monkeypatch.setattr(outputs_folder, "rename_new", forbid)
+    monkeypatch.setattr(publishing, "rename_new", forbid)
     report = run(copy, three, output)
     assert (report.done, report.failed) == (2, 1)
     assert report.failures[0].message.startswith("'0001.txt' cannot be published: Permission den")
@@ -386,7 +386,7 @@ def test_a_disk_that_fails_while_pending_renames_are_done_loses_nothing(
     def fail(*_, **__):
         raise OSError(number, os.strerror(number))
 
-    where = {"rename_new": outputs_folder, "flush": OutputFolder}.get(place, os)
+    where = {"rename_new": publishing, "flush": OutputFolder}.get(place, os)
     with monkeypatch.context() as patch:
         patch.setattr(where, place, fail)
         for call in (lambda: run(work, three, output), lambda: verify(output)):
@@ -401,7 +401,7 @@ def test_a_disk_that_fails_while_pending_renames_are_done_loses_nothing(
 
 def test_a_disk_that_fails_during_a_commit_loses_nothing(three, output, monkeypatch):
     """What is recorded and not yet published is published by the next call."""
-    real, calls = outputs_folder.rename_new, []
+    real, calls = publishing.rename_new, []
 
     def fail_at_the_second(old, new):
         calls.append(new)
@@ -410,7 +410,7 @@ def test_a_disk_that_fails_during_a_commit_loses_nothing(three, output, monkeypa
         real(old, new)
 
     with monkeypatch.context() as patch:
-        patch.setattr(outputs_folder, "rename_new", fail_at_the_second)
+        patch.setattr(publishing, "rename_new", fail_at_the_second)
         with pytest.raises(OutputError, match="cannot be moved into place"):
             run(copy, three, output)
     assert len(published(output)) == 1

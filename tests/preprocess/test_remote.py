@@ -37,7 +37,7 @@ from forebay.cli import cli
 from forebay.errors import BusyError, InputError, LedgerError, OptionError, OutputError
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.lock import Holder
-from forebay.outputs.places import LEDGER, RUN, LedgerCopy, read_run
+from forebay.outputs.ledger_copy import LEDGER, RUN, LedgerCopy, read_run
 
 OUT = "memory://bucket/out"
 

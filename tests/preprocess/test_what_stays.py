@@ -322,20 +322,20 @@ def test_outputs_that_are_lost_in_a_bucket_are_made_again(memory):
 KILLED = """
 import os, signal, sys
 import forebay
-from forebay.outputs import folder
+from forebay.outputs import publishing
 from test_what_stays import NAMES
 
 def again(source, out):
     out.file(source.name).write_text("new" + source.name)
 
-publish = folder.Publisher._publish_file
+publish = publishing.Publisher._publish_file
 
 def killed(self, name, staged, replaces):
     if name.endswith("3.txt"):
         os.kill(os.getpid(), signal.SIGKILL)
     return publish(self, name, staged, replaces)
 
-folder.Publisher._publish_file = killed
+publishing.Publisher._publish_file = killed
 forebay.preprocess(again, NAMES, "out", num_workers=0, progress=False, accept_changes=True)
 """
 

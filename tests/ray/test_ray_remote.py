@@ -9,7 +9,7 @@ import pytest
 from clusters import start_driver
 from driving import WORKS, finish, make_inputs, published
 
-from forebay.outputs.places import LEDGER, RUN
+from forebay.outputs.ledger_copy import LEDGER, RUN
 from runs import table
 
 pytestmark = pytest.mark.slow
