@@ -48,9 +48,9 @@ DRIVER: dict[str, tuple[str, ...]] = {
     "perform": ("forebay.engine.engine:Engine._perform",),
     "loop": ("forebay.runs.run:Session._run",),
     "record": ("forebay.ledger.ledger:Ledger.record",),
-    "rename": ("forebay.runs.results:Commits.advance",),
+    "rename": ("forebay.runs.commits:Commits.advance",),
     "perform pending": ("forebay.runs.run:Session.perform_pending",),
-    "table": ("forebay.runs.results:LedgerTable.update",),
+    "table": ("forebay.runs.commits:LedgerTable.update",),
     "close": (
         "forebay.pools.processes:ProcessPool.close",
         "forebay.runs.run:Session.__exit__",

@@ -12,7 +12,7 @@ import torch
 from pyarrow import parquet
 
 from documents import disagreements, program
-from forebay.runs.source_code import load_work
+from forebay.runs.references import load_work
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "docs" / "tutorial" / "three-jobs.md"

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import forebay
-from forebay.runs.source_code import load_work
+from forebay.runs.references import load_work
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOSS = re.compile(r"^epoch (\d+): mean loss (\d+\.\d+)", re.MULTILINE)

@@ -36,13 +36,13 @@ from forebay.failures import Failure, grouped
 from forebay.options import BACKENDS, Ray
 from forebay.outputs.places import open_place, snapshot_of
 from forebay.predicting.predict import predict
+from forebay.runs.commits import perform_pending
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.preprocess import preprocess, retry
-from forebay.runs.ranges import read_run_state, verb_of
 from forebay.runs.recorded_settings import recorded_settings, settings_shown
+from forebay.runs.references import load_work, parse_reference
 from forebay.runs.report import lines_by_error
-from forebay.runs.results import perform_pending
-from forebay.runs.source_code import load_work, parse_reference
+from forebay.runs.run_state import read_run_state, verb_of
 from forebay.show.html import compare
 from forebay.show.top import Signs, live_views, signs_for, text_of, watch
 

@@ -23,7 +23,7 @@ from forebay.inputs.search import folder_identity
 from forebay.inputs.tables import check_columns, open_manifest
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input
-from forebay.runs.ranges import sample_listing, samples_of
+from forebay.runs.samples import sample_listing, samples_of
 
 
 @pytest.fixture

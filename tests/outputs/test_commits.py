@@ -17,8 +17,8 @@ from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Counts, Input
 from forebay.outputs import publishing
 from forebay.outputs.folder import OutputFolder
-from forebay.runs import results
-from forebay.runs.results import Commits, perform_pending
+from forebay.runs import commits as commits_file
+from forebay.runs.commits import Commits, perform_pending
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -60,7 +60,7 @@ def half_published(ledger: Ledger, place: OutputFolder) -> Commits:
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OutputFolder:
     """An output folder; two files are published at a time, once there are three results."""
     monkeypatch.setattr(publishing, "PUBLISHED_AT_ONCE", 2)
-    monkeypatch.setattr(results, "COMMIT_RESULTS", 3)
+    monkeypatch.setattr(commits_file, "COMMIT_RESULTS", 3)
     return OutputFolder(tmp_path / "out")
 
 

@@ -15,8 +15,8 @@ from models import Factory, Numbers, total
 import forebay
 from forebay.failures import MAX_TEXT
 from forebay.ledger.records import Counts
-from forebay.runs import run as runs_run
-from forebay.runs.ranges import read_run_state
+from forebay.runs import processing
+from forebay.runs.run_state import read_run_state
 
 
 def predicted(model, data, output, **options):
@@ -341,8 +341,8 @@ def test_workers_with_models_of_their_own_stop_as_well(tmp_path, num_workers, mo
 def test_a_part_may_take_the_timeout_of_each_of_its_batches(tmp_path, monkeypatch):
     """Of a part as large as those of the run that is continued, whatever the size in the call."""
     monkeypatch.setenv("MENDED", str(tmp_path / "mended"))
-    real, given = runs_run.Limits, []
-    monkeypatch.setattr(runs_run, "Limits", lambda **each: given.append(each) or real(**each))
+    real, given = processing.Limits, []
+    monkeypatch.setattr(processing, "Limits", lambda **each: given.append(each) or real(**each))
     options = {"batch_size": 3, "num_workers": 1, "timeout": 50}
     with pytest.raises(forebay.FailuresError, match=r"first 20 samples all failed alike"):
         predicted(Useless, Numbers(60), tmp_path / "out", part_size=30, **options)

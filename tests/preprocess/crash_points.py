@@ -17,7 +17,7 @@ from forebay.cli import main
 from forebay.ledger.ledger import Ledger
 from forebay.outputs import folder, publishing
 from forebay.outputs.folder import OutputFolder
-from forebay.runs import results as write
+from forebay.runs import metadata_table as write
 
 
 def die() -> None:

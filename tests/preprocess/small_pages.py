@@ -15,7 +15,7 @@ import forebay
 from forebay.inputs import tables as manifests
 from forebay.ledger import enrolment, ledger, names
 from forebay.ledger.ledger import Ledger
-from forebay.runs import run
+from forebay.runs import processing
 from forebay.runs import run as runs_run
 
 POINTS: dict[str, tuple[Any, str]] = {
@@ -50,7 +50,7 @@ def die_at(point: str, times: int) -> None:
 
 if __name__ == "__main__":
     manifests.MANY_ROWS, runs_run.AHEAD, ledger.READ_ON = 10, 50, 40
-    run.SLOTS = run.LOOKAHEAD = 64  # so that results are recorded at least six times
+    processing.SLOTS = processing.LOOKAHEAD = 64  # so that results are recorded at least six times
     if len(sys.argv) > 3:
         die_at(sys.argv[3], int(sys.argv[4]))
     report = forebay.preprocess(work, sys.argv[1], Path(sys.argv[2]), num_workers=2, progress=False)

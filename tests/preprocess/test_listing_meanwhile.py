@@ -9,7 +9,7 @@ from forebay.errors import FailuresError, InputError
 from forebay.ledger import ledger as ledgers
 from forebay.ledger.database import read_snapshot
 from forebay.observe.progress import Progress
-from forebay.runs import run as engine_run
+from forebay.runs import processing
 from forebay.runs import run as runs_run
 
 
@@ -18,8 +18,8 @@ def small(monkeypatch):
     """Ten inputs are listed first, then five at a time, and few are sent ahead."""
     monkeypatch.setattr(runs_run, "AHEAD", 10)
     monkeypatch.setattr(ledgers, "READ_ON", 5)
-    monkeypatch.setattr(engine_run, "LOOKAHEAD", 5)
-    monkeypatch.setattr(engine_run, "SLOTS", 5)
+    monkeypatch.setattr(processing, "LOOKAHEAD", 5)
+    monkeypatch.setattr(processing, "SLOTS", 5)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from forebay.errors import OutputError
 from forebay.ledger.ledger import Ledger
 from forebay.outputs import publishing
 from forebay.outputs.folder import OutputFolder
-from forebay.runs import results as write
+from forebay.runs import metadata_table as write
 from forebay.runs.preprocess import retry
 
 

@@ -22,7 +22,8 @@ import torch
 
 import forebay
 from forebay.errors import LedgerError
-from forebay.runs.fingerprint import Fingerprint, describe, difference
+from forebay.runs.differences import difference
+from forebay.runs.fingerprint import Fingerprint, describe
 from forebay.runs.source_code import is_library
 
 SCRIPT = """

@@ -28,8 +28,8 @@ from forebay.base.table_formats import (
 )
 from forebay.errors import InputError, OutputError
 from forebay.inputs.tables import read_table
-from forebay.runs import results as module
-from forebay.runs.results import write_metadata
+from forebay.runs import metadata_table as module
+from forebay.runs.metadata_table import write_metadata
 
 FORMATS = ["parquet", "csv", "jsonl"]
 

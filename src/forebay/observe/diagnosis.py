@@ -29,6 +29,7 @@ from forebay.observe.figures import numbers_in
 from forebay.observe.processor_time import extra_threads_s, system_time
 from forebay.observe.record import MadeRecord, SlowSample, StepRecord
 from forebay.observe.recorded_work import MOST_CONCURRENCY, SimulatedLoader, recorded_work
+from forebay.observe.run_times import RunTimes
 from forebay.observe.simulation import Setup
 
 # Fewer steps are too few to judge by.
@@ -183,28 +184,6 @@ IDLE_SHARE = 0.2
 LARGE_SHARE = 0.5
 # Workers wait for cores if they do so for that share of the time that they spend on inputs.
 QUEUED_SHARE = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunTimes:
-    """Sums of one run. Times are in seconds, and None if not known."""
-
-    inputs: int
-    committed: int
-    elapsed_s: float
-    num_workers: int
-    busy_s: float
-    cpu_s: float | None
-    flush_s: float
-    record_s: float
-    cores: float | None
-    decisions: tuple[str, ...] = ()
-    at_once: int = 1  # inputs of each worker
-    system_s: float = 0.0
-    faults: int = 0
-    threads_s: float = 0.0
-    queued_s: float = 0.0
-    keeps_freed: bool = True
 
 
 def diagnose_run(times: RunTimes) -> Diagnosis:

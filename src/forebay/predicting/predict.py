@@ -20,21 +20,22 @@ from forebay.failures import short_tracebacks
 from forebay.ledger.records import Todo
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, check_killable, cluster_of
-from forebay.runs.fingerprint import Fingerprint, describe_bases, describe_parts
+from forebay.runs.bases import describe_bases
+from forebay.runs.fingerprint import Fingerprint, describe_parts
 from forebay.runs.ranges import (
     Cut,
     SampleProgress,
-    Samples,
     drop_gone_ranges,
     enrol_ranges,
-    range_of,
     recorded_cut,
     sample_ranges,
-    samples_of,
 )
 from forebay.runs.recorded_settings import settings_to_json
-from forebay.runs.report import PredictionReport, saying_what_stays
+from forebay.runs.report import PredictionReport
 from forebay.runs.run import Session
+from forebay.runs.run_state import range_of
+from forebay.runs.samples import Samples, samples_of
+from forebay.runs.stopping import saying_what_stays
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import pyarrow as pa

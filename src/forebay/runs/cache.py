@@ -32,24 +32,23 @@ from forebay.failures import Failure, short_tracebacks
 from forebay.ledger.database import reading
 from forebay.ledger.inputs import read_entries
 from forebay.options import SHARD_BYTES, PreprocessOptions, Ray
-from forebay.runs.fingerprint import Fingerprint, describe_bases
+from forebay.runs.bases import describe_bases
+from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.named_samples import enrol_named, forget_earlier, hashes_of
 from forebay.runs.ranges import (
     Cut,
     SampleProgress,
-    Samples,
     drop_gone_ranges,
     enrol_ranges,
-    failed_in,
-    range_of,
     recorded_cut,
     sample_ranges,
-    samples_of,
     text_of,
 )
 from forebay.runs.recorded_settings import settings_to_json
 from forebay.runs.report import Report
 from forebay.runs.run import Session
+from forebay.runs.run_state import failed_in, range_of
+from forebay.runs.samples import Samples, samples_of
 from forebay.runs.source_code import sha256_of
 
 # Minimum number of shards, if there are as many samples, so that every core has work and a kill

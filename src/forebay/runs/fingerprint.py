@@ -17,10 +17,9 @@ import inspect
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from difflib import unified_diff
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -40,7 +39,6 @@ from forebay.runs.source_code import (
     is_library,
     is_own,
     is_plain,
-    is_sequence,
     label_of,
     module_name,
     name_of,
@@ -54,8 +52,6 @@ from forebay.runs.source_code import (
     weights_of,
 )
 
-_LONGEST_DIFFERENCE = 60  # lines
-_MOST_NAMES = 8  # in one line
 WEIGHTS = "weights."  # begins the names of an nn.Module's
 _MOST_NAMED = 1000  # keys of a dict that may be names of credentials
 _LONGEST_VALUE = 200  # characters; a longer one is shown as its hash
@@ -153,78 +149,6 @@ def describe(work: object, aside: Collection[str] = ()) -> Fingerprint:
         reference = reference_of(work)
     code, parameters = tuple(walk.code.items()), tuple(sorted(walk.parameters.items()))
     return Fingerprint(name, reference, code, parameters)
-
-
-def difference(old: Fingerprint, new: Fingerprint) -> str:
-    """Return the changes as a string for a message; "" if there are none.
-
-    Changed code comes as a unified diff; then the names of the weights and other values that are
-    too large to show; then one line for each other parameter. `name` and `reference` are not
-    compared: a folder that was moved is the same work. A Dataset that only one of them has is a
-    change if the other one has another instead.
-    """
-    compared: list[tuple[Any, Any]] = [(old, new)]
-    if (both := _changed_bases(old, new)) is not None:
-        compared.append(both)
-    lines: list[str] = []
-    shown, large, weights = [], [], []
-    for one, other in compared:
-        was, now = dict(one.code), dict(other.code)
-        for label in dict.fromkeys((*now, *was)):
-            before, after = was.get(label, ""), now.get(label, "")
-            if before != after:
-                pair = before.splitlines(), after.splitlines()
-                lines += unified_diff(*pair, f"{label} (before)", f"{label} (now)", "", "", 2, "")
-        was, now = dict(one.parameters), dict(other.parameters)
-        for name in sorted({*was, *now}):
-            before, after = was.get(name, "(none)"), now.get(name, "(none)")
-            if before == after:
-                continue
-            if WEIGHTS in name:
-                weights.append(name.partition(WEIGHTS)[2])
-            elif before.startswith(HASH) and after.startswith(HASH):
-                large.append(name)
-            else:
-                shown.append(f"parameter {name}: {before} -> {after}")
-    lines = _capped(lines)
-    if weights:
-        lines.append(f"the weights changed ({_listed(weights)})")
-    if large:
-        lines.append(f"changed, and too large to show: {_listed(large)}")
-    return "\n".join(lines + _capped(shown))
-
-
-def changed_name(old: Fingerprint, new: Fingerprint) -> str:
-    """Return what a message says has changed: the work, or a Dataset that it is done with."""
-    both = _changed_bases(old, new)
-    if both is None or difference(replace(old, bases=()), replace(new, bases=())):
-        return new.name
-    return f"the dataset {both[1].name}"
-
-
-def _changed_bases(old: Fingerprint, new: Fingerprint) -> tuple[Base, Base] | None:
-    """Return a Dataset as it was and as it is, or another one in its place; None if none changed.
-
-    One pair tells enough: of one class, if there are such.
-    """
-    pairs = _paired(old.bases, new.bases, accepts=False)
-    gained = [each for each, at in zip(new.bases, pairs, strict=True) if at is None]
-    lost = [each for at, each in enumerate(old.bases) if at not in {*pairs}]
-    if not (gained and lost):
-        return None
-    both = ((one, other) for one in lost for other in gained if one.name == other.name)
-    return next(both, (lost[0], gained[0]))
-
-
-def _listed(names: list[str]) -> str:
-    left = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {left:,} more" if left > 0 else "")
-
-
-def _capped(lines: list[str]) -> list[str]:
-    left = len(lines) - _LONGEST_DIFFERENCE
-    more = [f"... {left} more line{'s' * (left != 1)}"] if left > 0 else []
-    return lines[:_LONGEST_DIFFERENCE] + more
 
 
 class _Walk:
@@ -416,10 +340,6 @@ def _signature(work: Any) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-# ---- described parts -----------------------------------------------------------------------------
-# One fingerprint of several objects that belong together, such as a model and its data.
-
-
 def describe_parts(parts: Mapping[str, Any]) -> Fingerprint:
     """Return the code and parameters of all parts, for change detection."""
     code: dict[str, str] = {}
@@ -433,101 +353,6 @@ def describe_parts(parts: Mapping[str, Any]) -> Fingerprint:
     return Fingerprint(name, None, tuple(code.items()), tuple(parameters))
 
 
-# ---- bases ---------------------------------------------------------------------------------------
-# The Datasets that samples come from, and the numbers of their samples in an output folder: a
-# Dataset has the same ones in every call, whichever others are used with it.
-
-
-# What two descriptions of one Dataset have in common; all but the first if it changed.
-_SAME: tuple[Callable[[Base], object], ...] = (
-    lambda base: (base.code, base.parameters),
-    lambda base: (base.name, base.parameters),
-    lambda base: base.name,
-    lambda _: None,
-)
-
-
-def names_samples(dataset: Any) -> bool:
-    """Return whether a Dataset gives its samples names."""
-    return callable(getattr(dataset, "source_of", None))
-
-
-def parts_of_samples(dataset: Any, length: int) -> dict[str, Sequence[Any]]:
-    """Return the attributes of a Dataset that have one element for each of its named samples."""
-    if not names_samples(dataset):
-        return {}
-    found = state_of(dataset)
-    return {name: each for name, each in found.items() if is_sequence(each) and len(each) == length}
-
-
 def text_of_part(value: Any) -> str:
     """Return an element of such an attribute as a short string, equal for equal elements."""
     return repr(value) if type(value) in (int, float, bool) else _Walk()._text_of(value)
-
-
-def describe_bases(
-    datasets: Sequence[Any], lengths: Sequence[int], *, fixed: bool
-) -> tuple[Base, ...]:
-    """Describe the Datasets that samples come from; `fixed` if another length is a change.
-
-    What a Dataset that names its samples has for each of them does not count, nor does its length:
-    these samples are compared one by one.
-    """
-    bases: list[Base] = []
-    first = 0
-    for dataset, length in zip(datasets, lengths, strict=True):
-        found = describe(dataset, aside=parts_of_samples(dataset, length))
-        is_fixed = fixed and not names_samples(dataset)
-        parameters = found.parameters + (("len()", str(length)),) * is_fixed
-        bases.append(Base(found.name, found.code, parameters, ((first, length),)))
-        first += length
-    return tuple(bases)
-
-
-def number_bases(
-    known: Sequence[Base], found: Sequence[Base], *, accepts: bool
-) -> tuple[tuple[Base, ...], list[int]]:
-    """Return the Datasets of a ledger and of a call together, and where those of the call are.
-
-    New Datasets and the new samples of one that grew get the numbers after all others.
-
-    Args:
-        accepts: Whether a Dataset that changed is still the same one.
-    """
-    bases, numbers = list(known), []
-    end = max((first + count for each in known for first, count in each.extents), default=0)
-    pairs = _paired(known, found, accepts=accepts)
-    for each, at in zip(found, pairs, strict=True):
-        number = len(bases) if at is None else at
-        extents = () if at is None else bases[at].extents
-        more = sum(count for _, count in each.extents) - sum(count for _, count in extents)
-        if more > 0:
-            extents, end = (*extents, (end, more)), end + more
-        bases[number : number + 1] = [each._replace(extents=extents)]
-        numbers.append(number)
-    return tuple(bases), numbers
-
-
-def _paired(known: Sequence[Base], found: Sequence[Base], *, accepts: bool) -> list[int | None]:
-    """Return which of the known Datasets each found one is; None if it is new.
-
-    Two are the same one if the first rule, or a later one, gives both the same value. Several are
-    so in their order, but by a later rule only if there are as many in both.
-    """
-    pairs: list[int | None] = [None] * len(found)
-    for number, rule in enumerate(_SAME if accepts else _SAME[:1]):
-        left: dict[object, list[int]] = {}
-        wanted: dict[object, list[int]] = {}
-        taken = {*pairs}
-        for at, each in enumerate(known):
-            if at not in taken:
-                left.setdefault(rule(each), []).append(at)
-        for place, each in enumerate(found):
-            if pairs[place] is None:
-                wanted.setdefault(rule(each), []).append(place)
-        for value, places in wanted.items():
-            others = left.get(value, [])
-            if number == 0 or len(others) == len(places):
-                for place, at in zip(places, others, strict=False):
-                    pairs[place] = at
-    return pairs

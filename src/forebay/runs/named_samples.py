@@ -38,15 +38,9 @@ from forebay.ledger.inputs import InputRow
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Input, Leftover, key_of
 from forebay.outputs.folder import OutputFolder
-from forebay.runs.ranges import (
-    Cut,
-    enrol_ranges,
-    failed_samples,
-    lost_samples,
-    numbers_in,
-    range_of,
-)
+from forebay.runs.ranges import Cut, enrol_ranges, lost_samples, numbers_in
 from forebay.runs.run import Session
+from forebay.runs.run_state import failed_samples, range_of
 
 # ---- numbers -------------------------------------------------------------------------------------
 

@@ -22,12 +22,15 @@ from forebay.ledger.database import DONE, reading
 from forebay.ledger.records import Todo, key_of
 from forebay.options import PreprocessOptions, Ray
 from forebay.outputs.places import snapshot_of
-from forebay.runs.fingerprint import Fingerprint, describe, describe_bases, describe_parts
-from forebay.runs.ranges import Samples, sample_listing, samples_of, verb_of
+from forebay.runs.bases import describe_bases
+from forebay.runs.fingerprint import Fingerprint, describe, describe_parts
 from forebay.runs.recorded_settings import recorded_settings, settings_to_json
-from forebay.runs.report import Report, saying_what_stays
+from forebay.runs.report import Report
 from forebay.runs.run import Session
+from forebay.runs.run_state import verb_of
 from forebay.runs.same_call import inputs_text
+from forebay.runs.samples import Samples, sample_listing, samples_of
+from forebay.runs.stopping import saying_what_stays
 
 # What a function is called with.
 _PARAMETERS = "source", "out"

@@ -1,241 +1,34 @@
-"""What is said of a run: its report, notes on it, and the errors that end it."""
+"""What a run returns: its counts, failures and notes, and what is worked out when asked for."""
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.base.formatting import byte_size, counted, duration, summary
-from forebay.base.output_names import path_elsewhere
-from forebay.engine.commands import ReportFailure
+from forebay.base.formatting import counted, duration, summary
 from forebay.errors import (
-    FailuresError,
-    ForebayError,
-    InputError,
-    OutputError,
-    SampleTimeoutError,
-    WorkerDiedError,
-    shortened,
     shown_location,
 )
-from forebay.failures import Failure, Group, grouped, short_tracebacks, shown_error
-from forebay.outputs.places import snapshot_of
-from forebay.pools.worker import SealedError
+from forebay.failures import Failure, Group, grouped, short_tracebacks
 
 if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     import pyarrow
 
-    from forebay.ledger.enrolment import Enrolment
     from forebay.observe.diagnosis import Diagnosis
+    from forebay.observe.run_times import RunTimes
 
 
-def diagnosed(times: dict[str, Any]) -> Diagnosis:
-    """Return what a run waited for, given the arguments of `RunTimes`."""
-    from forebay.observe.diagnosis import RunTimes, diagnose_run
+def run_diagnosis(times: RunTimes) -> Diagnosis:
+    """Return what a run waited for."""
+    from forebay.observe.diagnosis import diagnose_run
 
-    return diagnose_run(RunTimes(**times))
+    return diagnose_run(times)
 
-
-# ---- notes ---------------------------------------------------------------------------------------
-# What is said of a run that is probably not as it was meant.
-
-# How many inputs a note names.
-NAMED = 5
-# Metadata of an input that may be an image by mistake, in characters of JSON, and the fewest
-# numbers of that image. An embedding is smaller.
-LARGE_METADATA, MANY_NUMBERS = 1 << 16, 1000
-_NUMBERS = re.compile(r"[-+.\deE,\[\]]+")
-
-
-def note_on_gone(enrolment: Enrolment, kind: str) -> str:
-    """Return what to say of inputs of an earlier run that are not listed now."""
-    gone, kept = enrolment.gone, enrolment.same + enrolment.changed
-    if enrolment.new and not kept and kind == "rows":
-        return (
-            f"of the {gone:,} rows of the earlier run none is in the manifest now, so each is "
-            "processed. A row with another value, or with other columns, is another input."
-        )
-    noun = {"rows": "row", "indices": "sample"}.get(kind, "input")
-    return (
-        f"{gone:,} of the {counted(gone + kept, noun)} of the earlier run "
-        f"{'is' if gone == 1 else 'are'} not listed now, so the table is without them; their files "
-        "stay in the folder. For one table of all, list them too; for two tables, use another "
-        "output folder."
-    )
-
-
-def notes_on_inputs(enrolment: Enrolment, kind: str) -> Iterator[str]:
-    """Yield what to say of done inputs that cannot be seen now, or that changed."""
-    noun = {"rows": "row", "indices": "sample"}.get(kind, unit_of(kind))
-    total = enrolment.same + enrolment.changed
-    if enrolment.unseen:
-        names = ", ".join(map(shortened, enrolment.unseen_names[:NAMED]))
-        more = f" and {enrolment.unseen - NAMED:,} more" if enrolment.unseen > NAMED else ""
-        them = "it" if enrolment.unseen == 1 else "them"
-        yield (
-            f"{enrolment.unseen:,} of {counted(total, noun)} done earlier cannot be seen now: "
-            f"{names}{more}. What was made of {them} stays as it is, with its rows. Mount the "
-            "folder, or reach the server, and the same call tells whether anything changed."
-        )
-    if enrolment.kept:
-        yield (
-            f"{enrolment.kept:,} of {counted(total, noun)} have other times and the content that "
-            "they had: they stay done."
-        )
-    if enrolment.changed and kind not in ("predict", "cache"):
-        only = " (only their times)" if enrolment.retimed == enrolment.changed else ""
-        yield (
-            f"{enrolment.changed:,} of {counted(total, noun)} changed{only}: each is done again, "
-            "and its outputs stay until then."
-        )
-
-
-def unit_of(verb: str) -> str:
-    """Return what an input of the ledger is called in messages, given the entry point."""
-    return {"predict": "part", "cache": "shard"}.get(verb, "input")
-
-
-def note_on_missing(again: int, done: int, name: str) -> str:
-    """Return what to say of done inputs whose outputs, such as this one, are not in the folder."""
-    return (
-        f"{again:,} of {counted(done, 'done input')} {'is' if again == 1 else 'are'} done again: "
-        f"outputs are no longer in the folder, such as {shortened(name)}."
-    )
-
-
-@contextmanager
-def saying_what_stays(output: str | os.PathLike[str]) -> Iterator[None]:
-    """Add to an InputError of the block what an earlier run has done: nothing was changed yet."""
-    try:
-        yield
-    except InputError as error:
-        done, noun = 0, "input"
-        with suppress(ForebayError, OSError):
-            found = snapshot_of(output)
-            done, noun = found.counts.done, unit_of(found.meta.get("verb", ""))
-        if not done:
-            raise
-        shown = shortened(shown_location(os.fspath(output)))
-        raise InputError(
-            f"{error}\n  What earlier runs made in {shown} stays as it is: {counted(done, noun)} "
-            "done. If the inputs are only away, make the same call again when they are back."
-        ) from error.__cause__
-
-
-def note_on_strays(names: Sequence[str], folder: str, function: str, call: str) -> str:
-    """Return what to say of files that were written into the output folder directly.
-
-    Args:
-        call: What returns the path to write to instead, such as "out.file".
-    """
-    first = names[0]
-    was = "file was" if len(names) == 1 else "files were"
-    return (
-        f"{len(names):,} {was} written to {folder} without {call}(), such as {first!r}\n"
-        "  A kill leaves such a file incomplete, nothing removes it when its input changes, and "
-        "`forebay verify` counts it as an orphan.\n"
-        f"  In {function}, write to {call}({first!r}) instead of {os.path.join(folder, first)!r}, "
-        "and remove what is there."
-    )
-
-
-def note_on_unstaged(count: int, name: str, folder: str, function: str) -> str:
-    """Return what to say of outputs that a function wrote by itself.
-
-    Args:
-        name: The first of them, as the ledger has it.
-    """
-    path = path_elsewhere(name) or os.path.join(folder, name)
-    was = "output was" if count == 1 else "outputs were"
-    return (
-        f"{count:,} {was} written by {function} itself, such as {path!r}\n"
-        "  They are in the table, and `forebay verify` checks them. But a kill can leave such a "
-        "file incomplete, and it stays so until its input is done again.\n"
-        f"  Take a second argument, as in {function}(source, out), and write to "
-        f"out / {os.path.basename(path)!r}: then a file appears once it is whole."
-    )
-
-
-def note_on_arrays(metadata: Sequence[str], total: int, function: str, call: str) -> str | None:
-    """Return what to say if one of these metadata, as JSON, is large and has an array.
-
-    Args:
-        total: How many inputs there are.
-        call: As for `note_on_strays`.
-    """
-    largest = max(metadata, key=len, default="")
-    if len(largest) < LARGE_METADATA or not any(
-        found.group().count(",") >= MANY_NUMBERS for found in _NUMBERS.finditer(largest)
-    ):
-        return None
-    way = f"{function} writes it to {call}(), with numpy.save for example, and returns a dict"
-    if call != "out.file":
-        way = (
-            f"pass save=, a function(sample, out) that writes what {function} returns to out.file()"
-        )
-    return (
-        f"the metadata of one input have {byte_size(len(largest))}, with an array of numbers; for "
-        f"all {total:,} that may be {byte_size(len(largest) * total)}\n"
-        "  The table keeps them as lists, which is slow. It is meant for what describes a file: "
-        f"{way}."
-    )
-
-
-# ---- errors --------------------------------------------------------------------------------------
-# What a run raises that stops because of failures.
-
-
-def too_many(reason: str, name: str, failure: Failure) -> FailuresError:
-    """Return the error that ends a run in which too many inputs fail."""
-    return FailuresError(
-        f"stopped early: {reason}\n"
-        f"  The last of them, {name}: {failure.error}: {failure.message}\n"
-        "  See `forebay failures`, fix the cause, and make the same call again.\n"
-        f"{failure.traceback}"
-    )
-
-
-def no_more_space(failure: Failure) -> OutputError:
-    """Return the error that ends a run whose outputs cannot be written."""
-    return OutputError(
-        f"the outputs can no longer be written: {failure.error}: {failure.message}\n"
-        "  The run was stopped, and no input counts as failed.\n"
-        "  Free some space (or make the folder writable), then make the same call again."
-    )
-
-
-def first_failure(outcome: ReportFailure, name: str) -> BaseException:
-    """Return what ends a run at its first failure: the user's exception, if it could be sent."""
-    failure = outcome.failure
-    own = failure.exception
-    if isinstance(own, SealedError):
-        own = own.opened()
-    error: BaseException
-    if isinstance(own, Exception):
-        error = shown_error(own)
-    elif failure.kind == "timeout":
-        error = SampleTimeoutError(f"{name} {failure.message}")
-    elif failure.kind == "crash":
-        error = WorkerDiedError(f"{name}: {failure.message}")
-    else:
-        error = FailuresError(f"{name} failed: {failure.error}: {failure.message}")
-    if failure.traceback and error.__traceback__ is None:  # it was raised in another process
-        error.add_note(f"In the worker:\n{failure.traceback.rstrip()}")
-    error.add_note(
-        f"forebay: the input was {name}, number {outcome.task}, attempt {outcome.attempt}."
-    )
-    return error
-
-
-# ---- report --------------------------------------------------------------------------------------
 
 # Failures that a report lists in the terminal; more of them are grouped by their errors.
 SHOWN = 10
@@ -420,124 +213,3 @@ class PredictionReport(RunReport):
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
         return self._html("predict", "predicted", {"output": str(self.output)})
-
-
-# ---- failure budget ------------------------------------------------------------------------------
-# When to stop early: too many failures, or a cause that fails one input after the other. PURE.
-
-# If the first inputs all fail with the same error, that many are enough to stop.
-ALIKE = 20
-# Later, that many in a row: the cause is probably not in the inputs, but some may be beside others
-# that are as damaged. Outputs that are refused have names that other inputs took, which a function
-# does again and again.
-ALIKE_LATER = 100
-REFUSED = 20
-
-
-class FailureBudget:
-    """Counts failures against the number that the user allows.
-
-    Args:
-        max_failures: How many inputs may fail: a count, or a fraction of all (0 < x < 1);
-            None for any number that are not in a row.
-        known: The inputs that failed in earlier runs, in order: they are in no row.
-        counts_rows: Whether many failures in a row are enough to stop.
-    """
-
-    def __init__(
-        self,
-        max_failures: int | float | None,
-        total: int,
-        watch: bool = True,
-        unit: str = "input",
-        known: Sequence[int] = (),
-        counts_rows: bool = True,
-    ) -> None:
-        self._max_failures, self._unit, self._known = max_failures, unit, known
-        # Whoever says how many may fail means the first ones and those in a row, too.
-        self._has_limit = max_failures is not None
-        self._counts_rows = counts_rows and not self._has_limit
-        self.set_total(total)
-        self._failed = 0
-        self._tried: set[int] = set()  # the first inputs, until one of them differs
-        self._alike: str | None = None
-        self._watching = watch and not self._has_limit
-        self._row, self._row_error, self._refused = 0, "", 0
-
-    def set_total(self, total: int) -> None:
-        """Set the number of inputs, once more of them are known."""
-        allowed = self._max_failures
-        self._limit = int(allowed * total) if isinstance(allowed, float) else allowed
-        self._total = total
-
-    def succeeded(self) -> None:
-        """Begin a new row, and stop watching the first inputs: one of them succeeded."""
-        self._watching, self._row = False, 0
-
-    def attempt_failed(self, ordinal: int, error: str) -> str | None:
-        """Return why to stop if the first inputs all failed with this `error`; else None."""
-        if not self._watching:
-            return None
-        if self._alike not in (None, error):
-            self._watching = False
-            return None
-        self._alike = error
-        self._tried.add(ordinal)
-        if len(self._tried) < ALIKE:
-            return None
-        return self._allowing(f"the first {ALIKE} {self._unit}s all failed alike, with {error}")
-
-    def failed(self, error: str, ordinal: int = 0) -> str | None:
-        """Count an input that failed for good; return why to stop, if it is one too many."""
-        if reason := self._counted():
-            return reason
-        if self._is_known(ordinal):
-            return None
-        self._row = self._row + 1 if error == self._row_error else 1
-        self._row_error = error
-        if not self._counts_rows or self._row < ALIKE_LATER:
-            return None
-        return self._allowing(
-            f"{ALIKE_LATER} {self._unit}s in a row all failed alike, with {error}"
-        )
-
-    def refused(self, published: Iterable[int], refused: Collection[int]) -> str | None:
-        """Count inputs whose outputs were refused; return why to stop, if they are too many.
-
-        Args:
-            published: Inputs whose outputs were to be published, in the order in which they ended.
-        """
-        if not refused:  # the usual case
-            self._refused = 0
-            return None
-        reasons = [self._counted() for _ in refused]
-        for ordinal in published:
-            if ordinal not in refused:
-                self._refused = 0
-            elif not self._is_known(ordinal):
-                self._refused += 1
-            if self._counts_rows and self._refused >= REFUSED:
-                what = f"the outputs of {REFUSED} {self._unit}s in a row were refused"
-                reasons.append(self._allowing(what))
-        return next(filter(None, reasons), None)
-
-    def _counted(self) -> str | None:
-        self._failed += 1
-        if self._limit is None or self._failed <= self._limit:
-            return None
-        return (
-            f"{self._failed} input{'s' * (self._failed != 1)} failed, more than "
-            f"max_failures allows ({self._limit} of {self._total})"
-        )
-
-    def _is_known(self, ordinal: int) -> bool:
-        at = bisect_left(self._known, ordinal)
-        return at < len(self._known) and self._known[at] == ordinal
-
-    def _allowing(self, what: str) -> str:
-        """Return a reason to stop, with the argument that allows more failures, if there is one."""
-        if not self._counts_rows:
-            return what
-        return (
-            f"{what}\n  If more of them may fail, say how many: max_failures=, or --max-failures."
-        )

@@ -6,36 +6,29 @@
 
 Inputs are listed (`inputs/listing.py`), recorded (`ledger/ledger.py`) and processed
 (`runs/job.py`); outputs are staged (`outputs/staging.py`), and published with a table of them
-(`runs/results.py`). preprocess, predict and cache use it.
+(`runs/commits.py`). preprocess, predict and cache use it.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
-import resource
-import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any
 
-from forebay.base import process
 from forebay.base.files import download, location_text
 from forebay.base.formatting import counted
 from forebay.base.output_names import PRIVATE, table_name
-from forebay.base.process import ProcessTimes, fewer_collections
+from forebay.base.process import fewer_collections
 from forebay.base.randomness import ThreadTurns, generators_kept, generators_restored
-from forebay.engine.commands import DeliverResult, Limits, Outcome, ReportFailure, ReportRetry
-from forebay.engine.engine import Engine
 from forebay.errors import (
     ChangedError,
     OptionError,
-    OutputError,
     shortened,
     shown_location,
 )
@@ -44,39 +37,26 @@ from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inpu
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Input, Todo
-from forebay.observe.progress import Progress, label_of, log, log_failed, note
-from forebay.observe.record import PUBLISH_S
-from forebay.options import AutoWorkers, PreprocessOptions
+from forebay.observe.progress import Progress, label_of, log, note
+from forebay.options import PreprocessOptions
 from forebay.outputs.places import open_place
 from forebay.pools.base import InlinePool, Pool, ThreadPool
 from forebay.pools.job_loading import check_not_loading
 from forebay.pools.processes import ProcessPool, occupy_standard_descriptors
-from forebay.runs import report
-from forebay.runs.fingerprint import Fingerprint, changed_name, difference, number_bases
+from forebay.runs import notes
+from forebay.runs.bases import number_bases
+from forebay.runs.commits import Commit, perform_pending
+from forebay.runs.differences import changed_name, difference, words_of_change
+from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.job import PreprocessJob, name_of_work
+from forebay.runs.metadata_table import LedgerTable
+from forebay.runs.processing import Processing
 from forebay.runs.recorded_settings import SETTINGS
-from forebay.runs.report import FailureBudget, Report
-from forebay.runs.results import Commit, Commits, LedgerTable, perform_pending
+from forebay.runs.report import Report, run_diagnosis
 from forebay.runs.same_call import call_id, take_folder
 from forebay.runs.source_code import sha256_of
+from forebay.runs.stopping import FailureBudget
 from forebay.show.top import LiveRun
-
-# ---- run -----------------------------------------------------------------------------------------
-
-# How often it is looked at what the workers did, which reads two files for each.
-LOOK_S = 0.25
-# Limits of uncommitted results: their number, and the bytes of metadata in them.
-SLOTS = 8192
-# The same on a cluster, where a thousand workers may hold tasks for two seconds each.
-CLUSTER_SLOTS = 65_536
-MAX_BYTES = 256 * 2**20
-# The most tasks sent in one message, if inputs take little time.
-MAX_GROUP = 2048
-LOOKAHEAD = 8192
-# How long nothing may come from ranges of samples before a warning: one may take minutes.
-RANGE_S = 600.0
-# How long to collect answers while every worker has more to do.
-COLLECT_S = 0.01
 
 
 def workers_for(
@@ -100,55 +80,12 @@ def workers_for(
     return hosts, hosts.num_workers
 
 
-def _payloads(
-    listed: Iterable[Todo], progress: Progress, budget: FailureBudget, kind: str
-) -> Iterator[tuple[int, tuple[str | None, ...]]]:
-    """Yield ordinals and payloads, and raise the total if the listing turns out to be longer.
-
-    A payload is a source, a row and, only if there are credentials, what opens the input; for a
-    sample, the index of it, which is listed in the order of its Dataset.
-    """
-    for each in listed:
-        if each.ordinal > progress.total:
-            progress.total = each.ordinal
-            budget.set_total(each.ordinal)
-        opens = str(each.ordinal - 1) if each.opens is None and kind == "indices" else each.opens
-        yield each.ordinal, each[1:3] if opens is None else (*each[1:3], opens)
-
-
 def _same_contents(folder: str | None, inputs: Iterable[tuple[int, Input, str]]) -> Iterator[int]:
     """See `inputs/contents.py`, which few runs need."""
     from forebay.inputs.contents import same_contents
 
     return same_contents(folder, inputs)
 
-
-def _used_by_workers(pool: Pool) -> resource.struct_rusage:
-    """Return what the workers that have ended used; threads count with this process."""
-    is_child = isinstance(pool, ProcessPool)
-    return resource.getrusage(resource.RUSAGE_CHILDREN if is_child else resource.RUSAGE_SELF)
-
-
-def _name_of(payload: tuple[str | None, ...]) -> str:
-    """Return what the log calls an input: its path, its row, or its index."""
-    source, row, *_ = payload
-    return source or row or ""
-
-
-def _advice_if_stuck(pool: Pool, _payload: object) -> list[str]:
-    """Return what to do about a worker that does not finish an input."""
-    threads = (
-        "Modules are imported before the workers are forked, so threads that they start at import "
-        "do not run there.",
-        "If that line waits for one of these, start it within the function.",
-    )
-    return [
-        *(() if isinstance(pool, ThreadPool) else threads),
-        "If it may take that long, nothing is wrong; timeout= ends an input that takes longer.",
-    ]
-
-
-# ---- session -------------------------------------------------------------------------------------
 
 # How many inputs are listed before the first of them is worked on; the rest is listed meanwhile.
 AHEAD = 16_384
@@ -230,7 +167,7 @@ class Session:
         done = total = 0
         with suppress(Exception):  # whatever a ledger on a failing disk raises
             total, done, _ = self.ledger.counts()
-        noun = report.unit_of(self.verb)
+        noun = notes.unit_of(self.verb)
         return f"{before}{done:,} of {counted(total, noun)} are done and stay" if done else ""
 
     def _open_table(self) -> None:
@@ -306,9 +243,9 @@ class Session:
         if self.starts_over:
             return
         if enrolment.gone and self._has_table:
-            self.say(report.note_on_gone(enrolment, listing.kind))
+            self.say(notes.note_on_gone(enrolment, listing.kind))
         kind = listing.kind if self._has_table else self.verb
-        for each in report.notes_on_inputs(enrolment, kind):
+        for each in notes.notes_on_inputs(enrolment, kind):
             self.note(each)
 
     def _find_missing(self) -> None:
@@ -319,7 +256,7 @@ class Session:
         done = self.ledger.counts().done
         if missing and (again := self.ledger.mark_todo(missing)):
             self._changed = True
-            self.note(report.note_on_missing(again, done, min(missing.values())))
+            self.note(notes.note_on_missing(again, done, min(missing.values())))
 
     def note(self, text: str) -> None:
         """Say something now, and in the report."""
@@ -364,18 +301,31 @@ class Session:
         )
         self._progress = progress
         self._closing.callback(LiveRun(self.verb, self.output, progress).remove)
+        assert self._pool is not None, "start_workers comes first"
+        processing = Processing(
+            self._pool, self._num_workers, options, ledger, self.folder, progress, budget
+        )
+
+        def seen(commit: Commit) -> None:
+            if committed is not None:
+                committed(commit.delivered)
+            self._saw(commit, progress.total)
+
         kept = generators_kept if options.workers == 0 else fewer_collections
         with generators_restored() if options.backend == "thread" else kept():
-            times = self._run(todo, budget, progress, committed, at_once=at_once)
-        self._changed |= times["committed"] > 0
+            times = processing.run(todo, self._kind, seen, at_once=at_once)
+        if unstaged := processing.commits.unstaged:
+            folder, function = shown_location(self.output), self._user[0]
+            self.notes.append(notes.note_on_unstaged(*unstaged, folder, function))
+        self._changed |= times.committed > 0
         self.perform_pending()
         if self._has_table:
             with fewer_collections():
                 self._table.update(options.metadata, self._kind, is_stale=self._changed)
         self._drop_replaced()
-        if self._has_table and times["committed"] and (strays := self.folder.strays(ledger)):
+        if self._has_table and times.committed and (strays := self.folder.strays(ledger)):
             self.notes.append(
-                report.note_on_strays(strays, shown_location(self.output), *self._user)
+                notes.note_on_strays(strays, shown_location(self.output), *self._user)
             )
         counts = ledger.counts()
         return Report(
@@ -386,159 +336,17 @@ class Session:
             failures=tuple(ledger.failures(MAX_KEPT)),
             elapsed_s=time.monotonic() - self._began,
             metadata_path=self.folder.locate(table_name(options.metadata)),
-            later={"diagnosis": partial(report.diagnosed, times), "details": self.details()},
-            decisions=times["decisions"],
+            later={"diagnosis": partial(run_diagnosis, times), "details": self.details()},
+            decisions=times.decisions,
             without_rows=self._table.without_rows if self._has_table else 0,
             notes=tuple(self.notes),
             unseen=self.unseen,
         )
 
-    def _run(
-        self,
-        todo: Iterable[Todo],
-        budget: FailureBudget,
-        progress: Progress,
-        note_committed: Callable[[list[int]], None] | None,
-        *,
-        at_once: bool,
-    ) -> dict[str, Any]:
-        """Process the inputs; return what that took, as the arguments of `RunTimes`."""
-        pool, options, trace = self._pool, self.options, progress.trace
-        assert pool is not None, "start_workers comes first"
-        living, looked_at, tuning = ProcessTimes(), -math.inf, None
-        if isinstance(options.num_workers, AutoWorkers) and options.cluster is None:
-            from forebay.runs.tuning import RunTuning
-
-            times = living if isinstance(pool, ProcessPool) else None
-            most = int(options.num_workers)
-            tuning = RunTuning(most, times, time.monotonic(), options.at_once)
-        limits = Limits(
-            num_workers=self._num_workers if tuning is None else tuning.num_workers,
-            slots=SLOTS if options.cluster is None else CLUSTER_SLOTS,
-            at_once=options.at_once,
-            max_bytes=MAX_BYTES,
-            retries=options.further_tries,
-            timeout_s=options.timeout,
-            group_s=pool.group_s if options.workers else 0.0,
-            max_group=MAX_GROUP,
-            lookahead=LOOKAHEAD,
-            max_suspects=1 if options.stops_at_first_failure else 64,
-        )
-        payloads = _payloads(todo, progress, budget, self._kind)
-        engine = Engine(
-            pool,
-            limits,
-            payloads,
-            name_of=_name_of,
-            advice=partial(_advice_if_stuck, pool),
-            silent_s=None if progress.unit == "input" else RANGE_S,
-        )
-        trace.longest_task, trace.at_once = engine.longest_task, options.at_once
-        commits = Commits(self.ledger, self.folder)
-        committed, record_s = 0, 0.0
-        began, before = time.monotonic(), _used_by_workers(pool)
-        try:
-            while not engine.finished or commits.waiting:
-                trace.num_workers = engine.flow.limits.num_workers if options.workers else 0
-                trace.publish(time.monotonic())
-                due_in = commits.due_in()
-                wait_s = PUBLISH_S if due_in is None else min(due_in, PUBLISH_S)
-                outcomes = engine.step(wait_s, collect_s=COLLECT_S)
-                others = commits.add(outcomes, trace.took)
-                for outcome in others:
-                    if isinstance(outcome, ReportFailure):
-                        trace.spent(outcome.seconds)
-                    elif isinstance(outcome, ReportRetry):
-                        trace.retries += 1
-                if outcomes and not others:
-                    budget.succeeded()
-                for outcome in outcomes if others else ():  # in their order: some are in a row
-                    self._stop_if_due(outcome, budget)
-                if (now := time.monotonic()) >= looked_at:
-                    looked_at = now + LOOK_S
-                    if isinstance(pool, ProcessPool):
-                        living.add(pool.living_pids())
-                    if tuning is not None and not engine.finished:
-                        tuning.update(now, trace, engine.resize)
-                recorded_at, flush_s = time.monotonic(), commits.flush_s
-                commit = commits.advance(at_once=at_once or engine.finished)
-                waited_s = commits.flush_s - flush_s
-                record_s += max(time.monotonic() - recorded_at - waited_s, 0.0)
-                if commit is not None:
-                    engine.release(commit.delivered)
-                    if note_committed is not None:
-                        note_committed(commit.delivered)
-                    progress.update(commit.done, commit.failed, commit.metadata)
-                    committed += len(commit.delivered) + commit.failed
-                    self._look_at_metadata(commit.metadata, progress.total)
-                    self._stop_if_refused(commit, budget)
-        finally:
-            # However the run ends, including Ctrl-C: end all workers, and commit the results.
-            engine.close()
-            trace.longest_task = lambda: None  # or a report would keep the engine
-            try:
-                committed += commits.close()
-            finally:
-                progress.close()
-        commits.finish()
-        if commits.unstaged:
-            folder, function = shown_location(self.output), self._user[0]
-            self.notes.append(report.note_on_unstaged(*commits.unstaged, folder, function))
-        after, now = _used_by_workers(pool), time.monotonic()
-        system_s = after.ru_stime - before.ru_stime
-        return {
-            "inputs": trace.tasks,
-            "committed": committed,
-            "elapsed_s": now - began,
-            "num_workers": self._num_workers if tuning is None else tuning.mean_workers(now),
-            "busy_s": trace.busy_s,
-            "at_once": options.at_once,
-            "cpu_s": None if options.cluster else after.ru_utime - before.ru_utime + system_s,
-            "system_s": system_s,
-            "faults": after.ru_minflt - before.ru_minflt,
-            "threads_s": max(living.threads_s, 0.0),
-            "queued_s": living.queued_s,
-            "keeps_freed": isinstance(pool, ProcessPool),
-            "flush_s": commits.flush_s,
-            "record_s": record_s,
-            "cores": None if options.cluster else process.usable_cores(),
-            "decisions": () if tuning is None else tuple(tuning.decisions),
-        }
-
-    def _stop_if_due(self, outcome: Outcome, budget: FailureBudget) -> None:
-        """Raise the exception that ends the run, if this outcome requires that."""
-        if isinstance(outcome, DeliverResult):
-            budget.succeeded()
-        if not isinstance(outcome, ReportRetry | ReportFailure):
-            return
-        failure = outcome.failure
-        if failure.kind == "stop" and failure.exception is not None:
-            raise failure.exception
-        if failure.kind == "environment":
-            raise report.no_more_space(failure) from failure.exception
-        reason = budget.attempt_failed(outcome.task, failure.error)
-        if isinstance(outcome, ReportFailure):
-            if self.options.stops_at_first_failure:
-                raise report.first_failure(outcome, self.ledger.name_of(outcome.task))
-            reason = budget.failed(failure.error, outcome.task) or reason
-        if reason is not None:
-            raise report.too_many(reason, self.ledger.name_of(outcome.task), failure)
-
-    def _stop_if_refused(self, commit: Commit, budget: FailureBudget) -> None:
-        """Raise the exception that ends the run, if inputs with refused outputs require that."""
-        for ordinal, failure, _ in commit.refused:
-            name = self.ledger.name_of(ordinal)
-            log_failed(name, failure)
-            if self.options.stops_at_first_failure:
-                raise OutputError(failure.message)
-        refused = {each.ordinal for each in commit.refused}
-        if reason := budget.refused(commit.delivered, refused):
-            raise report.too_many(reason, name, failure)
-
-    def _look_at_metadata(self, metadata: Sequence[str], total: int) -> None:
-        """Say once, early, that metadata are large arrays."""
+    def _saw(self, commit: Commit, total: int) -> None:
+        """Say once, early, that the metadata of a commit are large arrays."""
         if self._has_table and not self.notes:
-            found = report.note_on_arrays(metadata, total, *self._user)
+            found = notes.note_on_arrays(commit.metadata, total, *self._user)
             if found is not None:
                 self.note(found)
 
@@ -600,20 +408,10 @@ class Session:
 
     def words_of_change(self, name: str, changes: str) -> str:
         """Return the message for a call whose outputs would not go with those of earlier ones."""
+        was = self.ledger.get_meta("version")
+        new_version = self.options.version if was is None else None
         has_samples = bool(self._described().bases)
-        only = ", if every sample has the name or index that it had" if has_samples else ""
-        version, first = self.options.version, ""
-        if version is not None and self.ledger.get_meta("version") is None:
-            first = f"  The earlier run had no version to compare with version={version!r}.\n"
-        return (
-            f"{name} changed since the earlier run: {self.output!r} would mix two versions\n"
-            f"{textwrap.indent(changes.rstrip(), '  ')}\n"
-            f"{first}  Nothing was started, and nothing is lost. Choose one:\n"
-            "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
-            f"  - keep what is done and use the new code for the rest{only}: accept_changes=True, "
-            "or --accept-changes;\n"
-            "  - another output folder."
-        )
+        return words_of_change(name, changes, self.output, new_version, has_samples=has_samples)
 
     def _drop_replaced(self) -> None:
         """At the end of a run that began anew, remove what it has not replaced."""

@@ -1,0 +1,138 @@
+"""What is said of a run that is probably not as it was meant."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from forebay.base.formatting import byte_size, counted
+from forebay.base.output_names import path_elsewhere
+from forebay.errors import shortened
+
+if TYPE_CHECKING:
+    from forebay.ledger.enrolment import Enrolment
+
+
+# How many inputs a note names.
+NAMED = 5
+# Metadata of an input that may be an image by mistake, in characters of JSON, and the fewest
+# numbers of that image. An embedding is smaller.
+LARGE_METADATA, MANY_NUMBERS = 1 << 16, 1000
+_NUMBERS = re.compile(r"[-+.\deE,\[\]]+")
+
+
+def note_on_gone(enrolment: Enrolment, kind: str) -> str:
+    """Return what to say of inputs of an earlier run that are not listed now."""
+    gone, kept = enrolment.gone, enrolment.same + enrolment.changed
+    if enrolment.new and not kept and kind == "rows":
+        return (
+            f"of the {gone:,} rows of the earlier run none is in the manifest now, so each is "
+            "processed. A row with another value, or with other columns, is another input."
+        )
+    noun = {"rows": "row", "indices": "sample"}.get(kind, "input")
+    return (
+        f"{gone:,} of the {counted(gone + kept, noun)} of the earlier run "
+        f"{'is' if gone == 1 else 'are'} not listed now, so the table is without them; their files "
+        "stay in the folder. For one table of all, list them too; for two tables, use another "
+        "output folder."
+    )
+
+
+def notes_on_inputs(enrolment: Enrolment, kind: str) -> Iterator[str]:
+    """Yield what to say of done inputs that cannot be seen now, or that changed."""
+    noun = {"rows": "row", "indices": "sample"}.get(kind, unit_of(kind))
+    total = enrolment.same + enrolment.changed
+    if enrolment.unseen:
+        names = ", ".join(map(shortened, enrolment.unseen_names[:NAMED]))
+        more = f" and {enrolment.unseen - NAMED:,} more" if enrolment.unseen > NAMED else ""
+        them = "it" if enrolment.unseen == 1 else "them"
+        yield (
+            f"{enrolment.unseen:,} of {counted(total, noun)} done earlier cannot be seen now: "
+            f"{names}{more}. What was made of {them} stays as it is, with its rows. Mount the "
+            "folder, or reach the server, and the same call tells whether anything changed."
+        )
+    if enrolment.kept:
+        yield (
+            f"{enrolment.kept:,} of {counted(total, noun)} have other times and the content that "
+            "they had: they stay done."
+        )
+    if enrolment.changed and kind not in ("predict", "cache"):
+        only = " (only their times)" if enrolment.retimed == enrolment.changed else ""
+        yield (
+            f"{enrolment.changed:,} of {counted(total, noun)} changed{only}: each is done again, "
+            "and its outputs stay until then."
+        )
+
+
+def unit_of(verb: str) -> str:
+    """Return what an input of the ledger is called in messages, given the entry point."""
+    return {"predict": "part", "cache": "shard"}.get(verb, "input")
+
+
+def note_on_missing(again: int, done: int, name: str) -> str:
+    """Return what to say of done inputs whose outputs, such as this one, are not in the folder."""
+    return (
+        f"{again:,} of {counted(done, 'done input')} {'is' if again == 1 else 'are'} done again: "
+        f"outputs are no longer in the folder, such as {shortened(name)}."
+    )
+
+
+def note_on_strays(names: Sequence[str], folder: str, function: str, call: str) -> str:
+    """Return what to say of files that were written into the output folder directly.
+
+    Args:
+        call: What returns the path to write to instead, such as "out.file".
+    """
+    first = names[0]
+    was = "file was" if len(names) == 1 else "files were"
+    return (
+        f"{len(names):,} {was} written to {folder} without {call}(), such as {first!r}\n"
+        "  A kill leaves such a file incomplete, nothing removes it when its input changes, and "
+        "`forebay verify` counts it as an orphan.\n"
+        f"  In {function}, write to {call}({first!r}) instead of {os.path.join(folder, first)!r}, "
+        "and remove what is there."
+    )
+
+
+def note_on_unstaged(count: int, name: str, folder: str, function: str) -> str:
+    """Return what to say of outputs that a function wrote by itself.
+
+    Args:
+        name: The first of them, as the ledger has it.
+    """
+    path = path_elsewhere(name) or os.path.join(folder, name)
+    was = "output was" if count == 1 else "outputs were"
+    return (
+        f"{count:,} {was} written by {function} itself, such as {path!r}\n"
+        "  They are in the table, and `forebay verify` checks them. But a kill can leave such a "
+        "file incomplete, and it stays so until its input is done again.\n"
+        f"  Take a second argument, as in {function}(source, out), and write to "
+        f"out / {os.path.basename(path)!r}: then a file appears once it is whole."
+    )
+
+
+def note_on_arrays(metadata: Sequence[str], total: int, function: str, call: str) -> str | None:
+    """Return what to say if one of these metadata, as JSON, is large and has an array.
+
+    Args:
+        total: How many inputs there are.
+        call: As for `note_on_strays`.
+    """
+    largest = max(metadata, key=len, default="")
+    if len(largest) < LARGE_METADATA or not any(
+        found.group().count(",") >= MANY_NUMBERS for found in _NUMBERS.finditer(largest)
+    ):
+        return None
+    way = f"{function} writes it to {call}(), with numpy.save for example, and returns a dict"
+    if call != "out.file":
+        way = (
+            f"pass save=, a function(sample, out) that writes what {function} returns to out.file()"
+        )
+    return (
+        f"the metadata of one input have {byte_size(len(largest))}, with an array of numbers; for "
+        f"all {total:,} that may be {byte_size(len(largest) * total)}\n"
+        "  The table keeps them as lists, which is slow. It is meant for what describes a file: "
+        f"{way}."
+    )
