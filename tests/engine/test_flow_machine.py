@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scripted import check
 
 from forebay.engine.commands import (
+    MAX_DEATHS_IN_A_ROW,
     DeliverResult,
     DropTask,
     FetchTasks,
@@ -26,7 +27,7 @@ from forebay.engine.commands import (
     StartWorker,
     StopWorker,
 )
-from forebay.engine.flow import MAX_DEATHS_IN_A_ROW, Flow
+from forebay.engine.flow import Flow
 from forebay.failures import Failure
 from forebay.pools.events import (
     GIVE_BACK_S,
@@ -260,14 +261,20 @@ class FlowMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: (self.alive or self.starting) and self.deaths < 5)
-    @rule(data=st.data(), external=st.booleans(), maybe_external=st.booleans())
-    def worker_dies(self, data: Any, external: bool, maybe_external: bool) -> None:
+    @rule(
+        data=st.data(),
+        external=st.booleans(),
+        maybe_external=st.booleans(),
+        memory=st.sampled_from([0, 0, 60]),
+    )
+    def worker_dies(self, data: Any, external: bool, maybe_external: bool, memory: int) -> None:
         worker = data.draw(st.sampled_from(sorted(self.alive) + sorted(self.starting)))
         self.starting.discard(worker)
-        self.dies(worker, blames=not external)
+        is_full = bool(memory) and self.flow.held_bytes * 3 >= memory
+        self.dies(worker, blames=not external and not is_full)
         self.timed_out.discard(worker)
         self.deaths += 1
-        self.say(WorkerDied(worker, CRASH, external, maybe_external))
+        self.say(WorkerDied(worker, CRASH, external, maybe_external, memory))
 
     @precondition(lambda self: not self.bound and not self.finished)
     @rule(num_workers=st.integers(1, 5))

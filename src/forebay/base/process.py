@@ -134,6 +134,26 @@ def fewer_collections() -> Iterator[None]:
             gc.set_threshold(*before)
 
 
+# ---- recursion limit -----------------------------------------------------------------------------
+
+
+@contextmanager
+def whole_recursion_limit() -> Iterator[None]:
+    """Give a process that is forked in the block the whole recursion limit of this one.
+
+    It has this thread's calls below its own, and would end where these are nearly as deep.
+    """
+    process, limit, depth, frame = os.getpid(), sys.getrecursionlimit(), 0, sys._getframe()
+    while frame is not None:
+        frame, depth = frame.f_back, depth + 1
+    sys.setrecursionlimit(limit + depth)
+    try:
+        yield
+    finally:
+        if os.getpid() == process:
+            sys.setrecursionlimit(limit)
+
+
 # ---- import path ---------------------------------------------------------------------------------
 # `sys.path`: the standard library comes before every folder that forebay adds.
 #
@@ -216,6 +236,26 @@ def _occupied(folder: Path) -> int:
             files = counts.get(dropped, 0) - counts.get(shared, 0)
             return int((folder / used).read_text()) - files
     return 0
+
+
+def memory_kills(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
+    """Return how many processes were killed because memory ran out; None if that is not counted.
+
+    Those of this process's control group; of the machine, where the group does not count them.
+    Sources: Linux, Documentation/admin-guide/cgroup-v2.rst, oom_kill in memory.events;
+    cgroup-v1/memory.rst, oom_kill in memory.oom_control; proc_vmstat(5), oom_kill.
+    """
+    folders = sorted(group_folders(proc, groups, ("memory",)), key=lambda each: -len(each.parts))
+    files = [
+        *(each / name for each in folders for name in ("memory.events", "memory.oom_control")),
+        proc / "vmstat",
+    ]
+    for file in files:
+        with suppress(OSError, ValueError):
+            counts = dict(line.split() for line in file.read_text().splitlines())
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
+    return None
 
 
 # Values for /proc/PID/oom_score_adj: which process of this program the kernel kills first.

@@ -15,6 +15,11 @@ from forebay.failures import Failure
 # gets no new ones until it has returned them. It is longer than GIVE_BACK_S, so that the worker's
 # own clock makes it return them.
 RECLAIM_S = 1.0
+# How often in a row workers may be lost, with no answer and no suspect, before the flow gives up.
+# Workers that die together count once.
+MAX_DEATHS_IN_A_ROW = 10
+# The share of all memory from which on held results are why it runs out.
+LARGE_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,7 @@ class Limits:
         refill_below: Once full, wait until fewer than this many results are being made, ready
             or delivered before making more: a number, or a share of the number when it was full.
             None refills at once.
+        in_memory: Whether results that are held take memory of this machine.
         timeout_s: Seconds that one attempt may take; None for no limit.
     """
 
@@ -37,6 +43,7 @@ class Limits:
     at_once: int = 1
     max_bytes: int | None = None
     refill_below: int | float | None = None
+    in_memory: bool = True
     in_order: bool = False
     retries: int = 0
     timeout_s: float | None = None
@@ -46,6 +53,24 @@ class Limits:
     all_workers: bool = False
     failure_ends_worker: bool = False
     max_suspects: int = 64
+
+    def low_mark(self, most: int) -> int:
+        """Return below how many results to make more, of a buffer that holds `most` when full."""
+        low = self.refill_below
+        return low if isinstance(low, int) else max(int((low or 1.0) * most), 1)
+
+    def timeout_failure(self, stacks: str) -> Failure:
+        """Return the failure of a task that exceeded the time limit."""
+        words = f"ran past timeout={self.timeout_s:g} s; its worker was killed"
+        return Failure("timeout", "SampleTimeoutError", words, stacks)
+
+    def are_filled(self, held_bytes: int, memory: int) -> bool:
+        """Return whether held results, and no task, are why a worker was killed for memory.
+
+        Args:
+            memory: Bytes that this program may use; 0 if the worker died otherwise.
+        """
+        return self.in_memory and memory > 0 and held_bytes >= LARGE_SHARE * memory
 
 
 # ---- states --------------------------------------------------------------------------------------
@@ -153,6 +178,15 @@ class Worker:
         while len(self.begun) > count:
             self.begun.pop()
 
+    def due(self, limits: Limits, has_spare_tasks: bool) -> float | None:
+        """Return when one of its tasks exceeds a time limit; None for never."""
+        if not self.begun or self.timed_out:
+            return None
+        due = [] if limits.timeout_s is None else [self.begun[0] + limits.timeout_s]
+        if has_spare_tasks:
+            due.append(self.begun[-1] + RECLAIM_S)
+        return min(due, default=None)
+
     def overdue(self, limits: Limits, now: float) -> list[int]:
         """Return the tasks that exceed the time limit; one to be returned if it holds no others.
 
@@ -234,6 +268,21 @@ class DropTask(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class LowerHighMark:
+    """Free what held results do not need: memory ran out, and they take much of it.
+
+    Attributes:
+        held: Bytes of results that are ready or delivered.
+        most: The new `Limits.max_bytes`.
+        memory: Bytes that this program may use.
+    """
+
+    held: int
+    most: int
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReportRetry:
     """Tell the consumer that an attempt failed and that the task will be tried again."""
 
@@ -279,6 +328,7 @@ Command = (
     | StopWorker
     | DeliverResult
     | DropTask
+    | LowerHighMark
     | ReportRetry
     | ReportFailure
     | SetAlarm
@@ -286,5 +336,5 @@ Command = (
     | Finish
 )
 
-# What the consumer of an engine sees of a task.
-Outcome = DeliverResult | ReportRetry | ReportFailure | DropTask
+# What the consumer of an engine sees.
+Outcome = DeliverResult | ReportRetry | ReportFailure | DropTask | LowerHighMark

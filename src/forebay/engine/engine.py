@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 from forebay.base.process import LONGEST_WAIT_S
 from forebay.engine import commands as do
 from forebay.engine.commands import (
+    MAX_DEATHS_IN_A_ROW,
     DeliverResult,
     DropTask,
     Limits,
+    LowerHighMark,
     Outcome,
     ReportFailure,
     ReportRetry,
 )
-from forebay.engine.flow import MAX_DEATHS_IN_A_ROW, Flow
+from forebay.engine.flow import Flow
 from forebay.errors import ForebayError, OutputError, WorkerDiedError
 from forebay.failures import Failure
 from forebay.observe.progress import in_one_line, log, log_failed, log_retry
@@ -73,6 +75,7 @@ class Engine:
         self._payloads: dict[int, Any] = {}
         self._outcomes: list[Outcome] = []
         self._gave_up: Failure | None = None
+        self._lowered: LowerHighMark | None = None  # the last one
         self._alarm: float | None = None
         self._advice, self._limit_s = advice, silent_s
         self._silent_s = 0.0  # for which nothing came while workers were busy
@@ -134,7 +137,7 @@ class Engine:
             self._handle(events)
         outcomes, self._outcomes = self._outcomes, []
         if self._gave_up is not None and not outcomes:
-            raise _unstartable(self._gave_up)
+            raise _unstartable(self._gave_up, self._lowered)
         return outcomes
 
     def longest_task(self) -> tuple[str, float] | None:
@@ -200,6 +203,12 @@ class Engine:
                     name = self._name_of(self._payloads[command.task])
                     log_retry(name, command.attempt, command.failure)
                     self._outcomes.append(command)
+                case LowerHighMark():
+                    from forebay.engine.full_memory import warn_of_full_memory
+
+                    self._lowered = command
+                    self._outcomes.append(command)
+                    warn_of_full_memory(command)
                 case do.SendTasks():
                     groups.append((command.incarnation, self._assignments(command.tasks)))
                 case do.FetchTasks():
@@ -238,7 +247,7 @@ class Engine:
         return [Assignment(task, attempt, prepare(task, payloads[task])) for task, attempt in tasks]
 
 
-def _unstartable(failure: Failure) -> ForebayError:
+def _unstartable(failure: Failure, lowered: LowerHighMark | None) -> ForebayError:
     if failure.error == OutputError.__name__:  # a full disk, for example, as it says itself
         return OutputError(failure.message)
     if failure.kind == "exception":
@@ -247,6 +256,10 @@ def _unstartable(failure: Failure) -> ForebayError:
     else:
         begin = "workers cannot be kept alive"
         why = f"{MAX_DEATHS_IN_A_ROW} times in a row, workers died without finishing a task"
+    if lowered is not None:
+        from forebay.engine.full_memory import full_memory
+
+        raise WorkerDiedError(full_memory(lowered, f"{why}, so forebay gave up."))
     return WorkerDiedError(
         f"{begin}: {failure.error}: {failure.message}\n"
         f"  {why}, so forebay gave up.\n"

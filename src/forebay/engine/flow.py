@@ -32,6 +32,7 @@ from heapq import merge
 from itertools import islice
 
 from forebay.engine.commands import (
+    MAX_DEATHS_IN_A_ROW,
     RECLAIM_S,
     TRANSITIONS,
     Command,
@@ -43,6 +44,7 @@ from forebay.engine.commands import (
     IllegalMoveError,
     KillWorker,
     Limits,
+    LowerHighMark,
     Move,
     ReportFailure,
     ReportRetry,
@@ -56,10 +58,6 @@ from forebay.engine.commands import (
 )
 from forebay.failures import Failure
 from forebay.pools import events as happened
-
-# How often in a row workers may be lost, with no answer and no suspect, before the flow gives up.
-# Workers that die together count once.
-MAX_DEATHS_IN_A_ROW = 10
 
 
 class Flow:
@@ -90,6 +88,7 @@ class Flow:
         self._fetching = False
         self._source_ended = False
         self._deaths_in_a_row = 0
+        self._waits_for_memory = False  # before workers are started, until results are released
         self._first_after_death = 0  # the first worker that was started after the last such death
         self._alarm: float | None = None
         self._due_changed: list[Worker] = []  # whose `_due` may have changed since `_set_alarm`
@@ -99,9 +98,7 @@ class Flow:
 
     def start(self, now: float) -> list[Command]:
         """Return the first commands."""
-        commands: list[Command] = []
-        self._decide(now, commands)
-        return commands
+        return self.handle((), now)
 
     def handle(self, events: Sequence[happened.Event], now: float) -> list[Command]:
         """Process events, all at time `now`, and return the commands to perform, in order."""
@@ -230,6 +227,9 @@ class Flow:
         worker = self._workers.pop(event.incarnation, None)
         if worker is None:
             return
+        if not worker.timed_out and self.limits.are_filled(self.held_bytes, event.memory):
+            self._lower_high_mark(event.memory, commands)
+            event = event._replace(external=True)
         suspects, failure = self._blamed(worker, event)
         # Such a death uses up an attempt, or each is tried alone from now on: they are bounded.
         if suspects:
@@ -256,12 +256,19 @@ class Flow:
                 task.seconds = self.limits.timeout_s or 0.0 if worker.timed_out else task.seconds
                 self._fail(key, failure, commands, self._suspects)
 
+    def _lower_high_mark(self, memory: int, commands: list[Command]) -> None:
+        """Hold half of the bytes from now on, and make nothing until the rest is consumed."""
+        most, before = self.held_bytes // 2, self.limits.max_bytes
+        if before is None or most < before:
+            self.limits = replace(self.limits, max_bytes=most)
+            commands.append(LowerHighMark(self.held_bytes, most, memory))
+        self._waits_for_memory = True
+
     def _blamed(self, worker: Worker, event: happened.WorkerDied) -> tuple[list[int], Failure]:
         """Return the tasks that a death is attributed to, and the failure of each."""
         if event.external or not worker.timed_out:
             return [] if event.external else worker.running, event.failure
-        words = f"ran past timeout={self.limits.timeout_s:g} s; its worker was killed"
-        failure = Failure("timeout", "SampleTimeoutError", words, event.failure.traceback)
+        failure = self.limits.timeout_failure(event.failure.traceback)
         return [key for key in worker.timed_out if key in worker.tasks], failure
 
     def _can_be_tried_alone(self, suspect: int) -> bool:
@@ -443,11 +450,14 @@ class Flow:
             self._over = True
             commands.append(Finish())
             return
-        if counts[State.QUEUED] or limits.all_workers:
+        if self._waits_for_memory:  # without delivered results the next one is needed in any case
+            is_above = self.held_bytes > (limits.max_bytes or 0)
+            self._waits_for_memory = is_above and counts[State.LEASED] > 0
+        if (counts[State.QUEUED] or limits.all_workers) and not self._waits_for_memory:
             needed = limits.num_workers if limits.all_workers else min(limits.num_workers, todo)
             while len(self._workers) - self._surplus < needed:
                 self._start_worker(commands)
-        if counts[State.QUEUED]:
+        if counts[State.QUEUED] and not self._waits_for_memory:
             self._send_tasks(now, commands)
         if self._due_changed:
             self._set_alarm(commands)
@@ -530,8 +540,7 @@ class Flow:
         self._move(Move.SENT, *keys)
         worker.tasks.extend(keys)
         self._begin(worker, now)
-        tasks = self._tasks
-        return tuple([(key, tasks[key].attempt) for key in keys])
+        return tuple([(key, self._tasks[key].attempt) for key in keys])
 
     def _group_size(self, worker: Worker, queue: deque[int], now: float) -> int:
         """Return how many tasks to send to a worker now: about `group_s` of work."""
@@ -563,15 +572,13 @@ class Flow:
         """Return how many tasks may begin now, within slots, bytes and the low mark."""
         limits, running = self.limits, self.counts[State.RUNNING]
         made = running + self.counts[State.READY] + self.counts[State.LEASED]
-        slots = limits.slots - made
-        free = slots
+        slots = free = limits.slots - made
         if limits.max_bytes is not None and self._largest:
             left = limits.max_bytes - self.held_bytes - running * self._largest
             free = min(slots, left // self._largest)
         if limits.refill_below is not None:
             if self._refill_at is None and free <= 0:
-                low = limits.refill_below
-                self._refill_at = low if isinstance(low, int) else max(int(low * made), 1)
+                self._refill_at = limits.low_mark(made)
             elif self._refill_at is not None and made < self._refill_at:
                 self._refill_at = None
             if self._refill_at is not None:
@@ -622,14 +629,7 @@ class Flow:
         return min((at for each in workers if (at := self._due(each)) is not None), default=None)
 
     def _due(self, worker: Worker) -> float | None:
-        """Return when a task of the worker exceeds its time limit; None for never."""
-        if not worker.begun or worker.timed_out:
-            return None
-        timeout = self.limits.timeout_s
-        due = [] if timeout is None else [worker.begun[0] + timeout]
-        if self._has_spare_tasks(worker):
-            due.append(worker.begun[-1] + RECLAIM_S)
-        return min(due, default=None)
+        return worker.due(self.limits, self._has_spare_tasks(worker))
 
     def _has_spare_tasks(self, worker: Worker) -> bool:
         """Return whether it holds tasks after those it runs that another worker could run."""

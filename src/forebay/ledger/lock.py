@@ -31,6 +31,7 @@ from typing import Any
 
 from forebay.base.files import open_regular
 from forebay.base.process import is_alive, join, kernel, state_and_start
+from forebay.base.system_limits import start_thread
 from forebay.errors import BusyError, LedgerError
 from forebay.observe.progress import note
 
@@ -181,7 +182,7 @@ class FolderLock:
         """
         if self._renewing is None:
             self._renewing = threading.Thread(target=self._renew, name="forebay-lock", daemon=True)
-            self._renewing.start()
+            start_thread(self._renewing)
 
     def check(self) -> None:
         """Raise BusyError if another run has taken the folder over, LedgerError if it is gone."""

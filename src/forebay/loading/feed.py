@@ -30,6 +30,7 @@ from forebay.devices.device import Device
 from forebay.engine.commands import (
     DeliverResult,
     DropTask,
+    LowerHighMark,
     Outcome,
     ReportFailure,
     ReportRetry,
@@ -294,6 +295,10 @@ class Feed:
                     self._free(outcome.task)
                 case ReportRetry():
                     self._trace.restarted()
+                case LowerHighMark():
+                    self._trace.restarted()
+                    if self._slots is not None:
+                        self._slots.slab.keep_no_pages()
         self._fill = arrived, self._engine.flow.room
         if self._on_device is not None:
             self._on_device.advance()

@@ -460,6 +460,7 @@ class Settings:
             at_once=self.at_once,
             max_bytes=None if buffer is None else buffer.nbytes,
             refill_below=low,
+            in_memory=buffer is None or buffer.directory is None,
             in_order=self.in_order,
             retries=RETRIES,
             timeout_s=loader.timeout or None,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forebay.base.process import LONGEST_WAIT_S, usable_memory
+from forebay.base.system_limits import start_thread
 from forebay.devices.device import Copy, Device
 from forebay.devices.flow import Allocate, Command, Discard, StartCopy, TransferFlow
 from forebay.devices.slab import MOST, SHARE, DeviceSlab, PinnedWindow, Rebuilding
@@ -164,7 +165,7 @@ class BackgroundDriver(CallerDriver):
         self._inbox: deque[Callable[[], None]] = deque()
         self._thread = threading.Thread(target=self._run, name="forebay-driver", daemon=True)
         try:
-            self._thread.start()
+            start_thread(self._thread)
         except BaseException:  # the system may refuse another thread
             self._is_over = True
             engine.close()
@@ -407,6 +408,7 @@ class DeviceBatches:
 
     def __init__(self, device: Device, slots: BatchSlots, transfers: Transfers) -> None:
         self._device, self._slots, self._transfers = device, slots, transfers
+        self.slab = slots.slab
         self._flow = TransferFlow(reuses=device.reuses)
         self._slab = DeviceSlab(device)
         self._lock = threading.RLock()

@@ -45,6 +45,7 @@ class Slab:
     """
 
     before_free: Callable[[int, int], None] | None = None
+    _keeps_pages = True  # of slots that were given back
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         """Create a slab on the disk of a folder; None keeps it in memory."""
@@ -141,8 +142,17 @@ class Slab:
         slots = self._returned.slots
         while slots:
             slot = slots.popleft()
-            if not self._space.give_back(slot):
+            if not self._space.give_back(slot) or not self._keeps_pages:
                 self.free(slot)
+
+    def keep_no_pages(self) -> None:
+        """Free the memory of unused slots, now and whenever one is given back."""
+        self._keeps_pages = False
+        # What is done before a slot is freed belongs to the owner's thread.
+        self._returned.frees_at_once = self.before_free is None
+        self._drain()
+        for slot in self._space.trim():
+            self.free(slot)
 
     def retire(self) -> None:
         """Free all memory except that of leases, whose memory is freed as they end.
@@ -210,6 +220,7 @@ class _Returned:
 
     def __init__(self, extent: int) -> None:
         self.is_retired = False
+        self.frees_at_once = False
         self.mappings: dict[int, weakref.ref[mmap.mmap]] = {}  # leases keep them
         self._extent = extent
         self.slots: deque[Slot] = deque()
@@ -218,10 +229,10 @@ class _Returned:
         # A fork of the owner drops its copies of the arrays, which the owner may still read.
         if os.getpid() != owner:
             return
+        if self.is_retired or self.frees_at_once:  # retired: the slab was closed
+            self.free(slot)
         if not self.is_retired:
             self.slots.append(slot)
-        else:  # the slab was closed or retired
-            self.free(slot)
 
     def free(self, slot: Slot) -> None:
         number, start = divmod(slot.offset, self._extent)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import final
 
+from forebay.base.system_limits import start_thread
 from forebay.failures import Failure
 from forebay.pools.events import (
     Assignment,
@@ -183,7 +184,7 @@ class _Worker:
             name=f"forebay-worker-{incarnation}",
             daemon=True,
         )
-        self.thread.start()
+        start_thread(self.thread)
 
     def end(self) -> None:
         """Make the thread end after its current task."""

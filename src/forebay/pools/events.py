@@ -67,12 +67,18 @@ class TasksReturned(NamedTuple):
 
 
 class WorkerDied(NamedTuple):
-    """A worker died."""
+    """A worker died.
+
+    Attributes:
+        memory: If it was killed, perhaps because memory ran out: the bytes that this program may
+            use; 0 for other deaths.
+    """
 
     incarnation: int
     failure: Failure
     external: bool = False
     maybe_external: bool = False
+    memory: int = 0
 
 
 class StacksTaken(NamedTuple):

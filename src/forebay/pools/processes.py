@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -30,8 +30,15 @@ from typing import Any, Literal, final
 
 from forebay.base.libraries import one_thread
 from forebay.base.memory_files import memory_file
-from forebay.base.process import descriptors_for_workers, standard_library_first
-from forebay.errors import OptionError, WorkerDiedError
+from forebay.base.process import (
+    descriptors_for_workers,
+    memory_kills,
+    standard_library_first,
+    usable_memory,
+    whole_recursion_limit,
+)
+from forebay.base.system_limits import limits_in_words
+from forebay.errors import OptionError
 from forebay.failures import Failure
 from forebay.pools import zygote
 from forebay.pools.base import Pool
@@ -95,7 +102,7 @@ def fork(
     zygote.flush_streams()  # or the child would print the buffered output again
     driver, pid = os.getpid(), 0
     try:
-        with one_thread(), handlers_deferred():
+        with one_thread(), handlers_deferred(), whole_recursion_limit():
             pid = os.fork()
         if pid == 0:
             gc.freeze()  # no object of the driver may be finalized here
@@ -189,7 +196,10 @@ def spawn(context: BaseContext, control: socket.socket, answers: int, job: Job) 
         )
     ends = _Descriptor(control.fileno()), _Descriptor(answers)
     is_fork = context.get_start_method() == "fork"
-    with _safe_path() as earlier, one_thread() if is_fork else nullcontext():
+    with _safe_path() as earlier, ExitStack() as forking:
+        if is_fork:
+            forking.enter_context(one_thread())
+            forking.enter_context(whole_recursion_limit())
         process = kind(target=_spawned, args=(*ends, job, earlier, is_fork), daemon=True)
         try:
             process.start()
@@ -366,20 +376,6 @@ class ZygoteHandle:
         return messages
 
 
-@contextmanager
-def limits_in_words() -> Iterator[None]:
-    """Raise WorkerDiedError, with what to do, if the system refuses to start processes."""
-    try:
-        yield
-    except OSError as error:
-        raise WorkerDiedError(
-            f"worker processes cannot be started: {error}\n"
-            "  Nothing counts as failed because of it.\n"
-            "  A limit may be reached: of processes (ulimit -u), of open files (ulimit -n), of "
-            "memory, or of space for temporary files (TMPDIR). Raise it, or lower num_workers."
-        ) from error
-
-
 # ---- processes -----------------------------------------------------------------------------------
 
 # How long `close` waits for a worker to finish its task before killing it.
@@ -413,11 +409,11 @@ class ProcessPool(Pool):
                 f"num_workers={max_workers} needs about {needed} open files; {soft} are allowed\n"
                 "  Nothing was started. Lower num_workers, or raise the limit: ulimit -n 4096"
             )
-        # By incarnation. A dead worker stays in both, for the loader's process handles: some 200
-        # bytes per death.
+        # By incarnation; a dead worker stays in both, for the loader's process handles.
         self.pids: dict[int, int] = {}
         self.exit_codes: dict[int, int] = {}
         self._owner = os.getpid()
+        self._memory_kills = memory_kills() or 0  # earlier ones, and those of workers
         self._start = start
         self._keep = keep
         is_pickled = isinstance(job, bytes)
@@ -639,9 +635,13 @@ class ProcessPool(Pool):
         elif what == "exited":
             code, peak_bytes, stacks = facts
             self.exit_codes[incarnation] = code
-            message, pid = zygote.describe_exit(code, peak_bytes), self.pids.get(incarnation)
-            failure = Failure("crash", "WorkerDiedError", message, stacks, pid=pid)
-            self._report_death(incarnation, WorkerDied(incarnation, failure))
+            memory = usable_memory() or 0 if code == -signal.SIGKILL else 0
+            is_counted = memory > 0 and (memory_kills() or 0) > self._memory_kills
+            self._memory_kills += is_counted
+            words = zygote.describe_exit(code, peak_bytes, memory if is_counted else None)
+            pid = self.pids.get(incarnation)
+            failure = Failure("crash", "WorkerDiedError", words, stacks, pid=pid)
+            self._report_death(incarnation, WorkerDied(incarnation, failure, memory=memory))
         elif what == "stacks":
             if incarnation in self._workers:
                 self._events.append(StacksTaken(incarnation, *facts))

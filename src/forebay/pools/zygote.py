@@ -275,7 +275,10 @@ class _Zygote:
             opened += os.pipe()
             pid = os.fork()
         except OSError as error:  # a limit is reached
-            self._refuse(incarnation, [*descriptors, *opened], failure_of(error))
+            from forebay.base.system_limits import refused
+
+            failure = failure_of(refused("worker processes", error))
+            self._refuse(incarnation, [*descriptors, *opened], failure)
             return
         stacks, gate_read, gate_write = opened
         if pid == 0:
@@ -401,8 +404,12 @@ def _kill_group(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)  # it has not created its group yet
 
 
-def describe_exit(code: int, peak_bytes: int) -> str:
-    """Describe how a worker ended, and what that usually means."""
+def describe_exit(code: int, peak_bytes: int, memory: int | None = None) -> str:
+    """Describe how a worker ended, and what that usually means.
+
+    Args:
+        memory: If the system killed it because memory ran out: the bytes that may be used.
+    """
     peak = f"peak memory {peak_bytes / 2**20:,.0f} MiB"
     if code >= 0:
         return f"the worker exited with code {code} ({peak}): the function ended its process"
@@ -416,4 +423,9 @@ def describe_exit(code: int, peak_bytes: int) -> str:
         "SIGBUS": "native code crashed, or a mapped file shrank",
         "SIGABRT": "native code aborted",
     }.get(name, "another process sent it that signal")
+    if memory is not None:
+        usual = (
+            "the kernel killed it because this program ran out of memory, of which it may use "
+            f"{memory / 2**20:,.0f} MiB"
+        )
     return f"the worker was killed by signal: {words} ({name}; {peak}): {usual}"
