@@ -97,6 +97,30 @@ def test_a_small_block_is_fetched_whole(endpoint, root):
     assert endpoint.counters()["bytes"] <= sizes
 
 
+def large(index):
+    """Return a sample of which forty fill a block."""
+    return torch.full((100_000,), index, dtype=torch.uint8)
+
+
+def test_a_large_block_is_not_fetched_for_a_few_samples(endpoint, root, monkeypatch):
+    """Their own bytes are enough; the sample that follows the last one fetches the block."""
+    monkeypatch.setattr("forebay.runs.cache.LEAST_SHARDS", 1)
+    forebay.cache(Made(large, 40), root / "bucket" / "large", num_workers=0, progress=False)
+    cached = forebay.open_cache("s3://bucket/large")
+    size = int(cached._source.blocks.length[0])
+    assert size > 40 * 100_000
+
+    def fetched(indices):
+        endpoint.set()
+        assert [int(each[0]) for each in cached.__getitems__(indices)] == indices
+        return endpoint.counters()["bytes"]
+
+    fetched([39])  # the index is read, and the block's head
+    assert fetched([7]) < 101_000
+    assert fetched([30, 3]) < 202_000
+    assert fetched([31]) == size  # the next one
+
+
 def test_other_readers_work(endpoint, local):
     """Subset, mixtures, replay, predict, spawned and forked workers."""
     cached = forebay.open_cache(URL, window="60KB")
