@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.measure import Ground
 from benchmarks.preprocess import show
-from benchmarks.range_server import RangeServer
 from forebay import DataLoader
+from kit.range_server import RangeServer
 
 OBJECTS, QUICK_OBJECTS = 20_000, 1_280
 # One at a time, so many are enough to know the rate, at 30 ms each.

@@ -14,12 +14,13 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from benchmarks.range_faults import KINDS, Asked, Fault, Script, Settings
-from benchmarks.range_server import RangeServer
 
 from buckets import PATIENCE_S
+from kit.range_faults import KINDS, Asked, Fault, Script, Settings
+from kit.range_server import RangeServer
 
 BODY = bytes(range(256)) * 4096
 BLOCK = 4096
@@ -329,7 +330,7 @@ def test_an_unknown_fault_or_setting_is_refused(serve):
 
 PARENT = """
 import os, sys, time
-from benchmarks.range_server import RangeServer
+from kit.range_server import RangeServer
 server = RangeServer(sys.argv[1]).__enter__()
 if os.fork() == 0:
     time.sleep(1000)
@@ -346,6 +347,7 @@ def test_the_server_ends_with_a_parent_that_is_killed(root):
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        cwd=Path(__file__).parent,
     ) as parent:
         pidfd = os.pidfd_open(int(parent.stdout.readline()))
         parent.kill()

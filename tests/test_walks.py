@@ -13,9 +13,9 @@ import sys
 
 import numpy as np
 import pytest
-from benchmarks.range_server import RangeServer
 
 import forebay
+from kit.range_server import RangeServer
 
 # What each of these does between two calls of `walk`, and how many files may run a function there.
 MOST = {

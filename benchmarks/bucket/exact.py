@@ -17,7 +17,7 @@ from benchmarks.bucket.train import LOG, STATE, processes
 from benchmarks.call import Call
 from benchmarks.measure import Ground
 from benchmarks.preprocess import show
-from benchmarks.range_faults import Fault
+from kit.range_faults import Fault
 
 WORLDS, WORKERS, DISKS = (1, 2, 3, 4, 6, 8), (0, 1, 2, 5), (0.0, 0.1, 0.5, 1.0)
 # Steps of each cell; the whole grid with whole epochs would take an hour.

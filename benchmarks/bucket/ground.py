@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.bucket.stores import BUCKET, WRITERS, Samples
 from benchmarks.call import Call
 from benchmarks.measure import Ground
-from benchmarks.range_server import RangeServer
+from kit.range_server import RangeServer
 
 COUNT, QUICK_COUNT = 10_000, 2_000
 # 30 ms to the first byte, a hundredth of the answers half a second later, 75 MB/s a connection.

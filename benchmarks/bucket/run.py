@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.bucket.stores import number_of
 from benchmarks.call import own_processes
-from benchmarks.range_server import control
+from kit.range_server import control
 
 # Imported before the clock starts.
 IMPORTS = {

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.range_server import RangeServer
 from cached import Made
 from reading import SAMPLES, await_no_fetcher, sample
 
 import forebay
 from forebay.caching import arrow_shards
+from kit.range_server import RangeServer
 
 # Runs to be killed are those of preprocess; batches are compared as the loader's are.
 sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("preprocess", "loading")]

@@ -19,8 +19,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from benchmarks.range_faults import Fault
-from benchmarks.range_server import RangeServer
 from cached import Made
 from reading import (
     SAMPLES,
@@ -40,6 +38,8 @@ from forebay.caching.fetcher_process import Place
 from forebay.caching.link import Link
 from forebay.grouping import InOrder
 from forebay.observe.record import Fetched
+from kit.range_faults import Fault
+from kit.range_server import RangeServer
 
 
 def ranks_of(dataset, world, **arguments):

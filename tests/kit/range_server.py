@@ -11,7 +11,7 @@ It serves a folder, whose subfolders are buckets, over HTTP/1.1 and with as much
 
 `range_faults` says what can be set. The same works from outside Python: GET /_control returns the
 settings and the counters, POST /_control takes settings as JSON and sets the counters to zero. As a
-program, it serves until it is ended: `python -m benchmarks.range_server FOLDER --port 9000`.
+program, it serves until it is ended: `python -m kit.range_server FOLDER --port 9000`, in `tests/`.
 
 One process with one thread; `range_connections` has its loop.
 """
@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from benchmarks.range_connections import (
+from kit.range_connections import (
     Body,
     Connection,
     Counters,
@@ -48,8 +48,8 @@ from benchmarks.range_connections import (
     Wait,
     Waits,
 )
-from benchmarks.range_faults import Asked, Fault, Script, Settings
-from benchmarks.range_objects import (
+from kit.range_faults import Asked, Fault, Script, Settings
+from kit.range_objects import (
     STATUS,
     Object,
     Objects,
@@ -401,10 +401,10 @@ def _end_with(parent: int) -> Waits:
 
 def main() -> None:
     """Serve for ever."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.range_server")
+    parser = argparse.ArgumentParser(prog="python -m kit.range_server")
     parser.add_argument("root", type=Path, help="folder of buckets")
     parser.add_argument("--port", type=int, default=0, help="of loopback; 0: a free one")
-    parser.add_argument("--settings", default="{}", help="as JSON; see benchmarks/range_faults.py")
+    parser.add_argument("--settings", default="{}", help="as JSON; see tests/kit/range_faults.py")
     parser.add_argument("--inherited", nargs=2, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     loop = Loop()
