@@ -42,7 +42,7 @@ _NAMES = {
     "runs.cache": ("cache",),
     "runs.preprocess": ("preprocess",),
     "runs.report": ("PredictionReport", "Report"),
-    "show.html": ("Comparison", "compare"),
+    "show.comparison": ("Comparison", "compare"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted([*_MODULE_OF, "collate"])  # noqa: PLE0605 - a list of strings

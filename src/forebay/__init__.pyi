@@ -35,8 +35,8 @@ from forebay.runs.cache import cache as cache
 from forebay.runs.preprocess import preprocess as preprocess
 from forebay.runs.report import PredictionReport as PredictionReport
 from forebay.runs.report import Report as Report
-from forebay.show.html import Comparison as Comparison
-from forebay.show.html import compare as compare
+from forebay.show.comparison import Comparison as Comparison
+from forebay.show.comparison import compare as compare
 
 __version__: str
 

@@ -43,7 +43,7 @@ from forebay.runs.recorded_settings import recorded_settings, settings_shown
 from forebay.runs.references import load_work, parse_reference
 from forebay.runs.report import lines_by_error
 from forebay.runs.run_state import read_run_state, verb_of
-from forebay.show.html import compare
+from forebay.show.comparison import compare
 from forebay.show.top import Signs, live_views, signs_for, text_of, watch
 
 

@@ -103,7 +103,7 @@ def diagnosis_of(trace: Trace, setup: Setup) -> Diagnosis:
 def report_of(settings: Settings, progress: LoaderProgress, path: str | os.PathLike[str]) -> Path:
     """Write the report of a loader; see `DataLoader.report`."""
     from forebay.show.html import write_report
-    from forebay.show.report import loader_summary, report_html
+    from forebay.show.report import loader_summary
 
     loader = settings.loader
     summary = loader_summary(
@@ -115,7 +115,7 @@ def report_of(settings: Settings, progress: LoaderProgress, path: str | os.PathL
         failures=progress.failures.total,
         replays=loader.seed is not None and not settings.is_iterable,
     )
-    return write_report(report_html(summary), path)
+    return write_report(summary, path)
 
 
 def _marks_of(buffer: Buffer | None) -> dict[str, int | None]:

@@ -85,9 +85,9 @@ class RunReport:
         It names the slowest inputs and up to three failed inputs for each error.
         """
         from forebay.show.html import write_report
-        from forebay.show.report import report_html, run_summary
+        from forebay.show.report import run_summary
 
-        return write_report(report_html(run_summary(self)), path)
+        return write_report(run_summary(self), path)
 
     def _took(self, unit: str) -> str:
         ran = self.done - self.resumed + self.failed
