@@ -113,8 +113,6 @@ STILL_LONG = frozenset(
         "runs/report.py",
         "runs/results.py",
         "runs/run.py",
-        "show/html.py",
-        "show/report.py",
         "show/top.py",
     ]
 )
@@ -143,7 +141,6 @@ STILL_DOUBLE = frozenset(
         "packed",
         "place_of",
         "record_of",
-        "rounded",
         "rows_of",
         "schema_of",
         "spread",

@@ -7,17 +7,10 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from self_contained import check_self_contained
 
-from forebay.show.html import (
-    Mark,
-    Series,
-    bars_chart,
-    ceiling,
-    columns_chart,
-    lanes_chart,
-    time_ticks,
-)
-from forebay.show.report import group_size, joined, significant, spread_back, summed
+from forebay.show.html import ceiling, page_of, time_ticks
+from forebay.show.report import by_column, group_size, significant, spread_back
 
 HOSTILE = '<script>alert("x")</script>&\''
 
@@ -27,37 +20,45 @@ def paths(html: str, style: str) -> list[str]:
     return re.findall(rf'<path class="{style}" d="([^"]*)"', html)
 
 
-def chart(*series: Series, limit: float = 10.0, **more: object) -> str:
-    return columns_chart("Title", series, time_ticks(10), unit="batches", limit=limit, **more)
+def drawn(*parts: tuple[str, dict[str, object]], title: str = "x") -> str:
+    """Return a page with some parts."""
+    report = {"title": title, "subtitle": title, "verdict": title, "figures": [[title, title]]}
+    return page_of({**report, "sections": [(title, parts)], "settings": {title: title}})
+
+
+def chart(*series: tuple[object, ...], **more: object) -> str:
+    """Return a page with a chart whose axis ends at 10."""
+    known = {"title": "Title", "unit": "batches", "seconds": 10, "limit": 10.0, "series": series}
+    return drawn(("columns", {**known, **more}))
 
 
 def test_a_line_follows_its_columns() -> None:
     """Four columns of 250 units each; equal neighbours are one stroke; 10 is at the top."""
-    (line,) = paths(chart(Series("made", "made", [0, 10, 10, 5])), "made line")
+    (line,) = paths(chart(("made", "made", "line", [0, 10, 10, 5])), "made line")
     assert line == "M0 100h250V0h500V50h250"
 
 
 def test_a_gap_is_left_out() -> None:
     """A missing column ends the line, and the next one begins behind it."""
-    (line,) = paths(chart(Series("made", "made", [5, None, 10, None])), "made line")
+    (line,) = paths(chart(("made", "made", "line", [5, None, 10, None])), "made line")
     assert line == "M0 50h250M500 0h250"
 
 
 def test_a_band_is_closed_along_its_lower_edge() -> None:
     """It goes right along the upper values and left along the lower ones."""
-    band = Series("ready", "ready", [10, 5], "band", [5, 0])
+    band = "ready", "ready", "band", [10, 5], [5, 0]
     assert paths(chart(band), "ready area") == ["M0 0h500V50h500V100h-500V50h-500Z"]
 
 
 def test_values_above_the_limit_are_cut_off() -> None:
     """A single high column does not flatten the others."""
-    (line,) = paths(chart(Series("wanted", "wanted", [1000.0, 5.0])), "wanted line")
+    (line,) = paths(chart(("wanted", "wanted", "line", [1000.0, 5.0])), "wanted line")
     assert line == "M0 0h500V50h500"
 
 
 def test_marks_and_events_are_drawn_where_they_are() -> None:
     """A limit is a horizontal line with its label; a decision a vertical one."""
-    html = chart(Series("a", "made", [1.0]), marks=[Mark(5.0, "max=5")], events=[0.25])
+    html = chart(("a", "made", "line", [1.0]), marks=[(5.0, "max=5")], events=[0.25])
     assert paths(html, "mark") == ["M0 50.0h1000"]
     assert paths(html, "event") == ["M250 0v100"]
     assert "max=5" in html
@@ -65,18 +66,19 @@ def test_marks_and_events_are_drawn_where_they_are() -> None:
 
 def test_every_label_is_escaped() -> None:
     """Names come from users: of datasets, workers, errors."""
-    html = columns_chart(
-        HOSTILE,
-        [Series(HOSTILE, "made", [1.0])],
-        [(0.0, HOSTILE)],
-        unit=HOSTILE,
-        limit=1.0,
-        marks=[Mark(0.5, HOSTILE)],
+    series, known = (HOSTILE, HOSTILE, "line", [1.0]), {"title": HOSTILE, "seconds": 1}
+    columns = {"unit": HOSTILE, "limit": 1.0, "series": [series], "marks": [(0.5, HOSTILE)]}
+    html = drawn(
+        ("columns", {**known, **columns}),
+        ("lanes", {**known, "lanes": {HOSTILE: [0.5]}}),
+        ("bars", {"title": HOSTILE, "bars": [(HOSTILE, 3, HOSTILE)], "note": HOSTILE}),
+        ("table", {"names": [HOSTILE], "rows": [[HOSTILE], [HOSTILE]], "code": [0]}),
+        ("text", {"text": HOSTILE}),
+        title=HOSTILE,
     )
-    html += lanes_chart(HOSTILE, [(HOSTILE, [0.5], HOSTILE)], [(0.0, HOSTILE)])
-    html += bars_chart(HOSTILE, [(HOSTILE, 3, "wait")], HOSTILE)
-    assert "<script" not in html
-    assert html.count("&lt;script&gt;") >= 10
+    check_self_contained(html)
+    assert html.count("<script") == 1  # the data
+    assert html.count("&lt;script&gt;") >= 25
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_spans_are_joined() -> None:
     """Sums, and extremes that skip what is not known."""
     assert group_size(512, 160) == 4
     assert group_size(0, 160) == 1
-    assert summed([1, 2, 3], 2) == [3, 3]
-    assert joined([None, 2, None], 2, min) == [2, None]
-    assert joined([1, 2, None], 2) == [2, None]
+    assert by_column([1, 2, 3], 2) == [3, 3]
+    assert by_column([None, 2, None], 2, min) == [2, None]
+    assert by_column([1, 2, None], 2, max) == [2, None]
     assert significant(123456.0) == 123500

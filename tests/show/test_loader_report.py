@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -15,14 +16,14 @@ from forebay.observe import record as tracing
 from forebay.observe.figures import figures_of
 from forebay.observe.record import SlowSample, Trace
 from forebay.show.html import (
-    MAX_BYTES,
+    MAX_REPORT_BYTES,
     embedded,
     first_sentence,
+    page_of,
     read_report,
-    verdict_box,
     write_report,
 )
-from forebay.show.report import loader_summary, report_html
+from forebay.show.report import loader_summary
 from timings import timing
 
 
@@ -50,6 +51,17 @@ def summary_of(trace, **changed):
     return loader_summary(trace, **{**known, **changed})
 
 
+def parts_of(summary):
+    """Return the arguments of the parts of a report, by title, or by the first name of a table."""
+    parts = [part for _, parts in summary["sections"] for _, part in parts]
+    return {part.get("title") or part.get("names", [""])[-1]: part for part in parts}
+
+
+def series_of(chart):
+    """Return the values of each series of a chart, by its style."""
+    return {style: values for _, style, _, values, *_ in chart["series"]}
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_report_shows_what_the_loader_did(tmp_path, num_workers) -> None:
     """Counts, settings, the slowest sample with the call that makes its batch again."""
@@ -64,14 +76,14 @@ def test_a_report_shows_what_the_loader_did(tmp_path, num_workers) -> None:
         text = "\n".join(page.text)
         summary = read_report(path)
         assert taken == 15 == summary["totals"]["taken"] == summary["totals"]["made"]
-        slowest = summary["slowest"][0]
-        assert slowest["index"] == "7"
-        assert 7 in loader.replay(epoch=slowest["epoch"], batch=slowest["batch"])[:, 0].tolist()
-        assert f"loader.replay(epoch=0, batch={slowest['batch']})" in text
+        _, index, again = parts_of(summary)["its batch again, for a debugger"]["rows"][0]
+        assert index == "7"
+        assert re.fullmatch(r"loader\.replay\(epoch=0, batch=\d+\)", again)
+        assert 7 in eval(again, {"loader": loader})[:, 0].tolist()
+        assert again in text
         assert len(numbers) == 15
     assert summary["settings"]["num_workers"] == str(num_workers)
     assert summary["environment"]["torch"] == torch.__version__
-    assert summary["epochs"][0] == [0, 0]
     assert repr(loader) in text
     assert "Batches per second" in text
     assert list(tmp_path.iterdir()) == [path]
@@ -127,7 +139,7 @@ def test_every_figure_is_in_the_data(tmp_path) -> None:
 def test_one_worker_is_not_workers(monkeypatch, num_workers, noun) -> None:
     """Each figure has its noun below it."""
     summary = summary_of(filled(monkeypatch, 60, num_workers, steps=30))
-    text = check_self_contained(report_html(summary)).text
+    text = check_self_contained(page_of(summary)).text
     assert text[text.index(noun) - 1] == str(num_workers)
 
 
@@ -135,12 +147,19 @@ def test_a_week_with_many_workers_stays_small(monkeypatch) -> None:
     """Under 300 KB, and 256 workers share 32 lanes."""
     trace = filled(monkeypatch, 7 * 86_400, num_workers=256)
     summary = summary_of(trace, verdict="x" * 10_000)
-    content = report_html(summary)
+    content, parts = page_of(summary), parts_of(summary)
     assert len(content.encode()) < 300_000
-    assert len(summary["timeline"]["workers"]) == 32
-    assert next(iter(summary["timeline"]["workers"])) == "0-7"
-    assert summary["timeline"]["columns"] <= 160
-    assert sum(summary["timeline"]["taken"]) == summary["totals"]["taken"] == 20_000
+    lanes = parts["Busy making batches: a gap is a worker without work"]["lanes"]
+    assert len(lanes) == 32
+    assert next(iter(lanes)) == "0-7"
+    chart = parts["Batches per second"]
+    rates = series_of(chart)["taken"]
+    assert 80 <= len(rates) == len(lanes["0-7"]) <= 160
+    column_s = chart["seconds"] / len(rates)
+    last_s = 7 * 86_400 - column_s * (len(rates) - 1)
+    taken = sum(rates[:-1]) * column_s + rates[-1] * last_s
+    assert taken == pytest.approx(20_000, rel=1e-3)
+    assert summary["totals"]["taken"] == 20_000
     check_self_contained(content)
 
 
@@ -150,19 +169,21 @@ def test_hostile_names_are_text(monkeypatch, tmp_path) -> None:
     texts = {HOSTILE: HOSTILE}
     summary = summary_of(trace, title=HOSTILE, verdict=HOSTILE, settings=texts)
     summary["environment"] = texts
-    content = report_html(summary)
-    page = check_self_contained(content)
+    path = write_report(summary, tmp_path / "x.html")
+    page = check_self_contained(path.read_text())
     assert any("</script><script>alert(1)" in text for text in page.text)
-    assert read_report(write_report(content, tmp_path / "x.html")) == json.loads(
-        json.dumps(summary)
-    )
+    assert read_report(path) == json.loads(json.dumps(summary))
 
 
 def test_the_verdict_is_the_first_thing_to_be_read() -> None:
     """Its first sentence is the heading."""
-    assert verdict_box("") == ""
-    box = verdict_box("Training waits 3.5 s a step. Use 4 workers.\nThen the step is the limit.")
-    assert "<h2>Training waits 3.5 s a step.</h2>" in box
+    verdict = "Training waits 3.5 s a step. Use 4 workers.\nThen the step is the limit."
+    body = page_of(summary_of(Trace(), verdict=verdict)).partition("</header>")[2].strip()
+    assert body.startswith(
+        '<section class="verdict"><h2>Training waits 3.5 s a step.</h2>'
+        "<p>Use 4 workers.\nThen the step is the limit.</p></section>"
+    )
+    assert 'class="verdict"' not in page_of(summary_of(Trace()))
     assert first_sentence("One line") == ("One line", "")
 
 
@@ -180,7 +201,11 @@ def test_the_wait_for_the_first_batch_is_a_part_of_the_run(monkeypatch) -> None:
     summary = summary_of(trace)
     totals = summary["totals"]
     assert (totals["seconds"], totals["wait_share"], totals["rate"]) == (4, 0.5, 0.5)
-    assert sum(summary["timeline"]["waited_s"]) == 2
+    chart = parts_of(summary)["Share of time that training waited"]
+    shares = series_of(chart)["wait"]
+    assert sum(filter(None, shares)) / 100 * 0.25 == pytest.approx(
+        2
+    )  # spans of a quarter of a second
 
 
 def test_work_of_several_spans_fills_them(monkeypatch) -> None:
@@ -191,7 +216,8 @@ def test_work_of_several_spans_fills_them(monkeypatch) -> None:
     trace.made(timing(0, 0.2, 0.1), 10)
     trace.made(timing(0, 2.9, 2.0), 10)
     trace.taken(2.9, 0.05, ready=1)
-    busy = summary_of(trace)["timeline"]["workers"]["0"]
+    lanes = parts_of(summary_of(trace))["Busy making batches: a gap is a worker without work"]
+    busy = lanes["lanes"]["0"]
     assert busy[:3] == [0.4, 0.0, 0.0]
     assert busy[4:11] == [1.0] * 7
 
@@ -217,7 +243,8 @@ def test_an_earlier_report_is_replaced_and_nothing_else(tmp_path) -> None:
 
 def test_a_write_that_fails_leaves_the_earlier_report(tmp_path, monkeypatch) -> None:
     """The file is complete or not there, and no temporary file stays."""
-    path = write_report(report_html(summary_of(Trace())), tmp_path / "run.html")
+    report = summary_of(Trace())
+    path = write_report(report, tmp_path / "run.html")
     before = path.read_bytes()
 
     def fail(*names):
@@ -225,7 +252,7 @@ def test_a_write_that_fails_leaves_the_earlier_report(tmp_path, monkeypatch) -> 
 
     monkeypatch.setattr("forebay.show.html.os.replace", fail)
     with pytest.raises(OSError, match="No space left"):
-        write_report("<!doctype html>", path)
+        write_report(report, path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -247,7 +274,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path) -> None:
     """Not the temporary file that would have been written there."""
     folder = tmp_path / "missing"
     with pytest.raises(FileNotFoundError) as raised:
-        write_report("<!doctype html>", folder / "run.html")
+        write_report(summary_of(Trace()), folder / "run.html")
     assert raised.value.filename == str(folder)
     assert not folder.exists()
 
@@ -269,7 +296,7 @@ def _report(data: str) -> str:
         (_report("[1]"), "another format"),
         (_report('{"format": 2}'), "another format"),
         ("\0" * 100, "no data"),
-        ("x" * (MAX_BYTES + 1), "more than"),
+        ("x" * (MAX_REPORT_BYTES + 1), "more than"),
     ],
     ids=["empty", "plain", "cut", "deep", "digits", "list", "later", "zeros", "long"],
 )

@@ -16,8 +16,8 @@ import forebay
 from forebay.failures import Failure
 from forebay.observe import record as observe_record
 from forebay.observe.record import KEPT_SLOWEST, MAX_SPANS, RunTrace
-from forebay.show.html import read_report
-from forebay.show.report import MAX_GROUPS, failure_groups, report_html, run_summary
+from forebay.show.html import page_of, read_report
+from forebay.show.report import MAX_COLUMNS, MAX_GROUPS, Columns, failure_groups, run_summary
 
 
 def work(source, out):
@@ -58,19 +58,24 @@ def test_a_report_of_preprocess(tmp_path, inputs, num_workers) -> None:
     summary, text = read_report(path), "\n".join(check_self_contained(path.read_text()).text)
     assert summary["totals"]["done"] == report.done == 35
     assert summary["totals"]["failed"] == 5
-    assert summary["totals"]["ended"] == sum(map(sum, _columns(summary))) == 40
-    assert sum(summary["bins"]) == 35
+    parts = dict(summary["sections"])
+    ((_, throughput),) = parts["Throughput"]
+    assert [name for name, *_ in throughput["series"]] == ["done", "failed"]
+    assert summary["totals"]["ended"] == 40
+    bars, slowest = parts["Durations"]
+    assert sum(count for _, count, _ in bars[1]["bars"]) == 35
     assert summary["totals"]["retries"] == 5
-    first, second = summary["failures"]
-    assert (first["error"], first["count"]) == ("ValueError: cannot read '…': … channels", 4)
-    assert [Path(each.partition(": ")[0]).name for each in first["examples"]] == [
+    ((_, failures),) = parts["Failures"]
+    (count, error, examples), (others, other, _) = failures["rows"]
+    assert (error, count) == ("ValueError: cannot read '…': … channels", "4")
+    assert [Path(each.partition(": ")[0]).name for each in examples.split("\n")] == [
         f"{number:02}.txt" for number in (3, 13, 23)
     ]
-    assert first["examples"][0].endswith(": cannot read '03.txt': 3 channels")
-    assert second["error"].startswith("KeyError: ")
-    assert second["count"] == 1
+    assert examples.split("\n")[0].endswith(": cannot read '03.txt': 3 channels")
+    assert other.startswith("KeyError: ")
+    assert others == "1"
     assert summary["kind"] == "preprocess"
-    assert summary["slowest"][0][1].endswith(".txt")
+    assert slowest[1]["rows"][0][1].endswith(".txt")
     assert text.index("ValueError: cannot read '…'") < text.index("Inputs per second")
     rate = 40 / report.elapsed_s
     assert summary["totals"]["rate"] == pytest.approx(rate, rel=1e-4)
@@ -103,10 +108,6 @@ def test_a_continued_run_counts_what_it_did_itself(tmp_path, inputs) -> None:
     assert totals["rate"] == pytest.approx(5 / report.elapsed_s, rel=1e-4)
 
 
-def _columns(summary):
-    return summary["timeline"]["done"], summary["timeline"]["failed"]
-
-
 @pytest.mark.parametrize("makes", [False, True], ids=["model", "factory"])
 def test_a_report_of_predict_counts_samples(tmp_path, makes) -> None:
     """In either way of predicting."""
@@ -123,13 +124,15 @@ def test_a_report_of_predict_counts_samples(tmp_path, makes) -> None:
     assert (summary["totals"]["done"], summary["totals"]["failed"]) == (39, 1)
     assert (summary["kind"], summary["unit"]) == ("predict", "sample")
     assert summary["totals"]["ended"] == 40
-    assert sum(summary["bins"]) == 3  # parts
-    assert summary["failures"] == [{"error": "ValueError: five", "count": 1, "examples": ["5"]}]
+    parts = dict(summary["sections"])
+    (_, failures), (_, bars), (_, slowest) = *parts["Failures"], *parts["Durations"]
+    assert sum(count for _, count, _ in bars["bars"]) == 3  # parts
+    assert failures["rows"] == [["1", "ValueError: five", "5"]]
     given = {"batch_size": "4", "num_workers": "1" if makes else "0", "part_size": "16"}
     assert given.items() <= summary["settings"].items()
     assert summary["settings"]["device"] == "None"
     assert ("worker" in check_self_contained((tmp_path / "run.html").read_text()).text) == makes
-    assert "samples 0 to 15" in {name for _, name in summary["slowest"]}
+    assert "samples 0 to 15" in {name for _, name in slowest["rows"]}
 
 
 class Factory:
@@ -165,8 +168,8 @@ def test_groups_are_bounded_and_text() -> None:
     ]
     groups = failure_groups(failures)
     assert len(groups) == MAX_GROUPS + 1
-    assert groups[0]["error"].startswith("Error35: ")
-    assert groups[-1]["count"] == 10
+    assert groups[0].error.startswith("Error35: ")
+    assert groups[-1].count == 10
     report = SimpleNamespace(
         output=HOSTILE,
         done=0,
@@ -177,7 +180,7 @@ def test_groups_are_bounded_and_text() -> None:
         diagnosis=HOSTILE,
         details={},
     )
-    page = check_self_contained(report_html(run_summary(report)))
+    page = check_self_contained(page_of(run_summary(report)))
     assert "Of 9 failures, the first 4." in page.text
 
 
@@ -208,6 +211,9 @@ def test_a_long_run_takes_no_more_memory_than_a_short_one(monkeypatch) -> None:
     assert MAX_SPANS // 2 <= len(trace.spans) <= MAX_SPANS
     assert sum(span.done for span in trace.spans) == 100_000
     assert sum(span.failed for span in trace.spans) == 50_000
+    columns = Columns(trace, trace.snapshot()["seconds"])
+    assert len(columns.lengths) <= MAX_COLUMNS
+    assert (sum(columns.of("done")), sum(columns.of("failed"))) == (100_000, 50_000)
     assert sum(trace.bins) == 100_000
     assert next(iter(trace.slowest)) == (100_000.0, 99_999)
     assert len(list(trace.slowest)) == KEPT_SLOWEST

@@ -217,11 +217,11 @@ def test_a_run_shows_the_present_number_of_workers(running, tmp_path) -> None:
 @pytest.mark.slow
 def test_it_follows_the_size_of_its_terminal(running) -> None:
     """On a terminal it draws again when that is resized, and restores it at Ctrl-C."""
-    with running(TRAINER):
+    with running(TRAINER) as trainer:
         terminal, other = pty.openpty()
         try:
             resize(terminal, 24, 100)
-            with displayed(other) as process:
+            with displayed(other, trainer.pid) as process:
                 wide = read_until(terminal, lambda text: "worker 1" in text)
                 assert wide.startswith("\x1b[?1049h")
                 assert max(map(len, rows(wide))) > 60
@@ -257,9 +257,9 @@ def test_q_ends_it(running) -> None:
 
 
 @contextmanager
-def displayed(terminal: int):
+def displayed(terminal: int, *arguments: object):
     """Yield `forebay top` on a terminal; kill it at the end."""
-    command = [sys.executable, "-m", "forebay", "top"]
+    command = [sys.executable, "-m", "forebay", "top", *map(str, arguments)]
     with subprocess.Popen(command, stdin=terminal, stdout=terminal) as process:
         try:
             yield process

@@ -394,7 +394,7 @@ def _run_sections(
     done, failed = (columns.per_second(columns.of(name)) for name in ("done", "failed"))
     series = [("done", "ready", "area", done), ("failed", "wait", "area", failed)]
     limit = max([each for each in [*done, *failed] if each is not None], default=1.0)
-    shown = series if any(failed) else series[:1]
+    shown = series if any(columns.of("failed")) else series[:1]
     rates = columns.chart(f"{unit.capitalize()}s per second", f"{unit}s/s", limit, *shown)
     table = _table(["time", f"slowest {task}"], slowest, 1)
     return [("Throughput", [rates]), ("Durations", [*durations, *table])]
