@@ -246,7 +246,7 @@ def test_q_ends_it(running) -> None:
         resize(terminal, 24, 100)
         before = termios.tcgetattr(other)
         with displayed(other) as process:
-            read_until(terminal, lambda text: "nothing" in text)
+            read_until(terminal, lambda text: "forebay top" in text)
             os.write(terminal, b"xq")
             read_until(terminal, lambda text: "\x1b[?1049l" in text)
             assert process.wait(PATIENCE_S) == 0
