@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from self_contained import check_self_contained
 
 from forebay.show.html import ceiling, page_of, time_ticks
-from forebay.show.report import by_column, group_size, significant, spread_back
+from forebay.show.report import significant
+from forebay.show.timeline import by_column, group_size, spread_back
 
 HOSTILE = '<script>alert("x")</script>&\''
 

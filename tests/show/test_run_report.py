@@ -17,7 +17,8 @@ from forebay.failures import Failure
 from forebay.observe import record as observe_record
 from forebay.observe.record import KEPT_SLOWEST, MAX_SPANS, RunTrace
 from forebay.show.html import page_of, read_report
-from forebay.show.report import MAX_COLUMNS, MAX_GROUPS, Columns, failure_groups, run_summary
+from forebay.show.report import MAX_GROUPS, failure_groups, run_summary
+from forebay.show.timeline import MAX_COLUMNS, Timeline
 
 
 def work(source, out):
@@ -211,9 +212,9 @@ def test_a_long_run_takes_no_more_memory_than_a_short_one(monkeypatch) -> None:
     assert MAX_SPANS // 2 <= len(trace.spans) <= MAX_SPANS
     assert sum(span.done for span in trace.spans) == 100_000
     assert sum(span.failed for span in trace.spans) == 50_000
-    columns = Columns(trace, trace.snapshot()["seconds"])
-    assert len(columns.lengths) <= MAX_COLUMNS
-    assert (sum(columns.of("done")), sum(columns.of("failed"))) == (100_000, 50_000)
+    timeline = Timeline(trace, trace.snapshot()["seconds"])
+    assert len(timeline.lengths) <= MAX_COLUMNS
+    assert (sum(timeline.of("done")), sum(timeline.of("failed"))) == (100_000, 50_000)
     assert sum(trace.bins) == 100_000
     assert next(iter(trace.slowest)) == (100_000.0, 99_999)
     assert len(list(trace.slowest)) == KEPT_SLOWEST

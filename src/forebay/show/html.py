@@ -33,6 +33,12 @@ REPORT_FORMAT = 1
 # forebay's own reports stay below 300 KB.
 MAX_REPORT_BYTES = 4_000_000
 
+# A part of a section: the name of what draws it, and its arguments.
+Part = tuple[str, dict[str, Any]]
+Section = tuple[str, list[Part]]
+# Name, style, kind and values: "line", "area" is filled from 0, and "band" from further values.
+Series = tuple[Any, ...]
+
 # ---- page ----------------------------------------------------------------------------------------
 
 
@@ -125,9 +131,6 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], code: Sequence[i
 
 # Units of the drawing, before it is stretched.
 _WIDTH, _HEIGHT = 1000, 100
-
-# Name, style, kind and values: "line", "area" is filled from 0, and "band" from further values.
-Series = tuple[Any, ...]
 
 
 def _columns(

@@ -18,15 +18,12 @@ from forebay.errors import shown_location, without_credentials
 from forebay.failures import Failure, Group, grouped
 from forebay.observe.figures import numbers_in, shown_figures
 from forebay.observe.progress import Progress
-from forebay.observe.record import Record, RunTrace, Trace
+from forebay.observe.record import RunTrace, Trace
 from forebay.options import PreprocessOptions, whole_cores
-from forebay.show.html import REPORT_FORMAT, Series
+from forebay.show.html import REPORT_FORMAT, Part, Section
+from forebay.show.timeline import Timeline, histogram_bars
 
-# A part of a section: the name of what draws it, and its arguments.
-Part = tuple[str, dict[str, Any]]
-Section = tuple[str, list[Part]]
-
-# Columns of a chart.
+# Timeline of a chart.
 MAX_COLUMNS = 160
 # More workers than this share lanes.
 _MAX_LANES = 32
@@ -123,100 +120,6 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *code: int) -> l
     return [("table", {"names": names, "rows": rows, "code": code})] if rows else []
 
 
-def histogram_bars(bins: Sequence[int], style: str) -> list[tuple[str, int, str]]:
-    """Return the bars of a histogram of durations, from the first bin in use to the last."""
-    used = [index for index, count in enumerate(bins) if count]
-    if not used:
-        return []
-    first, last = used[0], used[-1]
-    # Bins of factors of four keep it short where durations differ by orders of magnitude.
-    width = 1 if last - first < 12 else 2
-    bars = []
-    for index in range(first, last + 1, width):
-        edges = (2 ** (each - 1) * 1e-6 if each else 0.0 for each in (index, index + width))
-        low, high = (duration(each, digits=2) for each in edges)
-        bars.append((f"{low} to {high}", sum(bins[index : index + width]), style))
-    return bars
-
-
-def spread_back(seconds: Sequence[float], lengths: Sequence[float]) -> list[float]:
-    """Move seconds that do not fit into a span of a length to the spans before it."""
-    # Work is recorded in the span in which it ended, even 5 s in a span of 0.25 s.
-    spread, excess = [0.0] * len(seconds), 0.0
-    for index in range(len(seconds) - 1, -1, -1):
-        excess += seconds[index]
-        spread[index] = min(excess, lengths[index])
-        excess -= spread[index]
-    return spread
-
-
-class Columns:
-    """The spans of a record, joined to the columns of a chart."""
-
-    def __init__(self, record: Record, seconds: float) -> None:
-        self.spans, span_s = list(record.spans), record.spans.seconds
-        self._size = size = group_size(len(self.spans), MAX_COLUMNS)
-        self._span_s = [span_s] * len(self.spans)
-        if self.spans:
-            self._span_s[-1] = min(max(seconds - (len(self.spans) - 1) * span_s, 0.0), span_s)
-        self.lengths: list[float] = by_column(self._span_s, size)
-        self.seconds = size * span_s * len(self.lengths)
-
-    def of(self, name: str, one_of: Callable[..., Any] = sum) -> list[Any]:
-        """Return the sums, or the least or highest values, of an attribute of the spans."""
-        return by_column([getattr(span, name) for span in self.spans], self._size, one_of)
-
-    def spent(self, *seconds: Sequence[float]) -> list[float]:
-        """Return the sums of seconds by span that may have begun in spans before."""
-        spread = [spread_back(each, self._span_s) for each in seconds]
-        return by_column([sum(parts) for parts in zip(*spread, strict=True)], self._size)
-
-    def per_second(
-        self, counts: Sequence[float], left_out: Sequence[float] | None = None
-    ) -> list[float | None]:
-        """Return counts by column as rates, for the time without the seconds that are left out.
-
-        None where that time is much shorter than a column, unless it is the only one.
-        """
-        least = 0.2 * self.seconds / len(self.lengths) if len(self.lengths) > 1 else 0.0
-        pairs = zip(counts, self.lengths, left_out or [0.0] * len(counts), strict=True)
-        times = [(count, length - out) for count, length, out in pairs]
-        return [count / time if time > least else None for count, time in times]
-
-    def chart(self, title: str, unit: str, limit: float, *series: Series, **more: Any) -> Part:
-        """Return a chart of series."""
-        known = {"title": title, "unit": unit, "seconds": self.seconds, "limit": limit}
-        return "columns", {**known, "series": series, **more}
-
-    def lanes(self) -> list[Part]:
-        """Return a chart of the share of time for which workers were busy, if there are some."""
-        ids = sorted({worker_id for span in self.spans for worker_id in span.busy_s})
-        together, lanes = group_size(len(ids), _MAX_LANES), {}
-        for sharing in (ids[start : start + together] for start in range(0, len(ids), together)):
-            busy = self.spent(*([s.busy_s.get(each, 0.0) for s in self.spans] for each in sharing))
-            label = f"{sharing[0]}" if len(sharing) == 1 else f"{sharing[0]}-{sharing[-1]}"
-            lanes[label] = [
-                significant(total / (length * len(sharing)) if length else 0.0, 2)
-                for total, length in zip(busy, self.lengths, strict=True)
-            ]
-        title = "Busy making batches: a gap is a worker without work"
-        return (
-            [("lanes", {"title": title, "seconds": self.seconds, "lanes": lanes})] if lanes else []
-        )
-
-
-def group_size(count: int, most: int) -> int:
-    """Return how many neighbours to join so that at most `most` are left."""
-    return max(-(-count // most), 1)
-
-
-def by_column(values: Sequence[Any], size: int, one_of: Callable[..., Any] = sum) -> list[Any]:
-    """Return the sum, or another, of each `size` values; None where all of them are."""
-    groups = (values[start : start + size] for start in range(0, len(values), size))
-    known = ([each for each in group if each is not None] for group in groups)
-    return [one_of(group) if group else None for group in known]
-
-
 # ---- loader --------------------------------------------------------------------------------------
 
 
@@ -232,12 +135,12 @@ def loader_summary(
 ) -> dict[str, Any]:
     """Return the report of a loader."""
     totals = {**trace.snapshot(), "failures": failures}
-    columns = Columns(trace, totals["seconds"])
+    timeline = Timeline(trace, totals["seconds"])
     made: list[Section] = [("Batches", [_text("No batch was made yet.")])]
-    if columns.spans:
+    if timeline.spans:
         made = [
-            ("Batches made and wanted", [*_rates(columns), *_ready(columns, marks)]),
-            ("Workers", [*columns.lanes(), *_number_of_workers(columns, trace)]),
+            ("Batches made and wanted", [*_rates(timeline), *_ready(timeline, marks)]),
+            ("Workers", [*timeline.lanes(), *_number_of_workers(timeline, trace)]),
         ]
     return _report(
         "loader",
@@ -252,12 +155,12 @@ def loader_summary(
     )
 
 
-def _rates(columns: Columns) -> list[Part]:
+def _rates(timeline: Timeline) -> list[Part]:
     """Return the charts of batches made, taken and wanted, each second, and of waits."""
-    waited = columns.spent([span.waited_s for span in columns.spans])
-    made, taken = (columns.per_second(columns.of(name)) for name in ("made", "taken"))
-    wanted = [each or None for each in columns.per_second(columns.of("taken"), waited)]
-    waits = columns.per_second([100 * each for each in waited])
+    waited = timeline.spent([span.waited_s for span in timeline.spans])
+    made, taken = (timeline.per_second(timeline.of(name)) for name in ("made", "taken"))
+    wanted = [each or None for each in timeline.per_second(timeline.of("taken"), waited)]
+    waits = timeline.per_second([100 * each for each in waited])
     known = [each for each in [*made, *taken] if each is not None]
     limit = max(known, default=1.0) * _HEADROOM
     limit = min(limit, max([*known, *filter(None, wanted)], default=limit))
@@ -266,16 +169,19 @@ def _rates(columns: Columns) -> list[Part]:
         ("made by workers", "made", "line", made),
         ("wanted: the rate of training while it did not wait", "wanted", "line", wanted),
     )
-    rates = columns.chart("Batches per second", "batches/s", limit, *series)
+    rates = timeline.chart("Batches per second", "batches/s", limit, *series)
     waiting = ("training waits for a batch", "wait", "area", waits)
-    shares = columns.chart("Share of time that training waited", "%", 100, waiting)
+    shares = timeline.chart("Share of time that training waited", "%", 100, waiting)
     return [rates, shares] if any(waited) else [rates]
 
 
-def _ready(columns: Columns, marks: Mapping[str, int | None]) -> list[Part]:
+def _ready(timeline: Timeline, marks: Mapping[str, int | None]) -> list[Part]:
     """Return the charts of batches between workers and trainer, by number and by bytes."""
-    most, least = columns.of("most_ready", max), columns.of("least_ready", min)
-    held, limits = columns.of("held_bytes", max), [marks.get("max_batches"), marks.get("max_bytes")]
+    most, least = timeline.of("most_ready", max), timeline.of("least_ready", min)
+    held, limits = (
+        timeline.of("held_bytes", max),
+        [marks.get("max_batches"), marks.get("max_bytes")],
+    )
     if not any(most):
         return []
     # A limit that is far above what was reached is not drawn.
@@ -285,7 +191,7 @@ def _ready(columns: Columns, marks: Mapping[str, int | None]) -> list[Part]:
         for limit, value in zip(limits, highest, strict=True)
     )
     parts = [
-        columns.chart(
+        timeline.chart(
             "Batches ready, between workers and training",
             "batches",
             max(highest[0], batches),
@@ -299,13 +205,13 @@ def _ready(columns: Columns, marks: Mapping[str, int | None]) -> list[Part]:
         scaled = ("ready or in use", "ready", "area", [each / factor for each in held])
         lines = [(size / factor, f"max_bytes={byte_size(size)}")] if size else []
         limit = max(highest[1], size) / factor
-        parts.append(columns.chart("Memory of these batches", unit, limit, scaled, marks=lines))
+        parts.append(timeline.chart("Memory of these batches", unit, limit, scaled, marks=lines))
     return parts
 
 
-def _number_of_workers(columns: Columns, trace: Trace) -> list[Part]:
+def _number_of_workers(timeline: Timeline, trace: Trace) -> list[Part]:
     """Return the number of workers over time, where it changed, and the decisions about it."""
-    numbers = columns.of("num_workers", max)
+    numbers = timeline.of("num_workers", max)
     decisions = [
         (max(at - trace.began_at, 0.0), cut(sentence))
         for at, sentence in list(trace.decisions)[-_SHOWN_DECISIONS:]
@@ -313,8 +219,8 @@ def _number_of_workers(columns: Columns, trace: Trace) -> list[Part]:
     parts = _table(["at", "decision"], [[duration(at), sentence] for at, sentence in decisions])
     if len({*numbers} - {0}) > 1:  # a column before the workers started counts none
         series, events = ("workers", "other", "area", numbers), [at for at, _ in decisions]
-        places = [at / columns.seconds for at in events]
-        chart = columns.chart("Number of workers", "workers", max(numbers), series, events=places)
+        places = [at / timeline.seconds for at in events]
+        chart = timeline.chart("Number of workers", "workers", max(numbers), series, events=places)
         return [chart, *parts]
     return parts
 
@@ -374,15 +280,15 @@ def run_details(
         "unit": unit,
         "began": _began(time.monotonic() - trace.began_at),
         "totals": totals,
-        "sections": _run_sections(trace, Columns(trace, totals["seconds"]), unit, name_of),
+        "sections": _run_sections(trace, Timeline(trace, totals["seconds"]), unit, name_of),
         "settings": {name: cut(str(value)) for name, value in given.items() if value is not None},
     }
 
 
 def _run_sections(
-    trace: RunTrace, columns: Columns, unit: str, name_of: Callable[[int], str]
+    trace: RunTrace, timeline: Timeline, unit: str, name_of: Callable[[int], str]
 ) -> list[Section]:
-    if not columns.spans:
+    if not timeline.spans:
         return []
     task = "input" if unit == "input" else "range of samples"
     bars = histogram_bars(trace.bins, "made")
@@ -391,11 +297,11 @@ def _run_sections(
         [duration(each), cut(name_of(number))]
         for each, number in list(trace.slowest)[:_SHOWN_SLOWEST]
     ]
-    done, failed = (columns.per_second(columns.of(name)) for name in ("done", "failed"))
+    done, failed = (timeline.per_second(timeline.of(name)) for name in ("done", "failed"))
     series = [("done", "ready", "area", done), ("failed", "wait", "area", failed)]
     limit = max([each for each in [*done, *failed] if each is not None], default=1.0)
-    shown = series if any(columns.of("failed")) else series[:1]
-    rates = columns.chart(f"{unit.capitalize()}s per second", f"{unit}s/s", limit, *shown)
+    shown = series if any(timeline.of("failed")) else series[:1]
+    rates = timeline.chart(f"{unit.capitalize()}s per second", f"{unit}s/s", limit, *shown)
     table = _table(["time", f"slowest {task}"], slowest, 1)
     return [("Throughput", [rates]), ("Durations", [*durations, *table])]
 
