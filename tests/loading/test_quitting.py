@@ -109,6 +109,40 @@ def test_a_daemon_thread_that_iterates_at_the_end_says_nothing(script, options):
     assert ending == (0, "", "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_the_end_waits_for_a_thread_within_an_operation_of_torch(script, concurrency):
+    """The process would abort where the operation returns to an interpreter that is gone."""
+    ending = script(f"""
+        import time
+        import forebay.base.thread_ends
+        forebay.base.thread_ends.EXIT_S = 60.0
+        torch.set_num_threads(1)
+        values = torch.rand(8_000_000)
+        begun, ended = [], []
+        class Sorted(torch.utils.data.Dataset):
+            def __len__(self):
+                return 8
+            def __getitem__(self, index):
+                begun.append(index)
+                found = len(values.sort().values)
+                ended.append(index)
+                return found
+        class Last:
+            def __del__(self, begun=begun, ended=ended, sleep=time.sleep):
+                while len(ended) < len(begun):
+                    sleep(0.01)
+        sys.kept = Last()
+        loader = forebay.DataLoader(
+            Sorted(), 4, num_workers=1, backend="thread", buffer="1MB", concurrency={concurrency}
+        )
+        iterator = iter(loader)
+        while not begun:
+            time.sleep(0.01)
+    """).end()
+    assert ending == (0, "", "")
+
+
 # ---- close in another thread --------------------------------------------------------------------
 
 

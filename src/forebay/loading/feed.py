@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.base.batches import nbytes
 from forebay.base.libraries import one_thread
 from forebay.base.randomness import PrivateGenerators, generators_kept, generators_lent
+from forebay.base.thread_ends import join_threads
 from forebay.base.torch_internals import seed_as_worker
 from forebay.devices.device import Device
 from forebay.engine.commands import (
@@ -442,6 +443,7 @@ def _stop_if_idle(this: weakref.ref[Feed]) -> None:
 
 _open_feeds: weakref.WeakSet[Feed | LocalFeed] = weakref.WeakSet()
 _exit = threading.Event()
+_leaving: list[threading.Thread] = []
 
 
 @atexit.register
@@ -450,11 +452,13 @@ def _close_all() -> None:
     _exit.set()
     for feed in list(_open_feeds):
         feed.close()
+    join_threads(_leaving, 0.0)
 
 
 def _leave_at_exit() -> None:
     """End a daemon thread that takes batches at the interpreter's end, without a traceback."""
     if _exit.is_set() and threading.current_thread().daemon:
+        _leaving.append(threading.current_thread())
         raise SystemExit
 
 

@@ -32,6 +32,7 @@ from forebay.base.randomness import (
     seed_generators,
     seed_nothing,
 )
+from forebay.base.thread_ends import join_threads
 from forebay.collating.padding import slicing
 from forebay.collating.rules import collated
 from forebay.errors import OptionError
@@ -88,9 +89,7 @@ class SampleThreads:
     def close(self) -> None:
         """Drop the calls that are not begun, and wait for a moment for those that are."""
         self.end()
-        until = time.monotonic() + CLOSE_S
-        for thread in self.threads:
-            thread.join(max(until - time.monotonic(), 0.0))
+        join_threads(self.threads, CLOSE_S)
 
 
 def _end(calls: _Queue, count: int) -> None:

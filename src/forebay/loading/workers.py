@@ -18,6 +18,7 @@ import torch
 
 from forebay.base.process import LONGEST_WAIT_S, usable_memory
 from forebay.base.system_limits import start_thread
+from forebay.base.thread_ends import join_threads
 from forebay.devices.device import Copy, Device
 from forebay.devices.flow import Allocate, Command, Discard, StartCopy, TransferFlow
 from forebay.devices.slab import MOST, SHARE, DeviceSlab, PinnedWindow, Rebuilding
@@ -207,8 +208,7 @@ class BackgroundDriver(CallerDriver):
 
     def close(self) -> None:
         """Wait until the thread has closed the engine, after `stop`."""
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(5.0)
+        join_threads([self._thread], 5.0)
         self._inbox.clear()  # its functions hold references to the feed
 
     def _run(self) -> None:

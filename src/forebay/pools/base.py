@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from forebay.base.system_limits import start_thread
+from forebay.base.thread_ends import join_threads
 from forebay.failures import Failure
 from forebay.pools.events import (
     Assignment,
@@ -257,9 +258,8 @@ class ThreadPool(Pool):
         for worker in self._workers.values():
             worker.end()
         ending = [*self._workers.values(), *self._stopping]
-        share = CLOSE_S / max(len(ending), 1)
+        join_threads([worker.thread for worker in ending], CLOSE_S)
         for worker in ending:
-            worker.thread.join(share)
             if worker.thread.is_alive() and self._abandoned is not None:
                 self._abandoned(worker.thread)
         self._workers.clear()
