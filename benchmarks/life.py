@@ -46,11 +46,11 @@ DRIVER: dict[str, tuple[str, ...]] = {
     "receive": ("forebay.pools.processes:ProcessPool.wait",),
     "flow": ("forebay.engine.flow:Flow.handle",),
     "perform": ("forebay.engine.engine:Engine._perform",),
-    "loop": ("forebay.runs.run:Session._run",),
+    "loop": ("forebay.runs.processing:Processing.run",),
     "record": ("forebay.ledger.ledger:Ledger.record",),
     "rename": ("forebay.runs.commits:Commits.advance",),
     "perform pending": ("forebay.runs.run:Session.perform_pending",),
-    "table": ("forebay.runs.commits:LedgerTable.update",),
+    "table": ("forebay.runs.metadata_table:LedgerTable.update",),
     "close": (
         "forebay.pools.processes:ProcessPool.close",
         "forebay.runs.run:Session.__exit__",

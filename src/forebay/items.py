@@ -35,19 +35,12 @@ from forebay.base.table_formats import GROUP_ROWS
 from forebay.errors import InputError, OptionError, shortened
 from forebay.failures import short_tracebacks
 from forebay.inputs.file_columns import file_column, path_among, with_open_path
-from forebay.inputs.listing import list_folder, tables_in
+from forebay.inputs.listing import is_table, list_folder
+from forebay.inputs.memory_tables import arrow_frame
+from forebay.inputs.row_groups import RowGroups, check_identity, file_identity
+from forebay.inputs.row_paths import located, path_in
 from forebay.inputs.search import matches, patterns_of
-from forebay.inputs.table_search import find_table
-from forebay.inputs.tables import (
-    RowGroups,
-    arrow_frame,
-    check_identity,
-    file_identity,
-    is_table,
-    read_memory_table,
-    read_table,
-)
-from forebay.ledger.records import located, path_in
+from forebay.inputs.tables import find_table, read_memory_table, read_table, tables_in
 from forebay.packed import PackedSequence
 
 if TYPE_CHECKING:

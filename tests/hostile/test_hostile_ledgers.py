@@ -11,10 +11,9 @@ import pytest
 from doctored import CALLS, contents, doctor, run, verify
 
 from forebay.errors import ForebayError, LedgerError
-from forebay.ledger.database import Snapshot, read_failures, read_snapshot
-from forebay.ledger.inputs import read_entries
 from forebay.ledger.lock import Holder
 from forebay.ledger.records import Counts
+from forebay.ledger.snapshot import Snapshot, read_entries, read_failures, read_snapshot
 
 OUTSIDE = ["../outside/precious", "sub/../../outside/precious", "{tmp}/outside/precious"]
 NO_NAMES = ["", ".", "./sub/a", "sub//a", "sub/a\0", b"sub/\xff", b"\xff"]

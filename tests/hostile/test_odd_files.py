@@ -18,8 +18,8 @@ from forebay.base.files import Store, open_regular, read_regular
 from forebay.caching.arrow_shards import record_batches
 from forebay.errors import InputError, LedgerError
 from forebay.ledger import lock as lock_module
-from forebay.ledger.database import read_snapshot
 from forebay.ledger.lock import find_holder
+from forebay.ledger.snapshot import read_snapshot
 from forebay.outputs.ledger_copy import RUN, read_run
 
 # What hung, must not hang the suite.

@@ -13,7 +13,7 @@ from doctored import run
 
 from forebay.cli import verify_command
 from forebay.errors import LedgerError, OutputError
-from forebay.ledger.database import read_snapshot
+from forebay.ledger.snapshot import read_snapshot
 
 NOBODY = 65534
 

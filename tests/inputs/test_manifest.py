@@ -19,8 +19,8 @@ from pyarrow import parquet
 import forebay
 from forebay.errors import InputError
 from forebay.inputs.listing import list_inputs
+from forebay.inputs.manifests import check_columns, open_manifest
 from forebay.inputs.search import folder_identity
-from forebay.inputs.tables import check_columns, open_manifest
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input
 from forebay.runs.samples import sample_listing, samples_of

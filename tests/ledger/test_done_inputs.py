@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from forebay.failures import Failure
-from forebay.ledger.database import read_snapshot
-from forebay.ledger.inputs import read_entries
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Counts, Done, FailedInput, Input
+from forebay.ledger.snapshot import read_entries, read_snapshot
 
 NUMBER = 20_000
 LEFT = [7, 9_000, NUMBER]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
-from forebay.ledger.database import files_of, read_failures
+from forebay.ledger.database import files_of
 from forebay.ledger.enrolment import Enrolment
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import (
@@ -25,6 +25,7 @@ from forebay.ledger.records import (
     Todo,
     Unpublished,
 )
+from forebay.ledger.snapshot import read_failures
 
 # Where no power is cut, hundreds of examples need not wait for the disk.
 NO_SYNC = "PRAGMA synchronous = OFF"

@@ -15,11 +15,11 @@ import pytest
 
 from forebay.errors import BusyError, LedgerError
 from forebay.failures import Failure
-from forebay.ledger import database
-from forebay.ledger.database import Snapshot, read_failures, read_snapshot
+from forebay.ledger import snapshot as snapshots
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.lock import Holder
 from forebay.ledger.records import Counts, Done, FailedInput, FileChange, Input, OutputFile
+from forebay.ledger.snapshot import Snapshot, read_failures, read_snapshot
 
 DRIVER = """
 import sys
@@ -155,7 +155,7 @@ def test_looking_changes_no_file(tmp_path):
 
 def test_a_commit_between_two_looks_is_noticed(tmp_path, monkeypatch):
     """Pages that moved while they were read are read again."""
-    read = database._read
+    read = snapshots._read
     with Ledger.open(tmp_path) as ledger:
         ledger.enrol(inputs(3), (), True)
         moves = [1, 2]
@@ -166,13 +166,13 @@ def test_a_commit_between_two_looks_is_noticed(tmp_path, monkeypatch):
                 ledger.record([done(moves.pop(0))], [])
             return snapshot
 
-        monkeypatch.setattr(database, "_read", slow)
+        monkeypatch.setattr(snapshots, "_read", slow)
         assert read_snapshot(tmp_path).counts.done == 2
 
 
 def test_a_ledger_that_never_rests_is_busy_not_damaged(tmp_path, monkeypatch):
     """A reader that cannot read a consistent state says so and reports no damage."""
-    monkeypatch.setattr(database, "_PATIENCE_S", 0)
+    monkeypatch.setattr(snapshots, "_PATIENCE_S", 0)
     with Ledger.open(tmp_path) as ledger:
         ledger.enrol(inputs(3), (), True)
         with ledger.transaction() as db:

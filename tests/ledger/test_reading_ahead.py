@@ -7,9 +7,9 @@ import pytest
 from forebay.errors import InputError
 from forebay.failures import Failure
 from forebay.ledger import ledger as module
-from forebay.ledger.database import read_snapshot
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Counts, Done, FailedInput, Input
+from forebay.ledger.snapshot import read_snapshot
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import forebay
-from forebay.inputs import tables as manifests
-from forebay.ledger import enrolment, ledger, names
+from forebay.inputs import manifests
+from forebay.ledger import enrolment, ledger, results
 from forebay.ledger.ledger import Ledger
 from forebay.runs import processing
 from forebay.runs import run as runs_run
@@ -22,7 +22,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "before a page of the listing is read": (Ledger, "_read_on"),
     "while a page is appended": (enrolment, "change_counts"),
     "before results are recorded": (Ledger, "record"),
-    "while results are recorded": (names, "add_file_changes"),
+    "while results are recorded": (results, "add_file_changes"),
 }
 
 

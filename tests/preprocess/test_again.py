@@ -13,7 +13,7 @@ import pytest
 
 import forebay
 from forebay.errors import InputError, OptionError
-from forebay.ledger.database import read_failures
+from forebay.ledger.snapshot import read_failures
 from forebay.runs.preprocess import retry
 
 

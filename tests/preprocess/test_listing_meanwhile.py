@@ -7,7 +7,7 @@ import pytest
 import forebay
 from forebay.errors import FailuresError, InputError
 from forebay.ledger import ledger as ledgers
-from forebay.ledger.database import read_snapshot
+from forebay.ledger.snapshot import read_snapshot
 from forebay.observe.progress import Progress
 from forebay.runs import processing
 from forebay.runs import run as runs_run

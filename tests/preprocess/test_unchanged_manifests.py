@@ -11,9 +11,9 @@ import pytest
 
 import forebay
 from forebay.errors import InputError
-from forebay.inputs import tables as manifests
+from forebay.inputs import manifests
 from forebay.ledger import ledger as ledgers
-from forebay.ledger.database import read_failures
+from forebay.ledger.snapshot import read_failures
 from forebay.runs import run as runs_run
 from forebay.runs.preprocess import retry
 

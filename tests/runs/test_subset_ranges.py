@@ -11,7 +11,7 @@ import torch
 from torch.utils import data
 
 import forebay
-from forebay.ledger.inputs import read_entries
+from forebay.ledger.snapshot import read_entries
 from forebay.runs.ranges import text_of
 from watched import Watched
 

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from forebay.base.files import is_url, open_regular
+from forebay.inputs.row_paths import files_named, path_in
 from forebay.ledger.identity import with_content
-from forebay.ledger.records import Input, files_named, path_in
+from forebay.ledger.records import Input
 
 # A hash is made if the work took at least so many times as long as that takes at this rate.
 _TIMES, _BYTES_PER_S = 20, 1e9

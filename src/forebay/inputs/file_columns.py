@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from forebay.base.files import is_url
-from forebay.ledger.records import DESTINATION, PATH_COLUMNS
+from forebay.inputs.row_paths import DESTINATION, PATH_COLUMNS
 
 # Rows and columns that are looked at. More than half of the values are files in a column of paths.
 _FIRST_ROWS, _FIRST_COLUMNS = 8, 256

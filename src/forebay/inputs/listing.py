@@ -18,7 +18,6 @@ from io import BufferedReader
 from typing import Any
 
 from forebay.base.files import (
-    Store,
     file_name,
     file_system,
     folder_of,
@@ -29,16 +28,15 @@ from forebay.base.files import (
     open_url,
     reached,
 )
-from forebay.base.output_names import PRIVATE, SUFFIXES, TABLES
+from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.errors import InputError, OptionError, shown_location
-from forebay.inputs.tables import Manifest, is_table, memory_manifest, open_manifest
-from forebay.ledger.database import NAME
-from forebay.ledger.identity import NOT_SEEN, is_of_folder
+from forebay.inputs.manifests import Manifest, open_manifest
+from forebay.inputs.memory_tables import memory_manifest
+from forebay.inputs.tables import LEDGER_FILE, only_table, tables_in
+from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input, LinkInput, shown_input
 from forebay.options import PreprocessOptions
 
-# The subfolder that marks an output folder of forebay.
-_LEDGER = f"{PRIVATE}/{NAME}"
 # How much of a file is read to find out whether it lists inputs.
 _PEEK_BYTES = 4096
 
@@ -132,8 +130,8 @@ def _list_path(name: str) -> Listing:
         else:
             reason, advice = f"it cannot be read: {error}", "Check its permissions."
         raise InputError(f"{shown}: {reason}\n  {advice}") from error
-    if stat.S_ISDIR(mode) and os.path.isfile(os.path.join(name, _LEDGER)):
-        return _list_path(os.path.join(name, _only_table(tables_in(name), shown)))
+    if stat.S_ISDIR(mode) and os.path.isfile(os.path.join(name, LEDGER_FILE)):
+        return _list_path(os.path.join(name, only_table(tables_in(name), shown)))
     if stat.S_ISDIR(mode):
         return list_folder(name).through(with_storable_names)
     if name.lower().endswith(SUFFIXES):
@@ -143,7 +141,7 @@ def _list_path(name: str) -> Listing:
                 "  Save it as a file."
             )
         folder, table = os.path.split(name)
-        if os.path.isfile(os.path.join(folder, _LEDGER)):
+        if os.path.isfile(os.path.join(folder, LEDGER_FILE)):
             from forebay.inputs.unfinished import warn_if_stale
 
             warn_if_stale(folder, table)
@@ -179,29 +177,6 @@ def list_folder(name: str) -> Listing:
     shown = name if name.isprintable() else ascii(name)
     reason = "no files in this folder (hidden ones are left out)"
     return _found(shown, lambda: map(_file, folder_files(name)), reason)
-
-
-def tables_in(folder: str) -> list[str]:
-    """Return the file names of the metadata tables in an output folder; [] for another folder."""
-    if not os.path.isfile(os.path.join(folder, _LEDGER)):
-        return []
-    return [table for table in TABLES if os.path.isfile(os.path.join(folder, table))]
-
-
-def _only_table(tables: list[str], shown: str) -> str:
-    """Return the one table of an output folder of `preprocess`."""
-    if len(tables) == 1:
-        return tables[0]
-    if tables:
-        what, advice = f"holds {' and '.join(tables)}", "Name the table that you mean."
-    else:
-        what = "holds no metadata table"
-        advice = "preprocess writes it when it ends: make the call that made this folder again."
-    raise InputError(
-        f"{shown}: this output folder of forebay's {what}\n"
-        f"  An output folder stands for its table. {advice} To process the files themselves, name "
-        f"them by a glob, such as '{os.path.join(shown, '**', '*')}'."
-    )
 
 
 def _list_glob(name: str, shown: str) -> Listing:
@@ -241,11 +216,11 @@ def _list_url(url: str) -> Listing:
             if not is_folder:
                 return Listing("paths", (), shown, lambda: _walk_list((url,)))
             inside = path.rstrip("/") + "/"
-            if "::" not in url and system.isfile(inside + _LEDGER):
+            if "::" not in url and system.isfile(inside + LEDGER_FILE):
                 from forebay.inputs.unfinished import warn_if_stale
 
                 tables = [table for table in TABLES if system.isfile(inside + table)]
-                warn_if_stale(url, table := _only_table(tables, shown))
+                warn_if_stale(url, table := only_table(tables, shown))
                 return _list_url(joined(url, table))
         found = url_files(system, path, is_glob=is_glob)
         first = path.partition("/")[0]
@@ -303,10 +278,10 @@ def _file(path: str) -> Input:
     if stat.S_ISREG(status.st_mode):
         return Input(path, None, _status_identity(status))
     kind = LinkInput if stat.S_ISLNK(status.st_mode) else Input
-    return kind(path, None, identity_of(path))
+    return kind(path, None, seen_identity(path))
 
 
-def identity_of(path: str) -> str:
+def seen_identity(path: str) -> str:
     """Return a value that changes with the file at a path, or the files of a folder there."""
     try:
         status = os.stat(path)
@@ -418,111 +393,6 @@ def _storable(path: str) -> str:
     return path
 
 
-# ---- own outputs ---------------------------------------------------------------------------------
-# Keep the output folder out of the inputs, so that a run never reads what an earlier one wrote.
-#
-# It may be reached by a glob, through a symbolic link, or by its name in a list or a manifest.
-
-
-def keep_apart(inputs: Any, output: str | os.PathLike[str]) -> None:
-    """Check that the output folder is not in the folder of the inputs."""
-    if not isinstance(inputs, str | os.PathLike):
-        return
-    folder, inside = map(shown_location, map(local_path, (inputs, output)))
-    if is_url(folder):
-        folder = folder.rstrip("/")
-    elif os.path.isdir(folder) and not is_url(inside):
-        folder, inside = os.path.realpath(folder), os.path.realpath(inside)
-    else:
-        return
-    if inside == folder or inside.startswith(folder + os.sep):
-        raise OptionError(
-            f"the output folder {os.fspath(output)!r} lies in the input folder "
-            f"{os.fspath(inputs)!r}\n"
-            "  Its files would be the next run's inputs. Choose an output folder outside."
-        )
-
-
-def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing:
-    """Return a listing without files in the output folder; one that the user named is an error."""
-    if listing.kind == "indices":
-        return listing
-    is_output, shown = _Inside(output), os.fspath(output)
-
-    def checked(inputs: Iterable[Input]) -> Iterator[Input]:
-        for each in inputs:
-            # A listing of files knows which are links; a row may name one.
-            is_file = each.row is None
-            path = each.source if is_file else _path_of(each, listing.folder)
-            is_folder = is_of_folder(each.identity)
-            holds = is_folder and is_output.is_below(path)
-            is_inside = is_output(path, not is_file or type(each) is LinkInput)
-            is_inside = is_inside or (is_folder and is_output.leads_inside(path))
-            if not path or not (holds or is_inside):
-                yield each
-            elif not listing.is_search:
-                where = "holds" if holds else "lies in"
-                raise InputError(
-                    f"the input {each.source!r} {where} the output folder {shown!r}\n"
-                    "  This run's outputs would be the next run's inputs. Nothing was started. "
-                    f"Leave it out of {listing.description}, or choose another output folder."
-                )
-
-    rest = listing.through(checked)
-    if listing.is_search and next(iter(rest), None) is None:
-        raise InputError(
-            f"{listing.description}: all of its files lie in the output folder {shown!r}\n"
-            "  A run's outputs are never its inputs. Choose a separate output folder."
-        )
-    return rest
-
-
-def _path_of(each: Input, folder: str | None) -> str:
-    """Return the path that a row names, which may be relative to the manifest."""
-    if not (each.source and folder) or "\0" in each.source or os.path.lexists(each.source):
-        return each.source
-    beside = os.path.join(folder, each.source)
-    return beside if os.path.lexists(beside) else each.source
-
-
-class _Inside:
-    """Tells whether a path or URL is in the output folder, also through symbolic links."""
-
-    def __init__(self, output: str | os.PathLike[str]) -> None:
-        text = local_path(output)
-        self._urls: tuple[str, ...] = ()
-        if is_url(text):
-            urls = map(shown_location, (text, Store(text).canonical_url))
-            self._urls = tuple(f"{url.rstrip('/')}/" for url in urls)
-        self._root = os.path.join(os.path.realpath(text), "")
-        self._folder: str | None = None  # that of the last path, and whether it is inside
-        self._is_inside = False
-
-    def __call__(self, path: str, may_be_link: bool) -> bool:
-        if is_url(path):
-            path = local_path(path)
-        if self._urls or is_url(path) or "\0" in path:
-            return path.startswith(self._urls)
-        folder = path[: path.rfind(os.sep) + 1]
-        if folder != self._folder:  # most paths lie in the folder of the one before
-            self._folder, self._is_inside = folder, self.leads_inside(folder)
-        if self._is_inside or not (may_be_link and os.path.islink(path)):
-            return self._is_inside
-        return self.leads_inside(path)
-
-    def is_below(self, folder: str) -> bool:
-        """Return whether the output folder is in another folder."""
-        return self._root.startswith(os.path.join(os.path.realpath(folder), ""))
-
-    def leads_inside(self, path: str) -> bool:
-        """Return whether a path, with its links followed, is in the output folder."""
-        return os.path.join(os.path.realpath(path), "").startswith(self._root)
-
-
-# ---- reach ---------------------------------------------------------------------------------------
-# Whether workers, other processes and perhaps on other nodes, can reach what a run names.
-
-
 def local_inputs(inputs: Any) -> tuple[str, ...]:
     """Return local paths that every node must see: one of the inputs, or their folder.
 
@@ -560,3 +430,13 @@ def in_reach(listed: Iterable[Input], options: PreprocessOptions) -> Iterator[In
         if is_url(each.source):
             check_in_reach(each.source, options)
         yield each
+
+
+def is_table(value: object) -> bool:
+    """Return whether a value is a table in memory; a list is one if its first element is a dict."""
+    if isinstance(value, list | tuple):
+        return bool(value) and isinstance(value[0], Mapping)
+    kind = type(value)  # a property of an instance might compute something
+    return hasattr(kind, "columns") and (
+        hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "__dataframe__")
+    )

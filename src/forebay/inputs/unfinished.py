@@ -9,7 +9,8 @@ from contextlib import suppress
 from forebay.base.formatting import counted
 from forebay.base.output_names import table_name
 from forebay.errors import BusyError, ForebayError, InputError
-from forebay.ledger.database import Snapshot, reading
+from forebay.ledger.database import reading
+from forebay.ledger.snapshot import Snapshot
 from forebay.options import depth_in_forebay
 from forebay.outputs.places import snapshot_of
 

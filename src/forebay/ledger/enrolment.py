@@ -21,7 +21,18 @@ from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import Any
 
-from forebay.ledger.database import DONE, PAGE, TODO, change_counts, query_of, recount, storables
+from forebay.ledger.database import (
+    DONE,
+    PAGE,
+    TODO,
+    change_counts,
+    last_ordinal,
+    listed_rows,
+    query_of,
+    recount,
+    storables,
+)
+from forebay.ledger.duplicates import find_duplicate, listed_twice
 from forebay.ledger.identity import (
     CHANGED,
     RETIMED,
@@ -31,7 +42,6 @@ from forebay.ledger.identity import (
     identity_change,
     merged_identity,
 )
-from forebay.ledger.inputs import find_duplicate, last_ordinal, listed_rows, listed_twice
 from forebay.ledger.records import Input
 
 # How many of the inputs that cannot be seen are named.

@@ -18,44 +18,37 @@ import json
 import sqlite3
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
 
-from forebay.base.output_names import TABLE_FORMATS, path_elsewhere, table_name
-from forebay.errors import LedgerError
+from forebay.base.output_names import path_elsewhere, table_name
 from forebay.failures import Failure
 from forebay.ledger.database import (
-    APPLICATION_ID,
-    COMMITS,
     DONE,
-    FORMAT,
     IS_FAILED,
     IS_TODO,
-    NAME,
     PAGE,
-    STATEMENTS,
     TODO,
     UNLISTED,
+    InputRow,
     change_counts,
-    check,
     check_outputs,
     chunks,
-    connect,
     counts_in,
     failures_in,
-    fetch,
     files_of,
     in_words,
+    input_name,
+    input_states,
+    last_ordinal,
+    listed_rows,
     pages,
     put_meta,
     reading,
     recount,
     select_in,
     storable,
-    version_in,
 )
 from forebay.ledger.enrolment import (
     Enrolment,
@@ -67,15 +60,8 @@ from forebay.ledger.enrolment import (
     merge,
 )
 from forebay.ledger.identity import NOT_SEEN
-from forebay.ledger.inputs import InputRow, last_ordinal, listed_rows, name_of, states_of
-from forebay.ledger.lock import LOCK_NAME, FolderLock
-from forebay.ledger.names import (
-    Recorded,
-    add_file_changes,
-    drop,
-    record_results,
-    take_back,
-)
+from forebay.ledger.ledger_file import LedgerFile
+from forebay.ledger.lock import FolderLock
 from forebay.ledger.records import (
     Counts,
     Done,
@@ -87,6 +73,13 @@ from forebay.ledger.records import (
     Todo,
     Unpublished,
     key_of,
+)
+from forebay.ledger.results import (
+    Recorded,
+    add_file_changes,
+    drop,
+    record_results,
+    take_back,
 )
 
 # The identity of inputs that a run has to do anew, and the key that is there until it ends.
@@ -114,144 +107,22 @@ _SEEN_AND_FAILED = f"{_FAILED} AND substr(identity, -1) != '{NOT_SEEN}'"
 _LAST = (1 << 63) - 1
 
 
-class Ledger:
+class Ledger(LedgerFile):
     """The ledger of one output folder; made by `open`, by one driver at a time.
 
     Every method that changes it is one transaction: on an error, nothing has changed.
     """
 
     def __init__(self, lock: FolderLock, path: Path) -> None:
-        self._lock, self._path = lock, path
-        self._commits = 0
         self._rest: Iterator[Input] | None = None  # of a listing that is not read to its end
         self._is_distinct = False
         self._fingerprint = ""
         self._has_openers = False  # whether any input of this listing needs one
-        with in_words(path):
-            self._connection = connect(path, "mode=rwc" if lock.native else "mode=rwc&nolock=1")
-            try:
-                self._prepare()
-            except BaseException:
-                self._connection.close()
-                raise
+        super().__init__(lock, path)
 
     def _prepare(self) -> None:
-        db = self._connection
-        # Needs no shared memory maps (NFS, Lustre); keeps other processes out between commits.
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        fresh = check(db, self._path)
-        db.execute("PRAGMA journal_mode = TRUNCATE")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA cache_size = -65536")
-        db.execute("PRAGMA temp.cache_size = -65536")
-        db.execute(_OPENERS)
-        self._commits = version_in(db) % COMMITS
-        if fresh:
-            with self.transaction():
-                db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                for statement in STATEMENTS:
-                    db.execute(statement)
-
-    @classmethod
-    def open(cls, folder: Path, command: str = "", call: str = "") -> Self:
-        """Open the ledger in `folder`, creating both if missing, and take the folder's lock.
-
-        Args:
-            command: This run's command, for the message to a second driver.
-            call: Which call it makes, for a second driver that makes the same.
-        """
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LedgerError(
-                f"the folder {folder} cannot be created: {error.strerror}\n"
-                "  Nothing was started. Choose an output folder that you can write to."
-            ) from error
-        lock = FolderLock(folder / LOCK_NAME, command, call)
-        try:
-            return cls(lock, folder / NAME)
-        except BaseException:
-            lock.close()
-            raise
-
-    def keep_alive(self) -> None:
-        """Start a thread that shows other machines that this driver is alive."""
-        self._lock.keep_alive()
-
-    def close(self) -> None:
-        """Close the file and release the folder; a second call does nothing."""
-        try:
-            self._connection.close()
-        finally:
-            self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit what the block does; if it raises, roll everything back."""
-        db = self._connection
-        with in_words(self._path):
-            try:
-                if db.in_transaction:  # Ctrl-C came before the one before could be rolled back
-                    db.execute("ROLLBACK")
-                db.execute("BEGIN IMMEDIATE")
-                yield db
-                self._commits = (self._commits + 1) % COMMITS
-                db.execute(f"PRAGMA user_version = {FORMAT * COMMITS + self._commits}")
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:  # SQLite itself rolls back when a disk is full
-                    db.execute("ROLLBACK")
-                raise
-
-    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """Return all rows of a query; the caller bounds their number with LIMIT."""
-        with in_words(self._path):
-            return fetch(self._connection, sql, parameters)
-
-    def backup(self, path: Path) -> None:
-        """Copy everything as of the last commit to a file, replacing an earlier copy."""
-        path.unlink(missing_ok=True)
-        with in_words(path), closing(connect(path, "mode=rwc")) as copy:
-            copy.execute("PRAGMA synchronous = OFF")
-            self._connection.backup(copy)
-
-    def load(self, path: Path) -> None:
-        """Replace the content by that of a `backup`; if that is unusable, change nothing."""
-        with in_words(path), closing(connect(path, "mode=ro")) as copy:
-            if check(copy, path) or copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
-                raise sqlite3.DatabaseError("the copy is incomplete")
-            copy.backup(self._connection)
-            self._commits = version_in(self._connection) % COMMITS
-
-    def get_meta(self, key: str) -> str | None:
-        """Return the value stored under `key`, or None."""
-        rows = self.rows("SELECT value FROM meta WHERE key = ?", (key,))
-        return str(rows[0][0]) if rows else None
-
-    def set_meta(self, key: str, value: str, **others: str) -> None:
-        """Store strings under `key` and other keys; the ledger's own keys begin with "_"."""
-        with self.transaction() as db:
-            for name, text in {key: value, **others}.items():
-                put_meta(db, name, text)
-
-    def tables(self) -> dict[str, bool]:
-        """Return the formats in which a table was written, and whether it is up to date."""
-        with reading("tables"):
-            found = json.loads(self.get_meta("tables") or "{}")
-            return {form: bool(found[form]) for form in TABLE_FORMATS if form in found}
-
-    def set_tables(self, tables: Mapping[str, bool], **others: str) -> None:
-        """Store what `tables` returns, and strings under other keys.
-
-        A table in another format was not written by a run.
-        """
-        self.set_meta("tables", json.dumps(dict(tables)), **others)
+        super()._prepare()
+        self._connection.execute(_OPENERS)
 
     def enrol(
         self,
@@ -358,16 +229,6 @@ class Ledger:
             known = {name for (name,) in select_in(self._connection, sql, listed)}
         return [name for name in listed if name not in known]
 
-    def own_files(self) -> list[str]:
-        """Return the names of the files that belong to no input: the tables."""
-        return [*map(table_name, self.tables())]
-
-    def forget(self) -> None:
-        """Forget everything, of outputs that are no longer there."""
-        with self.transaction() as db:
-            for table in ("outputs", "inputs", "file_changes", "meta"):
-                db.execute(f"DELETE FROM {table}")
-
     def _begin_anew(self, db: sqlite3.Connection) -> None:
         """Have every input done again, whatever it holds, and forget all else but what is there."""
         db.execute(
@@ -462,7 +323,7 @@ class Ledger:
 
     def name_of(self, ordinal: int) -> str:
         """Return an input's name for messages: its path, or its row."""
-        return name_of(self.rows, ordinal)
+        return input_name(self.rows, ordinal)
 
     def record(self, done: Sequence[Done], failed: Sequence[FailedInput]) -> Recorded:
         """Commit the results of a batch of inputs that `todo` returned.
@@ -542,7 +403,7 @@ class Ledger:
         Their outputs stay until those of the next results are there.
         """
         with self.transaction() as db:
-            done = [each for each, state in states_of(db, ordinals).items() if state == DONE]
+            done = [each for each, state in input_states(db, ordinals).items() if state == DONE]
             change_counts(db, done=-sum(ordinal > 0 for ordinal in done))
             for part, marks in chunks(done):
                 db.execute(

@@ -11,8 +11,9 @@ from pathlib import Path
 from forebay.base.files import Store, is_url, local_path
 from forebay.base.output_names import PRIVATE
 from forebay.errors import LedgerError
-from forebay.ledger.database import NAME, Snapshot, read_snapshot
+from forebay.ledger.database import NAME
 from forebay.ledger.lock import Holder
+from forebay.ledger.snapshot import Snapshot, read_snapshot
 from forebay.outputs.bucket import BucketFolder, private_folder_of
 from forebay.outputs.folder import OutputFolder
 from forebay.outputs.ledger_copy import LEDGER, read_run

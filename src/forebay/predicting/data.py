@@ -23,9 +23,9 @@ from forebay.base.datasets import is_map_style
 from forebay.base.files import file_name, is_url, local_file, names_among, shown_values
 from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.errors import InputError, OptionError
-from forebay.inputs.listing import Listing, keep_apart, list_inputs, without_outputs
-from forebay.inputs.table_search import find_table
-from forebay.inputs.tables import is_table, read_memory_table, read_table
+from forebay.inputs.listing import Listing, is_table, list_inputs
+from forebay.inputs.own_outputs import keep_apart, without_outputs
+from forebay.inputs.tables import find_table, read_memory_table, read_table
 from forebay.ledger.records import Input
 from forebay.options import (
     Ray,

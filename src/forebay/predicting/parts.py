@@ -20,8 +20,7 @@ from forebay.base.torch_internals import version_of
 from forebay.devices.device import Device, device_of
 from forebay.errors import FailuresError, OptionError
 from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog, failure_to_json
-from forebay.ledger.database import reading
-from forebay.ledger.inputs import InputRow
+from forebay.ledger.database import InputRow, reading
 from forebay.ledger.records import Todo
 from forebay.observe.progress import log, log_samples_failed
 from forebay.observe.record import Trace

@@ -30,7 +30,7 @@ from forebay.caching.structure import leaves_of
 from forebay.errors import FailuresError, InputError, OptionError
 from forebay.failures import Failure, short_tracebacks
 from forebay.ledger.database import reading
-from forebay.ledger.inputs import read_entries
+from forebay.ledger.snapshot import read_entries
 from forebay.options import SHARD_BYTES, PreprocessOptions, Ray
 from forebay.runs.bases import describe_bases
 from forebay.runs.fingerprint import Fingerprint

@@ -24,7 +24,8 @@ from forebay.base.randomness import (
     seed_on_import,
 )
 from forebay.errors import OutputError
-from forebay.ledger.records import FileFields, key_of, located
+from forebay.inputs.row_paths import located
+from forebay.ledger.records import FileFields, key_of
 from forebay.outputs.staging import Output, Staging, current
 from forebay.pools.events import Answer, Assignment, Refusal
 from forebay.runs.returned import encode, files_in, rows_of, rows_of_files

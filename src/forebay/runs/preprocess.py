@@ -16,8 +16,8 @@ from typing import Any, Literal
 from forebay.base.datasets import is_map_style
 from forebay.errors import InputError, LedgerError, OptionError, shortened
 from forebay.failures import short_tracebacks
-from forebay.inputs.listing import Listing, keep_apart, list_inputs, without_outputs
-from forebay.inputs.tables import is_table
+from forebay.inputs.listing import Listing, is_table, list_inputs
+from forebay.inputs.own_outputs import keep_apart, without_outputs
 from forebay.ledger.database import DONE, reading
 from forebay.ledger.records import Todo, key_of
 from forebay.options import PreprocessOptions, Ray

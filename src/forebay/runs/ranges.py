@@ -20,9 +20,9 @@ from forebay.errors import ChangedError
 from forebay.inputs.listing import Listing
 from forebay.ledger.database import (
     DONE,
+    InputRow,
     reading,
 )
-from forebay.ledger.inputs import InputRow
 from forebay.ledger.records import Input
 from forebay.observe.progress import Progress, label_of, log_samples_failed
 from forebay.runs.run import Session

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from forebay.failures import Failure, failure_from_json, failure_to_json
-from forebay.ledger.database import FAILED, TODO, Snapshot, read_failures, read_snapshot, reading
-from forebay.ledger.inputs import InputRow, read_entries
+from forebay.ledger.database import FAILED, TODO, InputRow, reading
 from forebay.ledger.records import Counts
+from forebay.ledger.snapshot import Snapshot, read_entries, read_failures, read_snapshot
 from forebay.outputs.places import newest_ledger
 
 

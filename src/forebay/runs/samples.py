@@ -23,7 +23,7 @@ from typing import Any
 from forebay.base.datasets import is_map_style
 from forebay.base.files import is_url
 from forebay.errors import InputError, shown_location
-from forebay.inputs.listing import Listing, identity_of, name_text, with_storable_names
+from forebay.inputs.listing import Listing, name_text, seen_identity, with_storable_names
 from forebay.ledger.records import Input
 from forebay.runs.bases import names_samples, parts_of_samples
 from forebay.runs.fingerprint import Extents, text_of_part
@@ -141,7 +141,7 @@ class _Names:
             shown = shown_location(value) if type(value) is str else ""
             if not shown or not f"/{name}".endswith(f"/{shown}"):
                 row += f" {text_of_part(value)}"
-        return Input(name, row, "" if is_url(name) else identity_of(name))
+        return Input(name, row, "" if is_url(name) else seen_identity(name))
 
     def _hash(self, index: int) -> int:
         try:

@@ -1,85 +1,18 @@
-"""The inputs in the ledger, and those that a listing names twice."""
+"""Find the inputs that a listing names twice, in bounded memory, once the ledger has all of them.
+
+The hashes of the keys are divided into 256 parts, which go to a temporary file when there are
+many: each part is then small enough to be looked through in memory.
+"""
 
 from __future__ import annotations
 
-import sqlite3
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from forebay.errors import InputError
-from forebay.failures import Failure
-from forebay.ledger.database import FAILED, Query, failure_from, pages, query_in, select_in
-
-_COLUMNS = "ordinal, source, row, identity, state, attempts, seconds, outputs, metadata, error"
-
-
-class InputRow(NamedTuple):
-    """A row of `inputs`; see the schema in `database.py`."""
-
-    ordinal: int
-    source: str
-    row: str | None
-    identity: str
-    state: int
-    attempts: int
-    seconds: float
-    outputs: Any  # a string, unless the ledger is damaged or the input is not done
-    metadata: Any
-    error: str | None
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why the input failed; None if it did not."""
-        if self.state != FAILED:
-            return None
-        name = self.source or self.row or ""
-        return failure_from(name, self.attempts, self.seconds, self.error or "")
-
-
-# Calls no Python code, as the class would.
-_make_row: Callable[[Iterable[Any]], InputRow] = partial(tuple.__new__, InputRow)
-
-
-def states_of(db: sqlite3.Connection, ordinals: Iterable[int]) -> dict[int, int]:
-    """Return the states of those of these inputs that there are."""
-    return dict(select_in(db, "SELECT ordinal, state FROM inputs WHERE ordinal IN ({})", ordinals))
-
-
-def last_ordinal(db: sqlite3.Connection) -> int:
-    """Return the highest ordinal of all inputs; 0 if there are none."""
-    (found,) = db.execute("SELECT max(0, coalesce(max(ordinal), 0)) FROM inputs").fetchone()
-    return int(found)
-
-
-def name_of(query: Query, ordinal: int) -> str:
-    """Return an input's name for messages: its path, or its row; "" if there is none."""
-    found = query("SELECT source, row FROM inputs WHERE ordinal = ?", (ordinal,))
-    source, row = found[0] if found else ("", None)
-    return source or row or ""
-
-
-def listed_rows(query: Query, where: str = "1") -> Iterator[InputRow]:
-    """Yield the rows of all listed inputs in order, a page at a time."""
-    sql = f"SELECT {_COLUMNS} FROM inputs WHERE ordinal > ? AND {where} ORDER BY ordinal LIMIT ?"
-    for page in pages(query, sql):
-        yield from map(_make_row, page)
-
-
-def read_entries(folder: Path) -> Iterator[InputRow]:
-    """Yield the listed inputs of a ledger that its driver may have open; see `read_snapshot`."""
-    return listed_rows(query_in(folder))
-
-
-# ---- duplicates ----------------------------------------------------------------------------------
-# Find the inputs that a listing names twice, in bounded memory, once the ledger has all of them.
-#
-# The hashes of the keys are divided into 256 parts, which go to a temporary file when there are
-# many: each part is then small enough to be looked through in memory.
 
 _PARTS = 256
 # Hashes in memory, of 8 bytes each.

@@ -1,4 +1,4 @@
-"""Decide which input may have which output name, and write a batch of results to the ledger.
+"""Write a batch of results to the ledger, and decide which input may have which output name.
 
 The order in time does not matter: an input fails if another input of this run asked for one of its
 names, whichever came first. So all names of an input that failed this way stay contested until
@@ -27,6 +27,8 @@ from forebay.ledger.database import (
     change_counts,
     failure_column,
     files_of,
+    input_name,
+    input_states,
     outputs_column,
     query_of,
     reading,
@@ -35,7 +37,6 @@ from forebay.ledger.database import (
     storables,
 )
 from forebay.ledger.identity import SAME, identity_change, is_of_folder
-from forebay.ledger.inputs import name_of, states_of
 from forebay.ledger.records import Done, FailedInput, FileChange, Unpublished
 
 
@@ -67,7 +68,7 @@ def record_results(
 ) -> Recorded:
     """Write a batch of results, and what they change in earlier ones."""
     ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
-    before = states_of(db, ordinals)
+    before = input_states(db, ordinals)
     if len(before) < len(ordinals):
         wrong = [one for one in ordinals if one not in before or ordinals.count(one) > 1]
         raise LedgerError(f"a result for input {wrong[0]}, which the ledger does not await")
@@ -232,7 +233,7 @@ def _clash(db: sqlite3.Connection, lost: _Lost, name: str, other: int) -> Failed
     shown = path_elsewhere(name) or name
     return lost.failed(
         f"output {shown!r} is claimed by two inputs, this one and "
-        f"{name_of(query_of(db), other) or 'another input'}\n"
+        f"{input_name(query_of(db), other) or 'another input'}\n"
         "  Neither is kept, nor any other output of theirs. Give each input names of its own, such "
         f"as out / source.stem / {name.rpartition('/')[2]!r}, or with the input's folder or row in "
         "them, and run again."
