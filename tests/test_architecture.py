@@ -20,7 +20,7 @@ FLOORS = (
     ("errors", "plan"),
     ("failures", "grouping"),
     ("base",),
-    ("options", "packed", "devices", "memory"),
+    ("options", "packed", "devices", "memory", "columns"),
     ("observe", "pools", "collating", "mixing", "ranks", "lengths"),
     ("engine", "ledger", "show", "collate"),
     ("caching",),
@@ -60,37 +60,26 @@ IMPURE_IMPORTS = frozenset(
     ]
 )
 RAY = "pools/ray_"
-FILES = "base/files"
+FILES = ("base/files", "base/file_stores")
 
 MOST_ROOMS, MOST_LINES = 17, 450
 # What still breaks a rule: these may only become fewer.
 STILL_LONG = frozenset(
     [
-        "base/arrow_arrays.py",
-        "base/files.py",
-        "base/process.py",
-        "base/randomness.py",
-        "base/table_formats.py",
         "caching/arrow_shards.py",
         "caching/fetch_policy.py",
         "caching/fetcher.py",
         "caching/remote.py",
         "cli.py",
-        "collating/padding.py",
         "engine/flow.py",
         "grouping.py",
-        "inputs/listing.py",
-        "inputs/tables.py",
         "items.py",
-        "ledger/database.py",
-        "ledger/ledger.py",
         "loader.py",
         "loading/batch_job.py",
         "loading/epochs.py",
         "loading/feed.py",
         "loading/fetch.py",
         "loading/planner.py",
-        "loading/position.py",
         "loading/settings.py",
         "loading/workers.py",
         "memory/packing.py",
@@ -99,56 +88,23 @@ STILL_LONG = frozenset(
         "observe/recorded_work.py",
         "observe/simulation.py",
         "options.py",
-        "outputs/folder.py",
-        "outputs/staging.py",
         "plan.py",
-        "pools/processes.py",
         "pools/ray_cluster.py",
         "pools/ray_nodes.py",
         "pools/ray_pool.py",
         "predicting/outputs.py",
         "predicting/parts.py",
-        "runs/fingerprint.py",
-        "runs/ranges.py",
-        "runs/report.py",
-        "runs/results.py",
-        "runs/run.py",
         "show/top.py",
     ]
 )
 STILL_DOUBLE = frozenset(
     [
-        "Branch",
-        "Bucket",
-        "Counts",
         "Rows",
-        "Slot",
-        "become_worker",
-        "check",
-        "connect",
-        "described",
-        "diagnosed",
-        "from_json",
-        "identity_of",
-        "is_plain",
-        "join",
         "label_of",
-        "main",
-        "name_of",
         "numbers_in",
-        "packed",
-        "place_of",
-        "record_of",
         "rows_of",
-        "schema_of",
         "spread",
-        "state_of",
-        "states_of",
-        "table_of",
         "text_of",
-        "to_json",
-        "within",
-        "wrapped",
     ]
 )
 STILL_CIRCLING = frozenset({"loader"})
@@ -210,8 +166,8 @@ def _library_rules(place: str, taken: set[str]) -> Iterator[str]:
         yield from (f"is pure and imports {root}" for root in sorted(roots & IMPURE_IMPORTS))
     if "ray" in roots and not place.startswith(RAY):
         yield f"imports ray, which {RAY}* alone may"
-    if "fsspec" in roots and place != FILES:
-        yield f"imports fsspec, which {FILES} alone may"
+    if "fsspec" in roots and place not in FILES:
+        yield f"imports fsspec, which {' and '.join(FILES)} alone may"
 
 
 def _import_rules(place: str, ours: set[str]) -> Iterator[str]:
@@ -343,7 +299,6 @@ BROKEN = {
         "imports upwards: observe",
     ),
     "a part that imports upwards": (
-        "ledger/ledger.py",
         "from forebay.runs.run import x",
         "imports upwards: runs/run",
     ),

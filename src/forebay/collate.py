@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from forebay.base.batches import PackedBytes, items_in
-from forebay.collating.padding import Pack, Pad, Padded, check_value, dense, write_rows
+from forebay.collating.byte_packing import Pack
+from forebay.collating.padding import Pad, Padded, check_value, dense, write_rows
 from forebay.collating.rules import (
     ByField,
     Collation,
@@ -33,7 +34,7 @@ from forebay.collating.rules import (
     Rule,
     default,
     default_at,
-    described,
+    described_value,
     fields_of,
     odd_one,
     refusal,
@@ -74,7 +75,7 @@ def pad(value: float = 0, *, multiple_of: int | Sequence[int] = 1, lengths: bool
     number = _number(value)
     if number is None:
         raise OptionError(
-            f"pad(value=...) takes a number that a float can hold; got {described(value)}\n"
+            f"pad(value=...) takes a number that a float can hold; got {described_value(value)}\n"
             "  pad is not a collate_fn itself but makes one: write collate_fn=pad()."
         )
     multiples = tuple(multiple_of) if isinstance(multiple_of, Sequence) else (multiple_of,)
@@ -245,7 +246,7 @@ class Sequences(Collation):
         """See `sequences`."""
         for number, row in enumerate(samples):
             if type(row) is not list or not row:
-                raise refusal(Misfit(path, number, described(row), ""), len(samples), _ADVICE)
+                raise refusal(Misfit(path, number, described_value(row), ""), len(samples), _ADVICE)
         flat = [_fields(sample) for row in samples for sample in row]
         if any(each.keys() != flat[0].keys() for each in flat):
             odd = odd_one(path, [f"a sample with {sorted(each, key=repr)}" for each in flat])
@@ -254,7 +255,9 @@ class Sequences(Collation):
         names: list[Hashable] = [*TOKENS, *flat[0]]
         named = [name for name in names if items_in(flat[0].get(name)) is not None]
         if not named:
-            raise refusal(Misfit(path, None, described(samples[0][0]), ""), len(samples), _ADVICE)
+            raise refusal(
+                Misfit(path, None, described_value(samples[0][0]), ""), len(samples), _ADVICE
+            )
         tokens = named[0]
         own = [len(each[tokens]) for each in flat]
         ends = np.cumsum([0, *map(len, samples)])
@@ -292,7 +295,9 @@ class Sequences(Collation):
         first = tensors[0]
         for number, each in enumerate(tensors):
             if (each.dtype, each.shape[1:]) != (first.dtype, first.shape[1:]):
-                odd = Misfit(path, number, described(each), f"in others it is {described(first)}")
+                odd = Misfit(
+                    path, number, described_value(each), f"in others it is {described_value(first)}"
+                )
                 raise refusal(odd, count, "Return one dtype and shape, but for the length.")
         is_mask = option == "ignore" and first.dtype is torch.bool
         fill = {"pad": self.pad, "ignore": self.ignore}.get("" if is_mask else option, 0)

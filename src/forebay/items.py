@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from forebay.base.arrow_arrays import Columns, array_of_numpy
+from forebay.base.arrow_arrays import GROUP_ROWS, array_of_numpy
 from forebay.base.files import absolute, fetched, folder_of, is_url
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.process import memory_for_files
 from forebay.base.row_values import python_values
 from forebay.base.table_files import refuse
-from forebay.base.table_formats import GROUP_ROWS
+from forebay.columns.arrow_columns import Columns
 from forebay.errors import InputError, OptionError, shortened
 from forebay.failures import short_tracebacks
 from forebay.inputs.file_columns import file_column, path_among, with_open_path

@@ -1,4 +1,4 @@
-"""Rows of Arrow columns: what pyarrow itself would take, whatever the layout of the table."""
+"""ColumnRows of Arrow columns: what pyarrow itself would take, whatever the layout of the table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.base.arrow_arrays import Columns
+from forebay.columns.arrow_columns import Columns
 from forebay.errors import InputError
 
 FLOATS = [0.5, math.nan, None, -1e300, math.inf]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.base.files import absolute, atomic_file, folder_of, is_url, joined, refuse_foreign
+from forebay.base.files import absolute, atomic_file, folder_of, is_url, location_in, refuse_foreign
 from forebay.base.output_names import TABLE_FORMATS
 from forebay.base.table_formats import FORMATS
 from forebay.errors import OutputError
@@ -30,7 +30,7 @@ from forebay.errors import OutputError
 )
 def test_a_name_in_a_folder_is_a_location(folder, name, whole):
     """Also at a URL, where an absolute path stays one, and in a chain of URLs."""
-    assert joined(folder, name) == whole
+    assert location_in(folder, name) == whole
 
 
 def test_the_folder_of_a_file_is_a_location_too():

@@ -186,7 +186,7 @@ def test_the_standard_library_first_changes_no_other_order(monkeypatch):
 
 def test_the_private_function_of_pythons_that_lists_flags_is_there():
     """A new version of Python may change it; multiprocessing uses the same."""
-    from forebay.pools.processes import _interpreter_flags
+    from forebay.pools.zygote_handle import _interpreter_flags
 
     assert all(isinstance(flag, str) for flag in _interpreter_flags())
 

@@ -20,14 +20,10 @@ import pytest
 import torch
 from numpy.random import rand as imported_rand
 
-from forebay.base.datasets import OwnedGenerators, set_state, state_of
+from forebay.base.datasets import OwnedGenerators, generator_state, set_state
+from forebay.base.draw_detection import ThreadTurns
 from forebay.base.local_generators import LocalGenerators
-from forebay.base.randomness import (
-    ThreadTurns,
-    generators_kept,
-    generators_restored,
-    seed_generators,
-)
+from forebay.base.randomness import generators_kept, generators_restored, seed_generators
 
 PATIENCE_S = 60
 THREADS = 4
@@ -170,13 +166,13 @@ def test_samples_draw_from_generators_that_the_dataset_owns(
     own = make()
     holder = SimpleNamespace(transform=[own])
     owned = OwnedGenerators(dataset=holder)
-    before = state_of(own)
+    before = generator_state(own)
     samples = Samples(partial(draw, own), owned)
     expected = [alone(seed, partial(draw, own), OwnedGenerators(dataset=holder)) for seed in SEEDS]
     set_state(own, before)
     assert samples.make(SEEDS) == expected
     assert samples.calls == len(SEEDS)
-    assert str(state_of(own)) == str(before)
+    assert str(generator_state(own)) == str(before)
 
 
 @pytest.mark.parametrize("draw", UNKNOWN.values(), ids=UNKNOWN)

@@ -15,17 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.base import randomness
+from forebay.base import draw_detection, randomness
+from forebay.base.draw_detection import SeedsIfDrawn, ThreadTurns, seed_nothing
 from forebay.base.randomness import (
     PrivateGenerators,
-    SeedsIfDrawn,
-    ThreadTurns,
     generators_kept,
     generators_lent,
     generators_locked,
     generators_restored,
     seed_generators,
-    seed_nothing,
     seed_of_text,
     seed_on_import,
 )
@@ -363,10 +361,10 @@ def test_another_generator_of_numpy_is_watched_too(seeds):
     before = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(5))
     try:
-        assert randomness._fingerprint() == randomness._fingerprint()
-        seen = randomness._fingerprint()
+        assert draw_detection._fingerprint() == draw_detection._fingerprint()
+        seen = draw_detection._fingerprint()
         np.random.random()
-        assert randomness._fingerprint() != seen
+        assert draw_detection._fingerprint() != seen
     finally:
         np.random.set_bit_generator(before)
 
@@ -537,7 +535,7 @@ def test_a_call_may_use_the_generators_while_another_thread_waits_for_its_end():
     def call(seeds):
         inside.set()
         # Nothing else shows that it waits.
-        while randomness._turns._alone is None:
+        while randomness.process_turns._alone is None:
             time.sleep(0.001)
         return alone(4)
 
@@ -698,7 +696,7 @@ def test_a_block_that_is_interrupted_before_it_begins_keeps_no_thread_out():
     hanging = Hanging(turns)
 
     def interrupt():
-        while not randomness._turns.is_taken_by(trainer):
+        while not randomness.process_turns.is_taken_by(trainer):
             time.sleep(0.001)
         signal.pthread_kill(trainer, signal.SIGINT)
 

@@ -41,7 +41,7 @@ def test_a_process_can_become_a_worker():
     """`get_worker_info()` gives what it was told, under torch's names."""
     assert get_worker_info() is None, "torch changed _worker._worker_info: it is not None at first"
     dataset = [1, 2]
-    torch_internals.become_worker(1, 3, 5, dataset)
+    torch_internals.set_worker_info(1, 3, 5, dataset)
     info = get_worker_info()
     assert info is not None, "torch changed get_worker_info: it does not read _worker._worker_info"
     assert (info.id, info.num_workers, info.seed) == (1, 3, 5), "torch changed WorkerInfo"
@@ -111,7 +111,7 @@ def test_an_exception_of_a_worker_is_raised_again():
     try:
         raise ValueError("words")
     except ValueError as error:
-        wrapper = torch_internals.wrapped(error, "in DataLoader worker process 0")
+        wrapper = torch_internals.wrapped_error(error, "in DataLoader worker process 0")
     with pytest.raises(ValueError, match="words") as caught:
         wrapper.reraise()
     message = str(caught.value)
@@ -345,7 +345,7 @@ HOME = "base/torch_internals.py"
 # A loader and an iterator that are torch's cannot but have its names: they replace some, and read
 # others. All of them are tested above.
 INHERITED = {
-    "collating/padding.py": {"_indices"},  # of a Hugging Face dataset, not of a tensor
+    "columns/slicing.py": {"_indices"},  # of a Hugging Face dataset, not of a tensor
     "loader.py": {"_get_iterator", "_index_sampler", "_iterator", "_reset"},
     "loading/iterators.py": {
         *("_IterableDataset_len_called", "_base_seed", "_next_data", "_num_yielded"),

@@ -19,7 +19,7 @@ from forebay.base.value_classes import StandIn, class_of, loaded_class, stand_in
 from forebay.base.value_columns import column_of
 from forebay.base.value_inference import joined_all, spec_of, widened, widened_alike
 from forebay.base.value_readers import getter_of
-from forebay.base.value_types import Nested, Spec, arrow_type, from_json, to_json
+from forebay.base.value_types import Nested, Spec, arrow_type, type_from_json, type_to_json
 from forebay.errors import InputError
 
 YEARS = timedelta(100_000)
@@ -59,7 +59,7 @@ def read(spec, array):
 def test_any_values_come_back(values):
     """Whatever they are, in one column, with their types, also from the type's JSON."""
     spec = joined_all(map(spec_of, values))
-    assert from_json(json.loads(json.dumps(to_json(spec)))) == spec
+    assert type_from_json(json.loads(json.dumps(type_to_json(spec)))) == spec
     column = column_of(spec)
     column.extend(values)
     array = column.taken()

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from forebay.base.process import join, wait_until
+from forebay.base.process import join_thread, wait_until
 
 # Another thread is sent the signal, which does not interrupt the wait of the main thread: that is
 # how a signal looks that arrives just before the wait.
 SCRIPT = """
     from forebay.base.randomness import generators_locked
-    from forebay.base.process import join, wait_until
+    from forebay.base.process import join_thread, wait_until
 
     def hang_within(begun):
         with generators_locked():
@@ -37,7 +37,7 @@ SCRIPT = """
     {wait}
 """
 WAITS = {
-    "a thread": "join(hanging)",
+    "a thread": "join_thread(hanging)",
     "a lock": "wait_until(lambda seconds: lock.acquire(timeout=seconds))",
     "the generators": "generators_locked().__enter__()",
 }
@@ -58,5 +58,5 @@ def test_a_wait_ends_with_what_it_waits_for():
     assert next(looks, "none left") == "none left"
     thread = threading.Thread(target=sum, args=[range(1000)])
     thread.start()
-    join(thread)
+    join_thread(thread)
     assert not thread.is_alive()

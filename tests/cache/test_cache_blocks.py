@@ -13,7 +13,7 @@ from cached import Asked, Made, Pictures
 from same import assert_same
 
 import forebay
-from forebay.base.files import Folder
+from forebay.base.file_stores import Folder
 from forebay.base.value_types import schema_of
 from forebay.caching import arrow_shards
 from forebay.caching.index import Index

@@ -18,7 +18,7 @@ from same import assert_same
 from served import served
 
 import forebay
-from forebay.base.files import Folder, Store
+from forebay.base.file_stores import Folder, Store
 from forebay.caching import copies
 from forebay.caching.index import Index
 from kit.faults import Gate

@@ -17,7 +17,7 @@ from cached import Made, Pictures
 from same import assert_same
 
 import forebay
-from forebay.base.files import Folder
+from forebay.base.file_stores import Folder
 from forebay.caching import arrow_shards
 from forebay.caching.arrow_shards import Shards
 from forebay.caching.index import Index

@@ -14,7 +14,8 @@ import torch
 from doctored import run
 
 import forebay
-from forebay.base.files import Store, open_regular, read_regular
+from forebay.base.file_stores import Store
+from forebay.base.files import open_regular, read_regular
 from forebay.caching.arrow_shards import record_batches
 from forebay.errors import InputError, LedgerError
 from forebay.ledger import lock as lock_module

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import default_collate
 
 from forebay import DataLoader
-from forebay.collating.padding import slicing
+from forebay.columns.slicing import slicing
 
 # A module of tests/loading may have the name of the library.
 pytest.importorskip("datasets.arrow_dataset")

@@ -19,7 +19,7 @@ import pytest
 
 import forebay
 from forebay.errors import WorkerDiedError
-from forebay.pools import processes, zygote
+from forebay.pools import processes, zygote, zygote_handle
 from forebay.pools.base import Pool
 from forebay.pools.events import Answer, Assignment, Job, TaskFinished, WorkerDied, WorkerStarted
 from forebay.pools.processes import ProcessPool
@@ -138,9 +138,9 @@ tools = Zygotes()
 @pytest.fixture
 def impatient(monkeypatch):
     """Look after a silent zygote, and give it up, much sooner."""
+    monkeypatch.setattr(zygote_handle, "CHECK_S", 0.02)
     monkeypatch.setattr(processes, "CHECK_S", 0.02)
-    monkeypatch.setattr(processes, "CHECK_S", 0.02)
-    monkeypatch.setattr(processes, "ZYGOTE_S", 0.6)
+    monkeypatch.setattr(zygote_handle, "ZYGOTE_S", 0.6)
 
 
 @pytest.mark.parametrize("start", ["fork", "auto"])
@@ -230,11 +230,11 @@ class Slow(FaultyJob):
 def test_a_zygote_may_import_for_as_long_as_that_takes(impatient, tmp_path):
     """It owes its answers only once it has the job."""
     gate = Gate(tmp_path)
-    pool = ProcessPool(processes.pickled(Slow(gate)), 1)
+    pool = ProcessPool(zygote_handle.pickled(Slow(gate)), 1)
     try:
         handle = pool._zygote
         pool.start(0, 0)
-        while handle._silent_s < 2 * processes.ZYGOTE_S:
+        while handle._silent_s < 2 * zygote_handle.ZYGOTE_S:
             assert pool.wait(None) == []
         gate.wait_reached()
         gate.open()

@@ -13,7 +13,7 @@ from driving import staged
 from models import Numbers, Tired, numbers, some_bad
 
 import forebay
-from forebay.base.files import place_of
+from forebay.base.file_stores import folder_at
 from forebay.predicting import checkpoints
 
 MODELS = Path(__file__).with_name("models.py")
@@ -175,8 +175,8 @@ def test_a_part_that_was_stopped_goes_on_behind_its_last_batch(tmp_path, place):
     assert [each.index for each in report.failures] == [7]
     predict(Stopped.__call__.__get__(model), tmp_path / "whole", some_bad)
     whole = (tmp_path / "whole" / "part-00000.parquet").read_bytes()
-    assert place_of(output).read("part-00000.parquet") == whole
-    assert not place_of(f"{output}/.forebay/checkpoints").files()
+    assert folder_at(output).read("part-00000.parquet") == whole
+    assert not folder_at(f"{output}/.forebay/checkpoints").files()
 
 
 @pytest.mark.usefixtures("at_once")

@@ -32,7 +32,7 @@ from driving import (
 from works import copy, fail_once, split
 
 import forebay
-from forebay.base.files import Store
+from forebay.base.file_stores import Store
 from forebay.cli import cli
 from forebay.errors import BusyError, InputError, LedgerError, OptionError, OutputError
 from forebay.ledger.ledger import Ledger

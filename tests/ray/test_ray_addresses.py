@@ -50,7 +50,7 @@ def alone(monkeypatch):
 
 def joined(address):
     with pytest.raises(OptionError) as caught:
-        ray_cluster.join(address, print)
+        ray_cluster.join_cluster(address, print)
     return str(caught.value).split("\n")
 
 

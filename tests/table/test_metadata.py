@@ -13,19 +13,19 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from forebay.base.table_formats import (
+from forebay.base.arrow_arrays import (
     FLOAT,
     INT,
     MIXED,
     NULL,
     STR,
     Kind,
-    TableFile,
+    common_kind,
     final_kind,
-    format_of,
-    join,
     kind_of,
 )
+from forebay.base.table_files import TableFile
+from forebay.base.table_formats import format_of
 from forebay.errors import InputError, OutputError
 from forebay.inputs.tables import read_table
 from forebay.runs import metadata_table as module
@@ -42,7 +42,7 @@ def write(path, records, columns=()):
     write_metadata(path, path.suffix[1:], tuple(columns), lambda: packed)
 
 
-def table_of(tmp_path, records, columns=(), form="parquet"):
+def table_of_rows(tmp_path, records, columns=(), form="parquet"):
     path = tmp_path / f"metadata.{form}"
     write(path, records, columns)
     return read_table(path)
@@ -55,7 +55,7 @@ def types(table):
 @pytest.mark.parametrize("form", FORMATS)
 def test_columns_are_the_manifests_then_source_destination_and_the_users(tmp_path, form):
     """In that order, the user's as they first appear, and missing values are null."""
-    table = table_of(
+    table = table_of_rows(
         tmp_path,
         [
             ("a.wav", {"path": "a.wav", "label": "dog"}, [{"destination": "a1", "z": 1}]),
@@ -97,7 +97,7 @@ def test_columns_are_the_manifests_then_source_destination_and_the_users(tmp_pat
 def test_a_table_is_the_next_stages_manifest(tmp_path):
     """Its `source` becomes `origin`, and its `destination` the next `source`."""
     row = {"source": "a.wav", "destination": "a.flac", "rate": 16000}
-    table = table_of(tmp_path, [("a.flac", row, [{"destination": "a.npy"}])], row)
+    table = table_of_rows(tmp_path, [("a.flac", row, [{"destination": "a.npy"}])], row)
     expected = {"rate": 16000, "origin": "a.wav", "source": "a.flac", "destination": "a.npy"}
     assert table.to_pylist() == [expected]
 
@@ -105,20 +105,20 @@ def test_a_table_is_the_next_stages_manifest(tmp_path):
 def test_the_origin_stays_over_three_stages(tmp_path):
     """A table that has the column keeps its values, wherever it stands."""
     row = {"origin": "a.wav", "source": "a.flac", "destination": "a.npy"}
-    table = table_of(tmp_path, [("a.npy", row, [{"destination": "a.pt"}])], row)
+    table = table_of_rows(tmp_path, [("a.npy", row, [{"destination": "a.pt"}])], row)
     assert table.to_pylist() == [{"origin": "a.wav", "source": "a.npy", "destination": "a.pt"}]
 
 
 def test_a_manifest_without_paths_keeps_its_own_source(tmp_path):
     """Where an input has no path, the column `source` is what the manifest says, or null."""
     records = [("", {"source": "radio"}, [{}])]
-    assert table_of(tmp_path, records, ["source"])["source"].to_pylist() == ["radio"]
-    assert table_of(tmp_path, [("", {"n": 1}, [{}])], ["n"])["source"].to_pylist() == [None]
+    assert table_of_rows(tmp_path, records, ["source"])["source"].to_pylist() == ["radio"]
+    assert table_of_rows(tmp_path, [("", {"n": 1}, [{}])], ["n"])["source"].to_pylist() == [None]
 
 
 def test_the_sources_of_a_dataset_are_numbers(tmp_path):
     """An index stays an integer."""
-    table = table_of(tmp_path, [(k, None, [{"x": 1}]) for k in range(3)])
+    table = table_of_rows(tmp_path, [(k, None, [{"x": 1}]) for k in range(3)])
     assert types(table)["source"] == "int64"
     assert table["source"].to_pylist() == [0, 1, 2]
 
@@ -153,17 +153,17 @@ def test_the_sources_of_a_dataset_are_numbers(tmp_path):
 def test_each_column_has_the_least_type_that_holds_it(tmp_path, values, kind, expected):
     """What has no common type becomes JSON text, so nothing is lost."""
     records = [("s", None, [{"x": value} for value in values])]
-    table = table_of(tmp_path, records)
+    table = table_of_rows(tmp_path, records)
     assert types(table)["x"] == kind
     assert table["x"].to_pylist() == expected
-    as_jsonl = table_of(tmp_path, records, form="jsonl")
+    as_jsonl = table_of_rows(tmp_path, records, form="jsonl")
     assert as_jsonl["x"].to_pylist() == expected
 
 
 def test_a_struct_with_hundreds_of_fields_is_data_not_a_type(tmp_path):
     """A dictionary keyed by words does not become ten thousand columns."""
     rows = [{"x": {f"word{k}": 1}} for k in range(300)]
-    table = table_of(tmp_path, [("s", None, rows)])
+    table = table_of_rows(tmp_path, [("s", None, rows)])
     assert types(table)["x"] == "string"
     assert json.loads(table["x"][7].as_py()) == {"word7": 1}
 
@@ -173,10 +173,10 @@ def test_floats_that_are_no_numbers_stay(tmp_path):
     values = [math.nan, math.inf, -math.inf, 1.0]
     records = [("s", None, [{"x": value, "y": [value]} for value in values])]
     for form in ("parquet", "csv"):
-        table = table_of(tmp_path, records, form=form)
+        table = table_of_rows(tmp_path, records, form=form)
         assert types(table)["x"] == "double"
         assert str(table["x"].to_pylist()) == str(values)
-    table = table_of(tmp_path, records, form="jsonl")
+    table = table_of_rows(tmp_path, records, form="jsonl")
     assert table["x"].to_pylist() == [None, None, None, 1.0]
     assert table["y"].to_pylist() == [[None], [None], [None], [1.0]]
 
@@ -185,11 +185,11 @@ def test_joining_kinds_does_not_depend_on_their_order():
     """Any order of values ends in the same type, up to the order of fields."""
     values = [None, 1, 2.5, "a", True, [1], [None], {"a": 1}, {"b": [2.5]}, 1 << 70, {}]
     for one, two, three in permutations(values, 3):
-        left = join(join(kind_of(one), kind_of(two)), kind_of(three))
-        right = join(kind_of(three), join(kind_of(two), kind_of(one)))
+        left = common_kind(common_kind(kind_of(one), kind_of(two)), kind_of(three))
+        right = common_kind(kind_of(three), common_kind(kind_of(two), kind_of(one)))
         assert final_kind(left) == final_kind(right)
-    assert join(INT, FLOAT) is FLOAT
-    assert join(STR, INT) == MIXED
+    assert common_kind(INT, FLOAT) is FLOAT
+    assert common_kind(STR, INT) == MIXED
     assert final_kind(Kind("list", NULL)) == Kind("list", STR)
 
 
@@ -207,9 +207,9 @@ def test_the_same_rows_are_the_same_bytes(tmp_path, form):
 @pytest.mark.parametrize("form", FORMATS)
 def test_tables_larger_than_a_group_of_rows_are_whole(tmp_path, form, monkeypatch):
     """Rows pass by in groups, and none is lost between two; a late type counts for all."""
-    monkeypatch.setattr("forebay.base.table_formats.GROUP_ROWS", 10)
+    monkeypatch.setattr("forebay.base.arrow_arrays.GROUP_ROWS", 10)
     records = [(f"{k}", None, [{"x": k}]) for k in range(1, 25)] + [("", None, [{"x": 0.5}])]
-    table = table_of(tmp_path, records, form=form)
+    table = table_of_rows(tmp_path, records, form=form)
     assert table["x"].to_pylist() == [*map(float, range(1, 25)), 0.5]
     assert types(table)["x"] == "double"
 
@@ -217,14 +217,14 @@ def test_tables_larger_than_a_group_of_rows_are_whole(tmp_path, form, monkeypatc
 @pytest.mark.parametrize("form", ["parquet", "csv"])
 def test_a_table_without_rows_has_its_columns(tmp_path, form):
     """A job in which every input failed still leaves a table."""
-    table = table_of(tmp_path, [("a", {"label": 1}, [])], ["label"], form)
+    table = table_of_rows(tmp_path, [("a", {"label": 1}, [])], ["label"], form)
     assert types(table) == {"label": "string", "source": "string", "destination": "string"}
     assert table.num_rows == 0
 
 
 def test_a_jsonl_table_without_rows_is_an_empty_file(tmp_path):
     """The format has no place for columns alone; reading it back is no error."""
-    assert table_of(tmp_path, [], ["label"], "jsonl").num_rows == 0
+    assert table_of_rows(tmp_path, [], ["label"], "jsonl").num_rows == 0
     assert (tmp_path / "metadata.jsonl").read_bytes() == b""
 
 
@@ -243,14 +243,14 @@ def test_csv_is_what_any_reader_expects(tmp_path):
 
 def test_csv_cells_may_be_long(tmp_path):
     """A transcript beyond the csv module's own limit is read back."""
-    table = table_of(tmp_path, [("s", None, [{"x": "long" * 50_000}])], form="csv")
+    table = table_of_rows(tmp_path, [("s", None, [{"x": "long" * 50_000}])], form="csv")
     assert len(table["x"][0].as_py()) == 200_000
 
 
 def test_csv_numbers_are_read_only_if_they_are_written_like_numbers(tmp_path):
     """A code with leading zeros stays text."""
     rows = [{"code": "007", "n": 7, "b": True, "f": 1e-7, "big": str(1 << 70)}]
-    table = table_of(tmp_path, [("s", None, rows)], form="csv")
+    table = table_of_rows(tmp_path, [("s", None, rows)], form="csv")
     assert table.to_pylist()[0] == {
         "source": "s", "destination": None, "code": "007", "n": 7, "b": True, "f": 1e-7,
         "big": str(1 << 70),
@@ -321,7 +321,7 @@ def test_text_that_is_not_unicode_is_escaped(tmp_path, form):
     """A foreign file name cannot bring down the table at the end of a job."""
     odd = "caf\udce9"
     records = [(odd, None, [{"destination": "ok", odd: [odd], "s": {odd: odd}}])]
-    table = table_of(tmp_path, records, form=form)
+    table = table_of_rows(tmp_path, records, form=form)
     assert table["source"].to_pylist() == ["caf\\udce9"]
     assert "caf\\udce9" in table.column_names
 
@@ -331,7 +331,9 @@ def test_keys_that_are_not_unicode_keep_their_values(tmp_path, form):
     """At any depth; two that are escaped alike are kept as JSON."""
     odd, clean = "caf\udce9", "caf\\udce9"
     nested = {"list": [{odd: [{odd: 1}]}], odd: {"x": odd}}
-    table = table_of(tmp_path, [("s", None, [{"s": nested, "two": {odd: 1, clean: 2}}])], form=form)
+    table = table_of_rows(
+        tmp_path, [("s", None, [{"s": nested, "two": {odd: 1, clean: 2}}])], form=form
+    )
     (found,), (two,) = table["s"].to_pylist(), table["two"].to_pylist()
     found = json.loads(found) if form == "csv" else found
     escaped = json.loads(json.dumps(nested).replace("\\udce9", "\\\\udce9"))

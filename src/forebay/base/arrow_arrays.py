@@ -1,24 +1,37 @@
-"""Arrow arrays from values of JSON and from NumPy arrays; rows of Arrow columns as NumPy arrays.
+"""Arrow arrays from values and NumPy arrays, and Arrow tables from rows of JSON values.
 
 All of them use buffers: `pyarrow.array` imports pandas where that is installed, half a second and
 50 MB in every process that writes a table.
+
+A column of a table has a kind, which depends on the values in it:
+
+    null ─┬─ bool ───────────────┬─ mixed
+          ├─ int ── float ───────┤
+          ├─ str ────────────────┤
+          ├─ list of a kind ─────┤
+          └─ struct of kinds ────┘
+
+Kinds join upwards; the result does not depend on the order of the values, except that the fields of
+a struct stand in the order in which they first appear. What has no common type is `mixed`: a string
+that holds each value as JSON (a string in its quotes), so nothing is lost and nothing is guessed.
+Mixed too are: integers beyond 64 bits, which no table format keeps; structs without any field, with
+two fields that are the same once they are escaped (see `_clean`), or with more than 256 different
+ones, which are dictionaries of data rather than records. A column of nothing but nulls is a string
+column. NaN and the infinities are floats; an integer among floats becomes one, exact up to 2**53.
 """
 
 from __future__ import annotations
 
-import ctypes
+import json
 import math
 import mmap
-from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from itertools import accumulate, chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import byte_size
-from forebay.base.row_values import python_values
-from forebay.errors import InputError, shortened
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,510 +127,228 @@ def _ends(lengths: Any) -> pyarrow.Buffer:
     return pyarrow.py_buffer(array("i", accumulate(lengths, initial=0)))
 
 
-# ---- columns -------------------------------------------------------------------------------------
-# Take rows from the columns of an Arrow table by number, without copying the columns.
-#
-#     numbers, booleans           ──> array [rows]
-#     lists of numbers            ──> array [rows, length], if those of the rows are equally long
-#     struct<data, shape>         ──> arrays of these shapes, as `base/value_types.py` has them
-#     strings, bytes, categories  ──> list
-#     other lists and structs     ──> list of Python values
-#
-# A column has many chunks, in a mapped file thousands. Their buffers are parts of one array, over
-# the memory from the first to the last of them, so that one take suffices for any rows. What lies
-# between the parts is never read: numbers of rows are checked against the length of the table, and
-# offsets, which may come from a damaged file, against that of their chunk.
-
-# NumPy's names of Arrow's types, for those with another name.
-_DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+Row = dict[str, Any]
 
 
-class Rows:
-    """Numbers of rows, and in which chunk of a column each of them is."""
-
-    def __init__(self, numbers: np.ndarray[Any, Any]) -> None:
-        self.numbers = numbers
-        self._chunks: dict[int, Any] = {}
-
-    def of_chunk(self, ends: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> Any:
-        """Return the value of each row's chunk; only one if there is one chunk.
-
-        Args:
-            ends: The rows up to the end of each chunk; columns with equal chunks share this object.
-        """
-        if len(ends) == 1:
-            return values[0]
-        if (found := self._chunks.get(id(ends))) is None:
-            found = self._chunks[id(ends)] = ends.searchsorted(self.numbers, "right")
-        return values[found]
+_MOST_FIELDS = 256
 
 
-class Column(ABC):
-    """One column."""
-
-    @abstractmethod
-    def take(self, rows: Rows) -> Any:
-        """Return the values of the rows: an array, or a list of strings or bytes."""
-
-    def each(self, rows: Rows) -> Sequence[Any]:
-        """Return the value of each row; arrays may differ in length."""
-        found: Sequence[Any] = self.take(rows)
-        return found
-
-    def counts(self, rows: Rows) -> Any:
-        """Return the number in each row, or the length of its list without reading that."""
-        return self.take(rows)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
-class Columns:
-    """The columns of a table with at least one row, over its memory where its layout allows.
-
-    Booleans and categories are converted, and of columns with nulls there are copies.
-
-    Args:
-        where: What errors begin with.
-        reopen: Returns these columns in another process, where they are not to be pickled.
-
-    Attributes:
-        types: The type of each, by name.
-        nbytes: Bytes of the table, in memory or in a mapped file.
-
-    Raises:
-        InputError: A column has a type that no batch can have, or a null where NaN is not possible.
-    """
-
-    def __init__(
-        self, table: pyarrow.Table, where: str, reopen: Callable[[], Columns] | None = None
-    ) -> None:
-        try:
-            table.validate()
-        except Exception as error:  # pyarrow's errors have no common root
-            raise InputError(f"{where}: it is damaged: {error}\n  Write it again.") from error
-        self._reopen = reopen or partial(Columns, table, where)
-        self._length, self.nbytes = int(table.num_rows), int(table.nbytes)
-        self.types = {field.name: str(field.type) for field in table.schema}
-        known: dict[Any, Any] = {}
-        self._columns = {
-            name: _column(table.column(at), name, f"{where}: column {shortened(name)}", known)
-            for at, name in enumerate(table.column_names)
-        }
-
-    def __reduce__(self) -> Any:
-        """Pickle what opens them again."""
-        return self._reopen, ()
-
-    def __len__(self) -> int:
-        return self._length
-
-    def take(self, index: Any) -> dict[str, Any]:
-        """Return the values of some rows by column: an array, or a list of strings or bytes.
-
-        Raises:
-            InputError: Lists of these rows have different lengths.
-            IndexError: There is no such row.
-        """
-        rows = Rows(row_numbers(index, self._length))
-        return {name: column.take(rows) for name, column in self._columns.items()}
-
-    def each(self, index: Any) -> dict[str, Sequence[Any]]:
-        """Return the value of each of some rows by column; arrays may differ in length."""
-        rows = Rows(row_numbers(index, self._length))
-        return {name: column.each(rows) for name, column in self._columns.items()}
-
-    def counts(self, name: str) -> Any:
-        """Return the number in each row of a column, or the length of its list."""
-        import numpy as np
-
-        return self._columns[name].counts(Rows(np.arange(self._length)))
+_INT64 = 1 << 63
 
 
-def ragged(name: str, lengths: object) -> InputError:
-    """Return the error for lists of a column, given two of their lengths."""
-    return InputError(
-        f"column {shortened(name)} has {lengths} in these rows, which cannot be one tensor\n"
-        f"  Pad them: collate_fn=forebay.collate.by_field({{{name!r}: forebay.collate.pad()}})."
-    )
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One type of the lattice."""
+
+    name: str
+    item: Kind | None = None
+    fields: Mapping[str, Kind] = field(default_factory=dict)
 
 
-def row_numbers(index: Any, length: int) -> np.ndarray[Any, Any]:
-    """Return the numbers of rows, counted from 0; negative ones count from the end."""
-    import numpy as np
-
-    numbers = np.asarray(index)
-    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-        raise TypeError(f"rows are chosen by integers; got an array of {numbers.dtype}")
-    numbers = numbers.astype(np.int64, copy=False)
-    if numbers.size and numbers.min() < 0:
-        numbers = np.where(numbers < 0, numbers + length, numbers)
-    if numbers.size and not (numbers.min() >= 0 and numbers.max() < length):
-        raise IndexError(f"a row is out of range: there are {length:,}")
-    return numbers
+NULL, BOOL, INT, FLOAT, STR, MIXED = map(Kind, ("null", "bool", "int", "float", "str", "mixed"))
 
 
-class _Chunks:
-    """The chunks of a column.
-
-    Attributes:
-        firsts: The number of the first row of each.
-        ends: See `Rows.of_chunk`.
-    """
-
-    def __init__(self, column: pyarrow.ChunkedArray, known: dict[Any, Any]) -> None:
-        import numpy as np
-
-        self.arrays = [chunk for chunk in column.chunks if len(chunk)]
-        sizes = tuple(map(len, self.arrays))
-        self.ends = known.setdefault(sizes, np.cumsum(sizes))
-        self.firsts = self.ends - sizes
+AS_THEY_ARE = frozenset({"bool", "int", "str"})
 
 
-class _Parts:
-    """A buffer of each chunk, as parts of one array.
-
-    Args:
-        each: How many elements of it belong to a row.
-
-    Attributes:
-        whole: The memory from the first to the last of them; only the parts may be read.
-        starts: Where each of them starts in it.
-        is_shifted: Whether the elements of row n do not start at n times as many as a row has.
-    """
-
-    def __init__(
-        self, chunks: _Chunks, parts: Iterable[np.ndarray[Any, Any]], each: int = 1
-    ) -> None:
-        import numpy as np
-
-        # The addresses of nearly all are multiples of the size of an element.
-        owners = [part if part.flags.aligned else part.copy() for part in parts]
-        self._owners, self._ends, self._each = owners, chunks.ends, each
-        self.whole, self.starts = max(owners, key=len), np.zeros(len(owners), np.int64)
-        used = np.array([part.size > 0 for part in owners])
-        if used.sum() > 1:
-            addresses = np.array([part.__array_interface__["data"][0] for part in owners])
-            first = addresses[used].min()
-            ends = addresses + [part.nbytes for part in owners]
-            memory: Any = (ctypes.c_char * int(ends[used].max() - first)).from_address(int(first))
-            self.whole = np.frombuffer(memory, owners[0].dtype)
-            self.starts = np.where(used, (addresses - first) // self.whole.itemsize, 0)
-        self._shifts = self.starts - chunks.firsts * each
-        self.is_shifted = bool(self._shifts.any())
-
-    def at(self, rows: Rows) -> np.ndarray[Any, Any]:
-        """Return where the elements of each row start."""
-        numbers = rows.numbers if self._each == 1 else rows.numbers * self._each
-        return numbers + rows.of_chunk(self._ends, self._shifts) if self.is_shifted else numbers
-
-    def take(self, positions: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
-        """Return so many elements from each position on, as an array [positions, width]."""
-        import numpy as np
-
-        if not width:
-            return np.empty((len(positions), 0), self.whole.dtype)
-        shape, strides = (max(len(self.whole) - width + 1, 0), width), self.whole.strides * 2
-        windows = np.lib.stride_tricks.as_strided(self.whole, shape, strides, writeable=False)
-        found: np.ndarray[Any, Any] = windows[positions]
-        return found
+# All values of these types have the same kind.
+_BY_TYPE: dict[type, Kind] = {type(None): NULL, bool: BOOL, float: FLOAT, str: STR}
 
 
-class _Numbers(Column):
-    """Numbers, or lists of numbers of one length."""
+def kind_of(value: Any) -> Kind:
+    """Return the least kind that holds a JSON value."""
+    if (kind := _BY_TYPE.get(type(value))) is not None:
+        return kind
+    if isinstance(value, int):
+        return INT if -_INT64 <= value < _INT64 else MIXED
+    if isinstance(value, list):
+        item = NULL
+        for one in value:
+            item = widen(item, one)
+        return Kind("list", item)
+    if len(value) > _MOST_FIELDS:
+        return MIXED
+    return Kind("struct", fields={name: kind_of(one) for name, one in value.items()})
 
-    def __init__(self, parts: _Parts, shape: tuple[int, ...]) -> None:
-        self._parts, self._shape, self._width = parts, shape, math.prod(shape)
 
-    def take(self, rows: Rows) -> Any:
-        parts, width = self._parts, self._width
-        if not self._shape:
-            return parts.whole.take(parts.at(rows))
-        if width and not parts.is_shifted:  # a single chunk: half the time
-            whole = parts.whole
-            found = whole[: len(whole) // width * width].reshape(-1, width).take(rows.numbers, 0)
+def widen(kind: Kind, value: Any) -> Kind:
+    """Return the least kind that holds both what `kind` holds and `value`."""
+    if value is None or kind is MIXED or kind is _BY_TYPE.get(type(value)):
+        return kind  # the usual case, without making a kind for every value
+    if kind is INT and type(value) is int and -_INT64 <= value < _INT64:
+        return kind
+    return common_kind(kind, kind_of(value))
+
+
+def widen_rows(kinds: dict[str, Kind], rows: Sequence[Row]) -> None:
+    """Widen each column's kind by its values in the rows; new columns come at the end."""
+    first = rows[0] if rows else {}
+    if any(row.keys() != first.keys() for row in rows):
+        for row in rows:
+            for name, value in row.items():
+                kinds[name] = widen(kinds.get(name, NULL), value)
+        return
+    for name in first:  # the usual case: the kinds of a column are those of its types
+        values = [row[name] for row in rows]
+        kind = kinds.get(name, NULL)
+        types = {*map(type, values)}
+        if types <= _BY_TYPE.keys():
+            for each in types:
+                kind = common_kind(kind, _BY_TYPE[each])
+        elif types <= {int, type(None)} and _fit_int64(values):
+            kind = common_kind(kind, INT)
         else:
-            found = parts.take(parts.at(rows), width)
-        return found.reshape(len(rows.numbers), *self._shape)
-
-    def counts(self, rows: Rows) -> Any:
-        return 0 * rows.numbers + self._shape[0] if self._shape else self.take(rows)
+            for value in values:
+                kind = widen(kind, value)
+        kinds[name] = kind
 
 
-class _Lists(Column):
-    """Lists of numbers, or of arrays of one shape, whose lengths may differ from row to row."""
-
-    def __init__(
-        self,
-        name: str,
-        chunks: _Chunks,
-        values: list[np.ndarray[Any, Any]],
-        shape: tuple[int, ...] = (),
-    ) -> None:
-        import numpy as np
-
-        self._name = name
-        self._shape, self._each, self._ends = shape, math.prod(shape), chunks.ends
-        self._offsets, self._values = _Parts(chunks, _offsets(chunks)), _Parts(chunks, values)
-        self._counts = np.array([len(part) // max(self._each, 1) for part in values])
-
-    def spans(self, rows: Rows) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return where the values of each row start, and the length of its list."""
-        at = self._offsets.at(rows)
-        starts, ends = self._offsets.whole.take(at), self._offsets.whole.take(at + 1)
-        most = rows.of_chunk(self._ends, self._counts)
-        if not ((starts >= 0).all() and (starts <= ends).all() and (ends <= most).all()):
-            raise InputError("a column is damaged: the values of a row lie outside of its chunk")
-        first = rows.of_chunk(self._ends, self._values.starts)
-        return starts.astype("i8") * self._each + first, (ends - starts).astype("i8")
-
-    def take(self, rows: Rows) -> Any:
-        starts, lengths = self.spans(rows)
-        length = int(lengths[0]) if len(lengths) else 0
-        if (lengths != length).any():
-            other = int(lengths[lengths != length][0])
-            raise ragged(self._name, f"a list of {length} and one of {other}")
-        return self._found(starts, length)
-
-    def each(self, rows: Rows) -> Sequence[Any]:
-        starts, lengths = self.spans(rows)
-        return [
-            self._found(starts[row : row + 1], length)[0]
-            for row, length in enumerate(lengths.tolist())
-        ]
-
-    def counts(self, rows: Rows) -> Any:
-        return self.spans(rows)[1]
-
-    def _found(self, starts: np.ndarray[Any, Any], length: int) -> Any:
-        found = self._values.take(starts, length * self._each)
-        return found.reshape(len(starts), length, *self._shape)
+def _fit_int64(values: Sequence[int | None]) -> bool:
+    numbers = [each for each in values if each is not None]
+    return min(numbers) >= -_INT64 and max(numbers) < _INT64
 
 
-class _Strings(_Lists):
-    """Strings or bytes."""
-
-    def __init__(self, name: str, chunks: _Chunks, values: Any, is_text: bool) -> None:
-        super().__init__(name, chunks, values)
-        self._array = chunks.arrays[0] if len(chunks.arrays) == 1 else None
-        self._is_text, self._view = is_text, self._values.whole.data
-
-    def take(self, rows: Rows) -> Any:
-        starts, lengths = self.spans(rows)
-        if self._array is not None:  # Arrow takes a quarter of the time, but not from many chunks
-            return self._array.take(array_of_numpy(rows.numbers)).to_pylist()
-        view, ends = self._view, (starts + lengths).tolist()
-        spans = zip(starts.tolist(), ends, strict=True)
-        if self._is_text:
-            return [str(view[start:end], "utf-8") for start, end in spans]
-        return [bytes(view[start:end]) for start, end in spans]
-
-    each = counts = take
+def common_kind(one: Kind, other: Kind) -> Kind:
+    """Return the least kind that holds what either of two holds."""
+    if one is other or one == other or other.name == "null":
+        return one
+    if one.name == "null":
+        return other
+    if {one.name, other.name} == {"int", "float"}:
+        return FLOAT
+    if one.item is not None and other.item is not None:
+        return Kind("list", common_kind(one.item, other.item))
+    if one.name == other.name == "struct":
+        fields = dict(one.fields)
+        for name, kind in other.fields.items():
+            fields[name] = common_kind(fields.get(name, NULL), kind)
+        return Kind("struct", fields=fields) if len(fields) <= _MOST_FIELDS else MIXED
+    return MIXED
 
 
-class _Shaped(Column):
-    """Arrays whose shapes may differ from row to row."""
-
-    def __init__(self, name: str, data: Column, shapes: Column) -> None:
-        self._name, self._data, self._shapes = name, data, shapes
-
-    def take(self, rows: Rows) -> Any:
-        import numpy as np
-
-        found = self.each(rows)
-        shapes = dict.fromkeys(each.shape for each in found)
-        if len(shapes) > 1:
-            one, two, *_ = shapes
-            raise ragged(self._name, f"an array of shape {one} and one of {two}")
-        return np.stack(found) if found else np.empty(0)
-
-    def each(self, rows: Rows) -> Sequence[Any]:
-        pairs = zip(self._data.each(rows), self._shapes.each(rows), strict=True)
-        try:
-            return [flat.reshape(shape) for flat, shape in pairs]
-        except ValueError as error:
-            raise InputError(f"column {shortened(self._name)} is damaged: {error}") from error
-
-    def counts(self, rows: Rows) -> Any:
-        import numpy as np
-
-        return np.array([shape[0] if len(shape) else 1 for shape in self._shapes.each(rows)])
+def final_kind(kind: Kind) -> Kind:
+    """Return the kind of a column once all values are seen: nulls alone are strings."""
+    if kind.name == "null":
+        return STR
+    if kind.item is not None:
+        return Kind("list", final_kind(kind.item))
+    if kind.name == "struct":
+        written = {name.encode(errors="backslashreplace") for name in kind.fields}
+        if not kind.fields or len(written) < len(kind.fields):
+            return MIXED
+        return Kind("struct", fields={name: final_kind(one) for name, one in kind.fields.items()})
+    return kind
 
 
-class _Objects(Column):
-    """Lists and structs that no array holds, as Python values."""
-
-    def __init__(self, column: pyarrow.ChunkedArray) -> None:
-        self._column = column
-
-    def take(self, rows: Rows) -> Any:
-        return python_values(self._column.take(array_of_numpy(rows.numbers)))
-
-    def counts(self, rows: Rows) -> Any:
-        import numpy as np
-
-        found = self.take(rows)
-        return np.array([len(each) if isinstance(each, list) else 1 for each in found])
+def as_json(value: Any) -> str:
+    """Return a value as JSON that every reader takes: NaN and the infinities are null."""
+    try:
+        return _ENCODER.encode(value)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False)
 
 
-class _Categories(Column):
-    """Values out of a few: numbers, or a list of strings or bytes."""
-
-    def __init__(self, codes: Column, values: Any) -> None:
-        self._codes, self._values = codes, values
-
-    def take(self, rows: Rows) -> Any:
-        codes, values = self._codes.take(rows), self._values
-        if not isinstance(values, list):
-            return values.take(codes)
-        return [values[code] for code in codes.tolist()]
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    return value
 
 
-def _column(column: pyarrow.ChunkedArray, name: str, where: str, known: dict[Any, Any]) -> Column:
-    import pyarrow
-    from pyarrow import types
-
-    kind, sizes = column.type, []
-    if isinstance(kind, pyarrow.FixedShapeTensorType):
-        sizes, kind = list(kind.shape), kind.storage_type
-        column = pyarrow.chunked_array([each.storage for each in column.chunks], kind)
-    if types.is_dictionary(kind):
-        return _categories(column, name, where, known)
-    if (plain := without_view(kind)) is not kind:
-        kind, column = plain, column.cast(plain)
-    is_text = types.is_string(kind) or types.is_large_string(kind)
-    is_list = types.is_list(kind) or types.is_large_list(kind)
-    chunks = _Chunks(column, known)
-    if is_text or types.is_binary(kind) or types.is_large_binary(kind):
-        _refuse_nulls(chunks, where)
-        return _Strings(name, chunks, [_buffer(each, 2, "u1") for each in chunks.arrays], is_text)
-    if types.is_struct(kind) and [each.name for each in kind] == ["data", "shape"]:
-        _refuse_nulls(chunks, where)
-        parts = [[chunk.field(at) for chunk in chunks.arrays] for at in (0, 1)]
-        fields = [pyarrow.chunked_array(*each) for each in zip(parts, _types_of(kind), strict=True)]
-        return _Shaped(name, *(_column(each, name, where, known) for each in fields))
-    leaf, found = kind.value_type if is_list else kind, []
-    while types.is_fixed_size_list(leaf):
-        found.append(leaf.list_size)
-        leaf = leaf.value_type
-    if types.is_nested(kind) and not is_number(leaf):
-        return _Objects(column)
-    if not is_number(leaf):
-        raise InputError(
-            f"{where} has the type {kind}\n  Columns of a batch are numbers, booleans, strings, "
-            "bytes, lists or structs. Convert it first, times to integers and decimals to "
-            "floats for example; or leave columns= out: load= is called with a row's values."
-        )
-    shape, has_nan = tuple(sizes or found), types.is_floating(leaf)
-    if is_list or shape or not has_nan:
-        _refuse_nulls(chunks, where)
-    values = []
-    for chunk, first in zip(chunks.arrays, chunks.firsts.tolist(), strict=True):
-        inner, depth = chunk.values if is_list else chunk, len(found)
-        while depth and not inner.null_count:
-            inner, depth = inner.flatten(), depth - 1
-        if (depth or not has_nan) and inner.null_count:
-            row = next(row for row, each in enumerate(chunk) if _holds_null(each.as_py()))
-            raise _null(f"{where} has a null in the list of row {first + row:,}", "")
-        values.append(_numbers(inner, str(leaf)))
-    if is_list:
-        return _Lists(name, chunks, values, shape)
-    return _Numbers(_Parts(chunks, values, math.prod(shape)), shape)
+def fit(value: Any, kind: Kind) -> Any:
+    """Return `value` in the final `kind` of its column; None stays None."""
+    if value is None or kind.name in AS_THEY_ARE:
+        return value
+    if kind.name == "mixed":
+        return as_json(value)
+    if kind.name == "float":
+        return float(value)
+    if kind.item is not None:
+        return [fit(one, kind.item) for one in value]
+    return {name: fit(value.get(name), one) for name, one in kind.fields.items()}
 
 
-def _types_of(kind: pyarrow.DataType) -> list[pyarrow.DataType]:
-    return [each.type for each in kind]
-
-
-def is_number(kind: pyarrow.DataType) -> bool:
-    """Return whether values of a type are numbers or booleans."""
-    from pyarrow import types
-
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
-
-
-def _categories(
-    column: pyarrow.ChunkedArray, name: str, where: str, known: dict[Any, Any]
-) -> Column:
-    import numpy as np
+def schema_of_kinds(kinds: dict[str, Kind]) -> pyarrow.Schema:
+    """Return the Arrow schema of final kinds."""
     import pyarrow
 
-    if "_view" in str(column.type.value_type):  # of which Arrow cannot make one dictionary
-        kind = without_view(column.type.value_type)
-        pairs = [(each.indices, each.dictionary.cast(kind)) for each in column.chunks]
-        parts = [pyarrow.DictionaryArray.from_arrays(*pair) for pair in pairs]
-        column = pyarrow.chunked_array(parts)
-    chunks = _Chunks(column.unify_dictionaries(), known)
-    _refuse_nulls(chunks, where)
-    codes = pyarrow.chunked_array([each.indices for each in chunks.arrays])
-    values = pyarrow.chunked_array([chunks.arrays[0].dictionary])
-    words = _column(values, name, f"{where}, its categories", {})
-    return _Categories(_column(codes, name, where, known), words.take(Rows(np.arange(len(values)))))
+    return pyarrow.schema([(_clean(name), _arrow_type(kind)) for name, kind in kinds.items()])
 
 
-def without_view(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """Return the type of strings or bytes that Arrow computes with, for one that it does not."""
+def _arrow_type(kind: Kind) -> pyarrow.DataType:
     import pyarrow
 
-    views = {"string_view": pyarrow.large_string(), "binary_view": pyarrow.large_binary()}
-    return views.get(str(kind), kind)
+    if kind.item is not None:
+        return pyarrow.list_(_arrow_type(kind.item))
+    if kind.name == "struct":
+        fields = [(_clean(name), _arrow_type(one)) for name, one in kind.fields.items()]
+        return pyarrow.struct(fields)
+    scalars = {"bool": pyarrow.bool_(), "int": pyarrow.int64(), "float": pyarrow.float64()}
+    return scalars.get(kind.name, pyarrow.string())
 
 
-def _refuse_nulls(chunks: _Chunks, where: str) -> None:
-    for chunk, first in zip(chunks.arrays, chunks.firsts.tolist(), strict=True):
-        if chunk.null_count:
-            row = first + int(_nulls(chunk).argmax())
-            count = sum(each.null_count for each in chunks.arrays)
-            raise _null(f"{where} is null in row {row:,}", f"{count:,} of its rows are null. ")
+def batches(kinds: dict[str, Kind], rows: Iterator[Row]) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the rows in batches of `GROUP_ROWS`, with the types of their final kinds."""
+    import pyarrow
+
+    schema = schema_of_kinds(kinds)
+    while group := list(islice(rows, GROUP_ROWS)):
+        check_memory(_CELL_BYTES * len(group) * len(kinds))
+        arrays = []
+        for (name, kind), column in zip(kinds.items(), schema, strict=True):
+            values = [row.get(name) for row in group]
+            if kind.name not in AS_THEY_ARE:
+                values = [fit(value, kind) for value in values]
+            if not _has_unicode_names(kind):  # or no value would be found under the clean name
+                values = _clean(values)
+            try:
+                arrays.append(array_of(values, column.type))
+            except UnicodeEncodeError:
+                arrays.append(array_of(_clean(values), column.type))
+        yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _null(what: str, count: str) -> InputError:
-    return InputError(
-        f"{what}, counted from 0: a batch has no value for it\n  {count}Fill or drop them first; "
-        "only nulls among floats become NaN."
-    )
+def encoded(text: str) -> bytes:
+    """Return a string as UTF-8, with backslash escapes for what is not Unicode."""
+    return text.encode(errors="backslashreplace")
 
 
-def _holds_null(value: Any) -> bool:
-    return value is None or (isinstance(value, list) and any(map(_holds_null, value)))
+def _clean(value: Any) -> Any:
+    """Return a value in which all strings are Unicode, with escapes where they were not."""
+    if isinstance(value, str):
+        return encoded(value).decode()
+    if isinstance(value, list):
+        return [_clean(one) for one in value]
+    if isinstance(value, dict):
+        return {_clean(name): _clean(one) for name, one in value.items()}
+    return value
 
 
-def _nulls(array: pyarrow.Array) -> np.ndarray[Any, Any]:
-    """Return which values are null, of an array that has nulls."""
-    return ~_flags(array, 0)
+def _has_unicode_names(kind: Kind) -> bool:
+    """Return whether the fields of a kind, at any depth, have names that are Unicode."""
+    inner = [*kind.fields.values()] if kind.item is None else [kind.item]
+    return _clean([*kind.fields]) == [*kind.fields] and all(map(_has_unicode_names, inner))
 
 
-def _flags(array: pyarrow.Array, number: int) -> np.ndarray[Any, Any]:
-    """Return one of an array's buffers of bits as booleans."""
-    import numpy as np
+def table_of_rows(rows: Callable[[], Iterator[Row]]) -> pyarrow.Table:
+    """Return the table of rows that JSON can hold; `rows` is called twice."""
+    import pyarrow
 
-    bits = np.frombuffer(array.buffers()[number], "u1")
-    found = np.unpackbits(bits, count=array.offset + len(array), bitorder="little")
-    return found[array.offset :].view(bool)
-
-
-def _buffer(array: pyarrow.Array, number: int, dtype: str) -> np.ndarray[Any, Any]:
-    """Return one of an array's buffers, whole; Arrow may leave out an empty one."""
-    import numpy as np
-
-    buffer = array.buffers()[number]
-    return np.empty(0, dtype) if buffer is None else np.frombuffer(buffer, dtype)
+    kinds: dict[str, Kind] = {}
+    every = rows()
+    while group := list(islice(every, GROUP_ROWS)):
+        widen_rows(kinds, group)
+    final = {name: final_kind(kind) for name, kind in kinds.items()}
+    return pyarrow.Table.from_batches(batches(final, rows()), schema_of_kinds(final))
 
 
-def _offsets(chunks: _Chunks) -> list[np.ndarray[Any, Any]]:
-    """Return where the values of each row start, and where those of the last end, by chunk."""
-    return [
-        _buffer(each, 1, "i8" if "large" in str(each.type) else "i4")[each.offset :][
-            : len(each) + 1
-        ]
-        for each in chunks.arrays
-    ]
+GROUP_ROWS = 65_536
 
 
-def _numbers(array: pyarrow.Array, kind: str) -> np.ndarray[Any, Any]:
-    """Return numbers of an Arrow type as they are in memory; of floats with nulls, a copy."""
-    count, first = len(array), array.offset
-    if kind == "bool":
-        return _flags(array, 1) if count else _buffer(array, 1, "?")[:0]
-    found = _buffer(array, 1, _DTYPES.get(kind, kind))[first : first + count]
-    if array.null_count:
-        found = found.copy()
-        found[_nulls(array)] = math.nan
-    return found
+_CELL_BYTES = 16

@@ -25,7 +25,7 @@ from forebay.errors import shortened
 # classes. Everything else is a leaf.
 
 
-class Branch(NamedTuple):
+class Container(NamedTuple):
     """The contents of one container."""
 
     kind: str
@@ -33,24 +33,24 @@ class Branch(NamedTuple):
     values: tuple[Any, ...]
 
 
-def opened(value: Any) -> Branch | None:
+def opened(value: Any) -> Container | None:
     """Return the contents of a container; None for a leaf."""
     kind = type(value)
     if kind is dict or isinstance(value, Mapping):
-        return Branch("mapping", tuple(value), tuple(value.values()))
+        return Container("mapping", tuple(value), tuple(value.values()))
     if isinstance(value, tuple):
         names = getattr(value, "_fields", None)
         if names is not None:
-            return Branch("namedtuple", tuple(names), tuple(value))
-        return Branch("sequence", tuple(range(len(value))), tuple(value))
+            return Container("namedtuple", tuple(names), tuple(value))
+        return Container("sequence", tuple(range(len(value))), tuple(value))
     if isinstance(value, list | UserList):
-        return Branch("sequence", tuple(range(len(value))), tuple(value))
+        return Container("sequence", tuple(range(len(value))), tuple(value))
     names = field_names(kind)
     if names is None:
         return None
     # Fields with `init=False` may be unset.
     names = tuple(name for name in names if hasattr(value, name))
-    return Branch("fields", names, tuple(getattr(value, name) for name in names))
+    return Container("fields", names, tuple(getattr(value, name) for name in names))
 
 
 def field_names(kind: type) -> tuple[str, ...] | None:
@@ -61,7 +61,7 @@ def field_names(kind: type) -> tuple[str, ...] | None:
     return None if attributes is None else tuple(each.name for each in attributes)
 
 
-def rebuilt(value: Any, branch: Branch, values: Sequence[Any]) -> Any:
+def rebuilt(value: Any, branch: Container, values: Sequence[Any]) -> Any:
     """Return a container like `value` with other values for the same keys.
 
     It has the same type, and attributes that are not fields are the same objects

@@ -164,7 +164,7 @@ class OwnedGenerators:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Restore the states of the generators at the end of the block."""
-        states = [(each, state_of(each)) for each, _, _ in self.parts]
+        states = [(each, generator_state(each)) for each, _, _ in self.parts]
         try:
             yield
         finally:
@@ -423,7 +423,7 @@ def _pcg64_setter(bits: Any, stream: int) -> Callable[[int], object]:
     return seed if is_known and sys.byteorder == "little" else seed_slowly
 
 
-def state_of(generator: Any) -> Any:
+def generator_state(generator: Any) -> Any:
     """Return a copy of the state of a generator of `random`, numpy or torch."""
     if isinstance(generator, random.Random):
         return random.Random.getstate(generator)
@@ -435,7 +435,7 @@ def state_of(generator: Any) -> Any:
 
 
 def set_state(generator: Any, state: Any) -> None:
-    """Set a generator to a state that `state_of` returned."""
+    """Set a generator to a state that `generator_state` returned."""
     if isinstance(generator, random.Random):
         random.Random.setstate(generator, state)
     elif hasattr(generator, "set_state"):

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from forebay.base.datasets import OwnedGenerators, set_state, state_of
+from forebay.base.datasets import OwnedGenerators, generator_state, set_state
 from forebay.base.libraries import after_import
 from forebay.base.randomness import (
     TORCH_BITS,
@@ -162,9 +162,9 @@ class _Switch:
     def _pass_to(self, stream: _Stream | None) -> None:
         before, self._holder = self._holder, stream
         if before is None:
-            self._shared = state_of(self._generator)
+            self._shared = generator_state(self._generator)
         elif not before.has_ended:
-            before.own[id(self)] = state_of(self._generator)
+            before.own[id(self)] = generator_state(self._generator)
         if stream is None:
             set_state(self._generator, self._shared)
         elif (state := stream.own.get(id(self))) is not None:
@@ -233,7 +233,7 @@ def _make_numpy_local(generator: Any, seed: SetSeed) -> _Switch | None:
     if isinstance(switch := bits.lock, _Switch):
         switch.seed = seed
         return switch
-    state = state_of(generator)
+    state = generator_state(generator)
     kind: Any = type(bits)
     local = _local_class(kind)(0)
     local.lock = _Switch(generator, bits, seed)
@@ -400,7 +400,9 @@ class LocalGenerators:
         _, torch = numpy_and_torch()
         shared = [random._inst] if torch is None else [random._inst, torch.default_generator]
         return tuple(
-            state_of(each).numpy().tobytes() if hasattr(each, "manual_seed") else state_of(each)
+            generator_state(each).numpy().tobytes()
+            if hasattr(each, "manual_seed")
+            else generator_state(each)
             for each in (*shared, *self._watched)
         )
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import gc
 import os
 import resource
-import signal
-import socket
 import stat
-import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -107,7 +102,7 @@ def wait_until(wait: Callable[[float], object]) -> None:
         pass
 
 
-def join(thread: threading.Thread) -> None:
+def join_thread(thread: threading.Thread) -> None:
     """Wait until a thread has ended."""
     while thread.is_alive():
         thread.join(LONGEST_WAIT_S)
@@ -135,23 +130,6 @@ def fewer_collections() -> Iterator[None]:
 
 
 # ---- recursion limit -----------------------------------------------------------------------------
-
-
-@contextmanager
-def whole_recursion_limit() -> Iterator[None]:
-    """Give a process that is forked in the block the whole recursion limit of this one.
-
-    It has this thread's calls below its own, and would end where these are nearly as deep.
-    """
-    process, limit, depth, frame = os.getpid(), sys.getrecursionlimit(), 0, sys._getframe()
-    while frame is not None:
-        frame, depth = frame.f_back, depth + 1
-    sys.setrecursionlimit(limit + depth)
-    try:
-        yield
-    finally:
-        if os.getpid() == process:
-            sys.setrecursionlimit(limit)
 
 
 # ---- import path ---------------------------------------------------------------------------------
@@ -236,40 +214,6 @@ def _occupied(folder: Path) -> int:
             files = counts.get(dropped, 0) - counts.get(shared, 0)
             return int((folder / used).read_text()) - files
     return 0
-
-
-def memory_kills(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
-    """Return how many processes were killed because memory ran out; None if that is not counted.
-
-    Those of this process's control group; of the machine, where the group does not count them.
-    Sources: Linux, Documentation/admin-guide/cgroup-v2.rst, oom_kill in memory.events;
-    cgroup-v1/memory.rst, oom_kill in memory.oom_control; proc_vmstat(5), oom_kill.
-    """
-    folders = sorted(group_folders(proc, groups, ("memory",)), key=lambda each: -len(each.parts))
-    files = [
-        *(each / name for each in folders for name in ("memory.events", "memory.oom_control")),
-        proc / "vmstat",
-    ]
-    for file in files:
-        with suppress(OSError, ValueError):
-            counts = dict(line.split() for line in file.read_text().splitlines())
-            if "oom_kill" in counts:
-                return int(counts["oom_kill"])
-    return None
-
-
-# Values for /proc/PID/oom_score_adj: which process of this program the kernel kills first.
-OOM_FIRST, OOM_AFTER_WORKERS = 1000, 999
-
-
-def die_when_memory_runs_out(score: int = OOM_FIRST) -> None:
-    """Make the kernel's out-of-memory killer choose this process before the program that began it.
-
-    Args:
-        score: OOM_FIRST for a worker, OOM_AFTER_WORKERS for a process that workers need.
-    """
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(score))
 
 
 def pressure(proc: Path = PROC) -> dict[str, float]:
@@ -491,72 +435,3 @@ def private_folder() -> str | None:
         if is_private(folder):
             return folder
     return None
-
-
-def read_positions() -> dict[int, tuple[str, int]]:
-    """Return, by descriptor, the path and the position of each file open for reading alone."""
-    found = {}
-    with suppress(OSError):  # no /proc
-        for name in os.listdir("/proc/self/fd"):
-            fd = int(name)
-            with suppress(OSError):  # that of the listing itself is closed by now
-                is_read = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
-                if is_read and stat.S_ISREG(os.fstat(fd).st_mode):
-                    path = os.readlink(f"/proc/self/fd/{name}")
-                    found[fd] = path, os.lseek(fd, 0, os.SEEK_CUR)
-    return found
-
-
-def moved_since(before: dict[int, tuple[str, int]]) -> set[str]:
-    """Return the files whose positions have changed since `read_positions` returned `before`."""
-    now = read_positions()
-    return {found[0] for fd, found in before.items() if now.get(fd, found) != found}
-
-
-# ---- ties ----------------------------------------------------------------------------------------
-# Linux calls that tie processes together: one ends, or continues, when another has ended.
-
-# From <linux/prctl.h>.
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_CREDENTIALS = struct.Struct("3i")  # of a socket's maker: process, user, group
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def continue_when_driver_ends(control: int) -> None:
-    """Have the kernel continue this process, should it be stopped, when the driver is gone.
-
-    A stopped process does not notice that its socket was closed. The kernel also sends SIGCONT with
-    each order, and when the thread that started this process ends; a running process ignores it.
-    """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # also if a fork of the driver lives on
-    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
-    fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
-
-
-def watch_maker_of(control: socket.socket) -> list[int]:
-    """Return a descriptor that is ready to read when the process that made the socket has ended.
-
-    The socket itself stays open while a fork of that process lives, which has a copy. The list is
-    empty if the kernel or this Python has no such descriptors, or the process has already ended.
-    """
-    credentials = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    with suppress(AttributeError, OSError):
-        return [os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])]
-    return []
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent has ended."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

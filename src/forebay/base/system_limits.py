@@ -1,4 +1,4 @@
-"""What to say when the system refuses processes, threads or files: which limits, how full."""
+"""Limits of the system: what to say when it refuses processes, threads or files; full memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from forebay.base.process import GROUPS, PROC, group_folders
 from forebay.errors import WorkerDiedError
@@ -59,3 +60,23 @@ def _limit(what: str, which: int, option: str) -> str:
     soft, _ = resource.getrlimit(which)
     shown = "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,}"
     return f"of {what}, {shown} (ulimit {option})"
+
+
+def memory_kills(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
+    """Return how many processes were killed because memory ran out; None if that is not counted.
+
+    Those of this process's control group; of the machine, where the group does not count them.
+    Sources: Linux, Documentation/admin-guide/cgroup-v2.rst, oom_kill in memory.events;
+    cgroup-v1/memory.rst, oom_kill in memory.oom_control; proc_vmstat(5), oom_kill.
+    """
+    folders = sorted(group_folders(proc, groups, ("memory",)), key=lambda each: -len(each.parts))
+    files = [
+        *(each / name for each in folders for name in ("memory.events", "memory.oom_control")),
+        proc / "vmstat",
+    ]
+    for file in files:
+        with suppress(OSError, ValueError):
+            counts = dict(line.split() for line in file.read_text().splitlines())
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
+    return None

@@ -8,13 +8,24 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from forebay.base.arrow_arrays import array_of, check_memory
+from forebay.base.arrow_arrays import (
+    GROUP_ROWS,
+    Kind,
+    Row,
+    array_of,
+    as_json,
+    batches,
+    check_memory,
+    encoded,
+    fit,
+    schema_of_kinds,
+    table_of_rows,
+)
 from forebay.base.output_names import SUFFIXES
 from forebay.base.row_values import python_rows
 from forebay.base.table_files import TableFile, opening, refuse, text_lines, without_nul
@@ -22,245 +33,6 @@ from forebay.base.table_files import TableFile, opening, refuse, text_lines, wit
 if TYPE_CHECKING:
     import pyarrow
 
-# ---- column kinds --------------------------------------------------------------------------------
-# PURE: which type a column has, from the JSON values in it.
-#
-#     null ─┬─ bool ───────────────┬─ mixed
-#           ├─ int ── float ───────┤
-#           ├─ str ────────────────┤
-#           ├─ list of a kind ─────┤
-#           └─ struct of kinds ────┘
-#
-# Kinds join upwards; the result does not depend on the order of the values, except that the
-# fields of a struct stand in the order in which they first appear. What has no common type is
-# `mixed`: a string that holds each value as JSON (a string in its quotes), so nothing is lost and
-# nothing is guessed. Mixed too are: integers beyond 64 bits, which no table format keeps; structs
-# without any field, with two fields that are the same once they are escaped (see
-# `_clean`), or with more than 256 different ones, which are dictionaries of data rather
-# than records. A column of nothing but nulls is a string column. NaN and the infinities are
-# floats; an integer among floats becomes one, exact up to 2**53.
-
-Row = dict[str, Any]
-
-_MOST_FIELDS = 256
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-_INT64 = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One type of the lattice."""
-
-    name: str
-    item: Kind | None = None
-    fields: Mapping[str, Kind] = field(default_factory=dict)
-
-
-NULL, BOOL, INT, FLOAT, STR, MIXED = map(Kind, ("null", "bool", "int", "float", "str", "mixed"))
-AS_THEY_ARE = frozenset({"bool", "int", "str"})
-# All values of these types have the same kind.
-_BY_TYPE: dict[type, Kind] = {type(None): NULL, bool: BOOL, float: FLOAT, str: STR}
-
-
-def kind_of(value: Any) -> Kind:
-    """Return the least kind that holds a JSON value."""
-    if (kind := _BY_TYPE.get(type(value))) is not None:
-        return kind
-    if isinstance(value, int):
-        return INT if -_INT64 <= value < _INT64 else MIXED
-    if isinstance(value, list):
-        item = NULL
-        for one in value:
-            item = widen(item, one)
-        return Kind("list", item)
-    if len(value) > _MOST_FIELDS:
-        return MIXED
-    return Kind("struct", fields={name: kind_of(one) for name, one in value.items()})
-
-
-def widen(kind: Kind, value: Any) -> Kind:
-    """Return the least kind that holds both what `kind` holds and `value`."""
-    if value is None or kind is MIXED or kind is _BY_TYPE.get(type(value)):
-        return kind  # the usual case, without making a kind for every value
-    if kind is INT and type(value) is int and -_INT64 <= value < _INT64:
-        return kind
-    return join(kind, kind_of(value))
-
-
-def widen_rows(kinds: dict[str, Kind], rows: Sequence[Row]) -> None:
-    """Widen each column's kind by its values in the rows; new columns come at the end."""
-    first = rows[0] if rows else {}
-    if any(row.keys() != first.keys() for row in rows):
-        for row in rows:
-            for name, value in row.items():
-                kinds[name] = widen(kinds.get(name, NULL), value)
-        return
-    for name in first:  # the usual case: the kinds of a column are those of its types
-        values = [row[name] for row in rows]
-        kind = kinds.get(name, NULL)
-        types = {*map(type, values)}
-        if types <= _BY_TYPE.keys():
-            for each in types:
-                kind = join(kind, _BY_TYPE[each])
-        elif types <= {int, type(None)} and _fit_int64(values):
-            kind = join(kind, INT)
-        else:
-            for value in values:
-                kind = widen(kind, value)
-        kinds[name] = kind
-
-
-def _fit_int64(values: Sequence[int | None]) -> bool:
-    numbers = [each for each in values if each is not None]
-    return min(numbers) >= -_INT64 and max(numbers) < _INT64
-
-
-def join(one: Kind, other: Kind) -> Kind:
-    """Return the least kind that holds what either of two holds."""
-    if one is other or one == other or other.name == "null":
-        return one
-    if one.name == "null":
-        return other
-    if {one.name, other.name} == {"int", "float"}:
-        return FLOAT
-    if one.item is not None and other.item is not None:
-        return Kind("list", join(one.item, other.item))
-    if one.name == other.name == "struct":
-        fields = dict(one.fields)
-        for name, kind in other.fields.items():
-            fields[name] = join(fields.get(name, NULL), kind)
-        return Kind("struct", fields=fields) if len(fields) <= _MOST_FIELDS else MIXED
-    return MIXED
-
-
-def final_kind(kind: Kind) -> Kind:
-    """Return the kind of a column once all values are seen: nulls alone are strings."""
-    if kind.name == "null":
-        return STR
-    if kind.item is not None:
-        return Kind("list", final_kind(kind.item))
-    if kind.name == "struct":
-        written = {name.encode(errors="backslashreplace") for name in kind.fields}
-        if not kind.fields or len(written) < len(kind.fields):
-            return MIXED
-        return Kind("struct", fields={name: final_kind(one) for name, one in kind.fields.items()})
-    return kind
-
-
-def as_json(value: Any) -> str:
-    """Return a value as JSON that every reader takes: NaN and the infinities are null."""
-    try:
-        return _ENCODER.encode(value)
-    except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    return value
-
-
-def fit(value: Any, kind: Kind) -> Any:
-    """Return `value` in the final `kind` of its column; None stays None."""
-    if value is None or kind.name in AS_THEY_ARE:
-        return value
-    if kind.name == "mixed":
-        return as_json(value)
-    if kind.name == "float":
-        return float(value)
-    if kind.item is not None:
-        return [fit(one, kind.item) for one in value]
-    return {name: fit(value.get(name), one) for name, one in kind.fields.items()}
-
-
-# ---- arrow ---------------------------------------------------------------------------------------
-# Rows and kinds as pyarrow has them.
-
-
-def schema_of(kinds: dict[str, Kind]) -> pyarrow.Schema:
-    """Return the Arrow schema of final kinds."""
-    import pyarrow
-
-    return pyarrow.schema([(_clean(name), _arrow_type(kind)) for name, kind in kinds.items()])
-
-
-def _arrow_type(kind: Kind) -> pyarrow.DataType:
-    import pyarrow
-
-    if kind.item is not None:
-        return pyarrow.list_(_arrow_type(kind.item))
-    if kind.name == "struct":
-        fields = [(_clean(name), _arrow_type(one)) for name, one in kind.fields.items()]
-        return pyarrow.struct(fields)
-    scalars = {"bool": pyarrow.bool_(), "int": pyarrow.int64(), "float": pyarrow.float64()}
-    return scalars.get(kind.name, pyarrow.string())
-
-
-def batches(kinds: dict[str, Kind], rows: Iterator[Row]) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows in batches of `GROUP_ROWS`, with the types of their final kinds."""
-    import pyarrow
-
-    schema = schema_of(kinds)
-    while group := list(islice(rows, GROUP_ROWS)):
-        check_memory(_CELL_BYTES * len(group) * len(kinds))
-        arrays = []
-        for (name, kind), column in zip(kinds.items(), schema, strict=True):
-            values = [row.get(name) for row in group]
-            if kind.name not in AS_THEY_ARE:
-                values = [fit(value, kind) for value in values]
-            if not _has_unicode_names(kind):  # or no value would be found under the clean name
-                values = _clean(values)
-            try:
-                arrays.append(array_of(values, column.type))
-            except UnicodeEncodeError:
-                arrays.append(array_of(_clean(values), column.type))
-        yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _encoded(text: str) -> bytes:
-    """Return a string as UTF-8, with backslash escapes for what is not Unicode."""
-    return text.encode(errors="backslashreplace")
-
-
-def _clean(value: Any) -> Any:
-    """Return a value in which all strings are Unicode, with escapes where they were not."""
-    if isinstance(value, str):
-        return _encoded(value).decode()
-    if isinstance(value, list):
-        return [_clean(one) for one in value]
-    if isinstance(value, dict):
-        return {_clean(name): _clean(one) for name, one in value.items()}
-    return value
-
-
-def _has_unicode_names(kind: Kind) -> bool:
-    """Return whether the fields of a kind, at any depth, have names that are Unicode."""
-    inner = [*kind.fields.values()] if kind.item is None else [kind.item]
-    return _clean([*kind.fields]) == [*kind.fields] and all(map(_has_unicode_names, inner))
-
-
-def table_of(rows: Callable[[], Iterator[Row]]) -> pyarrow.Table:
-    """Return the table of rows that JSON can hold; `rows` is called twice."""
-    import pyarrow
-
-    kinds: dict[str, Kind] = {}
-    every = rows()
-    while group := list(islice(every, GROUP_ROWS)):
-        widen_rows(kinds, group)
-    final = {name: final_kind(kind) for name, kind in kinds.items()}
-    return pyarrow.Table.from_batches(batches(final, rows()), schema_of(final))
-
-
-# ---- table formats -------------------------------------------------------------------------------
-# What differs between CSV, JSONL and Parquet. An error in a file says in which line or row it is.
-
-GROUP_ROWS = 65_536
-_CELL_BYTES = 16
 # Characters. It also limits the damage of an unclosed quote; csv's own limit is 131072.
 _LARGEST_CELL = 1 << 29
 _PARQUET_BATCH_ROWS = 1024
@@ -406,12 +178,12 @@ class _Jsonl:
 
     def arrow(self, file: TableFile) -> pyarrow.Table:
         lenient = json.JSONDecoder()
-        return table_of(lambda: (row for _, row in self._objects(file, lenient)))
+        return table_of_rows(lambda: (row for _, row in self._objects(file, lenient)))
 
     def write(self, file: BinaryIO, kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
         for row in rows:
             line = as_json({name: row.get(name) for name in kinds})
-            file.write(_encoded(line + "\n"))
+            file.write(encoded(line + "\n"))
 
     def _objects(self, file: TableFile, decoder: json.JSONDecoder) -> Iterator[tuple[int, Row]]:
         for number, line in enumerate(text_lines(file, newline="\n"), 1):
@@ -479,7 +251,7 @@ class _Parquet:
 
         # Without the stored Arrow schema there is nothing in the file but the table itself.
         writer = pyarrow.parquet.ParquetWriter(
-            file, schema_of(kinds), version="2.6", compression="zstd", store_schema=False
+            file, schema_of_kinds(kinds), version="2.6", compression="zstd", store_schema=False
         )
         with writer:
             for batch in batches(kinds, rows):
@@ -547,7 +319,7 @@ class _Lines:
         self._file = file
 
     def write(self, row: str) -> int:
-        return self._file.write(_encoded(row[:-2] + "\n"))
+        return self._file.write(encoded(row[:-2] + "\n"))
 
 
 def _cell(value: Any, kind: Kind) -> Any:

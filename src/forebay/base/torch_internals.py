@@ -48,7 +48,7 @@ class _AskedInfo(_worker.WorkerInfo):
         return super().__getattribute__(name)
 
 
-def become_worker(worker_id: int, num_workers: int, seed: int, dataset: Any) -> None:
+def set_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any) -> None:
     """Make `torch.utils.data.get_worker_info()` describe this process as a worker."""
     info: Any = _AskedInfo
     _worker._worker_info = info(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
@@ -59,7 +59,7 @@ def asked_for_worker() -> bool:
     return _AskedInfo.was_asked
 
 
-def wrapped(error: BaseException, where: str) -> Any:
+def wrapped_error(error: BaseException, where: str) -> Any:
     """Wrap an exception so that another process can raise it, with its traceback as a string.
 
     It is raised with the same class; or with the nearest base class, if that class cannot be

@@ -59,7 +59,7 @@ def container_kind(value: Any) -> str | None:
     return "dict" if branch.kind == "mapping" else branch.kind
 
 
-def identity_of(value: Any) -> Identity:
+def class_identity(value: Any) -> Identity:
     """Return the identity of the class of a NamedTuple or a dataclass."""
     return _identity_of_class(type(value))
 
@@ -92,7 +92,7 @@ def classes_in(value: Any, depth: int = 0) -> dict[Identity, type]:
         return {}
     found: dict[Identity, type] = {}
     if kind in CLASSES and not isinstance(value, StandIn):
-        found[identity_of(value)] = type(value)
+        found[class_identity(value)] = type(value)
     for part in value if kind in ("set", "frozenset") else items_of(value, kind)[1]:
         found |= classes_in(part, depth + 1)
     return found

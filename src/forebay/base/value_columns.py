@@ -29,7 +29,7 @@ from forebay.base.value_types import (
     Spec,
     arrow_type,
     field_type,
-    wrapped,
+    record_parts,
 )
 
 
@@ -279,10 +279,12 @@ class _Record(_Struct):
     spec: Nested
 
     def __init__(self, spec: Nested) -> None:
-        columns = [_Wrapped(*each) if each[1] else column_of(each[0]) for each in wrapped(spec)]
+        columns = [
+            _Wrapped(*each) if each[1] else column_of(each[0]) for each in record_parts(spec)
+        ]
         super().__init__(spec, columns)
         self._is_named = spec.kind in ("dict", "OrderedDict", "fields")
-        self._wrapped = [is_wrapped for _, is_wrapped in wrapped(spec)]
+        self._wrapped = [is_wrapped for _, is_wrapped in record_parts(spec)]
 
     def _parts_of(self, value: Any) -> Sequence[Any]:
         if not self._is_named:

@@ -26,8 +26,8 @@ from forebay.base.value_classes import (
     MOST_DEPTH,
     SEQUENCES,
     MisfitError,
+    class_identity,
     container_kind,
-    identity_of,
     is_unicode,
     items_of,
 )
@@ -40,7 +40,7 @@ from forebay.base.value_types import (
     WAS_NONE,
     Nested,
     Spec,
-    described,
+    described_type,
     zone_name,
 )
 
@@ -172,7 +172,7 @@ def _nested_spec(value: Any, depth: int) -> Spec:
     names, home = tuple(map(str, keys)), ("", "")
     states = tuple(WAS_NONE * (part.kind == "none") for part in parts)
     if kind in CLASSES:
-        module, qualname, fields = identity_of(value)
+        module, qualname, fields = class_identity(value)
         home = module, qualname
         if names != fields:  # some fields are not set
             known = dict(zip(names, zip(parts, states, strict=True), strict=True))
@@ -288,14 +288,14 @@ def widened_alike(old: Spec, new: Spec) -> Spec:
         return Spec("datetime", zone_name(UTC))  # the same times, of several time zones
     joined = _joined(old, new, widened_alike)
     if joined is None:
-        raise MisfitError(f"is {described(new)}, and {described(old)} in other samples")
+        raise MisfitError(f"is {described_type(new)}, and {described_type(old)} in other samples")
     return joined
 
 
 def _number(old: Spec, new: Spec) -> Spec:
     kinds = np.result_type(*(np.dtype(each.dtype or each.kind) for each in (old, new)))
     if kinds.kind not in "iuf":
-        raise MisfitError(f"is {described(new)}, and {described(old)} in other samples")
+        raise MisfitError(f"is {described_type(new)}, and {described_type(old)} in other samples")
     known = {"int64": Spec("int"), "float64": Spec("float")}
     return known.get(kinds.name) or Spec("number", kinds.str)
 

@@ -26,7 +26,7 @@ from forebay.base.value_types import (
     Nested,
     Spec,
     may_be_missing,
-    wrapped,
+    record_parts,
     zone_of,
 )
 
@@ -233,7 +233,7 @@ def _record(spec: Nested, column: pa.Array, whole: Bytes | None, classes: Classe
     if not spec.parts:
         return lambda _: make({})
     parts: list[tuple[str, Getter, Callable[[int], bool]]] = []
-    fields = zip(spec.keys, wrapped(spec), may_be_missing(spec), _fields(column), strict=True)
+    fields = zip(spec.keys, record_parts(spec), may_be_missing(spec), _fields(column), strict=True)
     for key, (part, is_wrapped), is_optional, field in fields:
         bits = field.storage if isinstance(field, pa.ExtensionArray) else field
         inner = field.field(0) if is_wrapped else field

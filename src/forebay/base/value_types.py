@@ -216,7 +216,7 @@ def unique_names(names: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def described(spec: Spec) -> str:
+def described_type(spec: Spec) -> str:
     """Return a description of a type for messages."""
     if spec.kind in ("tensor", "array", "number"):
         library = "torch" if spec.kind == "tensor" else "NumPy"
@@ -267,10 +267,10 @@ def _nested_type(spec: Nested) -> pa.DataType:
         return pa.large_list(arrow_type(spec.parts[0]))
     if not spec.parts:
         return pa.bool_()  # other programs cannot read a struct without fields
-    return pa.struct([*zip(spec.keys, map(field_type, wrapped(spec)), strict=True)])
+    return pa.struct([*zip(spec.keys, map(field_type, record_parts(spec)), strict=True)])
 
 
-def wrapped(spec: Nested) -> list[tuple[Spec, bool]]:
+def record_parts(spec: Nested) -> list[tuple[Spec, bool]]:
     """Return the parts of a record, and which have a struct around them.
 
     A null is a key that is missing. If its value has also been None, that is a null in the struct.
@@ -307,20 +307,20 @@ def nulls(count: int, kind: Any) -> pa.Array:
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-def to_json(spec: Spec) -> Any:
+def type_to_json(spec: Spec) -> Any:
     """Return a type as JSON values."""
     shape = None if spec.shape is None else list(spec.shape)
     found: dict[str, Any] = {"kind": spec.kind, "dtype": spec.dtype, "shape": shape}
     if isinstance(spec, Nested):
-        found["parts"] = [*map(to_json, spec.parts)]
+        found["parts"] = [*map(type_to_json, spec.parts)]
         for name in ("keys", "home", "states"):
             if (value := getattr(spec, name)) not in ((), ("", "")):
                 found[name] = list(value)
     return found
 
 
-def from_json(found: Any) -> Spec:
-    """Return the type that `to_json` described; ValueError and others if it is none."""
+def type_from_json(found: Any) -> Spec:
+    """Return the type that `type_to_json` returned; ValueError and others if it is none."""
     kind, dtype, shape = found["kind"], str(found["dtype"]), found["shape"]
     sizes = None if shape is None else tuple(map(int, shape))
     if sizes and not all(0 <= size <= sys.maxsize for size in sizes):
@@ -340,7 +340,7 @@ def from_json(found: Any) -> Spec:
 
 
 def _nested_from_json(found: Any, kind: str, dtype: str, shape: tuple[int, ...] | None) -> Nested:
-    parts, keys = tuple(map(from_json, found["parts"])), tuple(map(str, found.get("keys", ())))
+    parts, keys = tuple(map(type_from_json, found["parts"])), tuple(map(str, found.get("keys", ())))
     home = tuple(map(str, found.get("home", ("", ""))))
     states = tuple(map(int, found.get("states", (0,) * len(keys))))
     if kind not in (*MAPPINGS, "fields"):

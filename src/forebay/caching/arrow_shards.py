@@ -26,7 +26,8 @@ import torch
 
 from forebay.base.datasets import OwnedGenerators
 from forebay.base.earlier_rows import EarlierRows
-from forebay.base.files import Folder, open_regular
+from forebay.base.file_stores import Folder
+from forebay.base.files import open_regular
 from forebay.base.formatting import counted
 from forebay.base.process import descriptor_path
 from forebay.base.randomness import seed_generators, seed_of_text
@@ -198,7 +199,7 @@ class Shards:
 
     def table(self) -> pa.Table:
         """Return all samples as one Arrow table."""
-        return table_of([self[at] for at in range(len(self))])
+        return cache_table([self[at] for at in range(len(self))])
 
     @property
     def blocks(self) -> Blocks:
@@ -277,7 +278,7 @@ def _field(data: memoryview, table: int, index: int) -> int:
 # samples differ in structure.
 
 
-def table_of(shards: list[Shard]) -> pa.Table:
+def cache_table(shards: list[Shard]) -> pa.Table:
     """Return the rows of all shards, in order."""
     wide = common_layout(shards)
     return pa.concat_tables([_as_wide(shard, wide) for shard in shards])
@@ -547,7 +548,7 @@ class ShardWork:
             failure = FailuresError("\n".join(lines))
             failure.record = {"failures": [*map(failure_to_json, failures)], "failed": failed}
             raise failure from cause
-        return record_of(path, writer)
+        return shard_record(path, writer)
 
     def _add(self, index: int, writer: ShardWriter) -> BaseException | None:
         """Add a sample to the shard, or return why it failed."""
@@ -573,7 +574,7 @@ class ShardWork:
         return None
 
 
-def record_of(path: Path, writer: ShardWriter) -> dict[str, Any]:
+def shard_record(path: Path, writer: ShardWriter) -> dict[str, Any]:
     """Return what the index of a cache says of a shard, JSON-serializable."""
     data = np.memmap(path, np.uint8, "r").data
     places = record_batches(data)

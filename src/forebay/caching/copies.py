@@ -23,7 +23,8 @@ from threading import Event, Thread
 
 import numpy as np
 
-from forebay.base.files import Folder, Store, atomic_file, refuse_foreign
+from forebay.base.file_stores import Folder, Store
+from forebay.base.files import atomic_file, refuse_foreign
 from forebay.base.formatting import byte_size
 from forebay.base.output_names import PRIVATE
 from forebay.base.process import LONGEST_WAIT_S

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset
 
-from forebay.base.files import Folder, Store, place_of
+from forebay.base.file_stores import Folder, Store, folder_at
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.value_classes import Classes, Identity, loaded_class
 from forebay.caching.arrow_shards import Shards
@@ -263,7 +263,7 @@ def open_cache(
             was made again while it was copied.
         OutputError: The folder cannot be written to, or its disk is too small.
     """
-    place = place_of(location, InputError)
+    place = folder_at(location, InputError)
     together = _window_of(window, WINDOW if isinstance(place, Store) else None)
     if isinstance(place, Store):
         if disk == "all":
@@ -355,7 +355,7 @@ def _no_cache(place: Store | Folder) -> InputError:
 
 def _local_folder(directory: str | os.PathLike[str] | None) -> Path:
     """Return the folder for a copy."""
-    place = None if directory is None else place_of(directory)
+    place = None if directory is None else folder_at(directory)
     if not isinstance(place, Folder):
         raise OptionError(
             f"directory={directory!r} is not a local folder, and disk= keeps the cache in one\n"

@@ -77,7 +77,7 @@ class GivenUp(NamedTuple):
 
 
 @dataclass(slots=True)
-class Counts:
+class FetchCounts:
     """What happened so far.
 
     Attributes:
@@ -123,7 +123,7 @@ class Requests:
     def __init__(self, random: Random) -> None:
         self.limit = START_BYTES
         self.must_renew = False
-        self.counts = Counts()
+        self.counts = FetchCounts()
         self._random = random
         self._wanted: dict[Key, _Wanted] = {}
         self._at: dict[tuple[int, int], Key] = {}  # shard and offset of what is wanted

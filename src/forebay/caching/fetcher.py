@@ -34,7 +34,7 @@ import numpy as np
 
 from forebay.base.memory_files import memory_file
 from forebay.base.output_names import PRIVATE
-from forebay.base.process import watch_maker_of
+from forebay.base.process_ties import watch_maker_of
 from forebay.base.store_errors import BROKEN, MISSING, THROTTLED, store_advice
 from forebay.caching.fetch_policy import (
     MOST_REQUESTS,
@@ -52,7 +52,7 @@ from forebay.caching.fetch_policy import (
 from forebay.caching.fetcher_process import Place
 from forebay.caching.lane_files import LaneFile, LaneFiles
 from forebay.caching.layout import BLOCKS, DAMAGES, INDEX, Blocks, shard_name
-from forebay.caching.link import ALIVE, accepted, described, entry_of, messages, packed
+from forebay.caching.link import ALIVE, accepted, entry_of, error_as_sent, messages, packed_message
 from forebay.caching.stores import BucketError, bucket_at
 from forebay.errors import ChangedError, ForebayError, InputError, shortened, shown_location
 from forebay.grouping import dealt
@@ -231,7 +231,7 @@ class Fetcher:
         try:
             connection.setblocking(False)
             self._selector.register(connection, selectors.EVENT_READ)
-            socket.send_fds(connection, [packed(facts)], shared)
+            socket.send_fds(connection, [packed_message(facts)], shared)
         except OSError:
             self._part(client)
 
@@ -304,7 +304,7 @@ class Fetcher:
     def _tell(
         self, client: _Client, message: dict[str, Any], payload: Sequence[memoryview] = ()
     ) -> None:
-        client.outgoing.append(memoryview(packed(message, sum(map(len, payload)))))
+        client.outgoing.append(memoryview(packed_message(message, sum(map(len, payload)))))
         client.outgoing.extend(payload)
         self._flush(client)
 
@@ -555,7 +555,7 @@ class Fetcher:
 
     def _give_up(self, lost: GivenUp) -> None:
         """Tell those who waited for a unit why it does not come."""
-        error = described(self._error_of(lost))
+        error = error_as_sent(self._error_of(lost))
         for question in self._questions.pop(lost.unit.key, ()):
             for key in question.missing:
                 others = self._questions.get(key, [])

@@ -13,18 +13,18 @@ import traceback
 from contextlib import suppress
 from typing import NoReturn
 
-from forebay.base.process import (
+from forebay.base.process_ties import (
     OOM_AFTER_WORKERS,
     continue_when_driver_ends,
     die_when_memory_runs_out,
 )
 from forebay.caching.fetcher import Fetcher
 from forebay.caching.fetcher_process import Place
-from forebay.caching.link import accepted, described, packed
+from forebay.caching.link import accepted, error_as_sent, packed_message
 from forebay.errors import ForebayError
 
 
-def main(lock: int, incoming: int, config: int) -> NoReturn:
+def run_fetcher(lock: int, incoming: int, config: int) -> NoReturn:
     """Run the process; the lock is released when it ends, however it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer
     with os.fdopen(config, "rb") as file:
@@ -54,7 +54,7 @@ def main(lock: int, incoming: int, config: int) -> NoReturn:
 
 def _refuse_all(incoming: socket.socket, error: ForebayError) -> None:
     """Tell those who wait for an answer why there is none."""
-    message = packed(described(error))
+    message = packed_message(error_as_sent(error))
     while (connection := accepted(incoming)[0]) is not None:
         with connection, suppress(OSError):
             connection.sendall(message)

@@ -47,7 +47,7 @@ _SETTINGS = ("AWS_", "AZURE_", "FSSPEC_", "GOOGLE_", "GCS_")
 
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[4:]; "
-    "from forebay.caching.fetcher_main import main; main(*map(int, sys.argv[1:4]))"
+    "from forebay.caching.fetcher_main import run_fetcher; run_fetcher(*map(int, sys.argv[1:4]))"
 )
 
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.base.files import Folder, Store
+from forebay.base.file_stores import Folder, Store
 from forebay.base.value_classes import Identity
-from forebay.base.value_types import Spec, from_json, identities_of, to_json
+from forebay.base.value_types import Spec, identities_of, type_from_json, type_to_json
 from forebay.caching import structure
 from forebay.caching.layout import (
     BLOCK,
@@ -56,14 +56,17 @@ class Layout:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         return {
-            "structure": structure.to_json(self.structure),
-            "columns": [*map(to_json, self.specs)],
+            "structure": structure.structure_to_json(self.structure),
+            "columns": [*map(type_to_json, self.specs)],
         }
 
     @classmethod
     def from_json(cls, found: Any) -> Layout:
         """Return the layout that `to_json` described."""
-        node, specs = structure.from_json(found["structure"]), [*map(from_json, found["columns"])]
+        node, specs = (
+            structure.structure_from_json(found["structure"]),
+            [*map(type_from_json, found["columns"])],
+        )
         if len(leaves := names_of(node)) != len(specs):
             raise ValueError(f"{len(specs)} columns for {len(leaves)} leaves")
         return cls(node, specs)

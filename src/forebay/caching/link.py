@@ -105,7 +105,7 @@ class Link:
 
     def post(self, op: str, **fields: Any) -> None:
         """Send a message that has no answer."""
-        data = memoryview(packed({"op": op, **fields}))
+        data = memoryview(packed_message({"op": op, **fields}))
         try:
             while data:
                 began = time.monotonic()
@@ -179,7 +179,7 @@ def _close(connection: socket.socket, owner: int) -> None:
 ALIVE = {"op": "alive"}
 
 
-def packed(message: dict[str, Any], payload_bytes: int = 0) -> bytes:
+def packed_message(message: dict[str, Any], payload_bytes: int = 0) -> bytes:
     """Return a message as it is sent, before its payload."""
     data = json.dumps(message).encode()
     return _HEAD.pack(len(data), payload_bytes) + data
@@ -199,7 +199,7 @@ def messages(data: bytearray) -> Iterator[dict[str, Any]]:
         yield found
 
 
-def described(error: Exception) -> dict[str, str]:
+def error_as_sent(error: Exception) -> dict[str, str]:
     """Return an error as a message has it."""
     return {"error": type(error).__name__, "message": str(error)}
 

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import Any
 
-from forebay.base.files import connect, settings_of
+from forebay.base.files import connect_url, settings_of
 from forebay.base.store_errors import BROKEN, store_error_kind, store_error_words
 from forebay.errors import shown_location, without_credentials
 
@@ -48,7 +48,7 @@ class BucketError(Exception):
         return cls(store_error_kind(error), store_error_words(error))
 
 
-class Bucket(ABC):
+class ObjectStore(ABC):
     """The folder that a URL names, for reading; used by many threads at once."""
 
     def __init__(self, url: str) -> None:
@@ -78,23 +78,23 @@ class Bucket(ABC):
         return f"<{type(self).__name__} {shown_location(self.url)!r}>"
 
 
-class _Fsspec(Bucket):
+class _Fsspec(ObjectStore):
     """Any file system of fsspec."""
 
     def renew(self) -> None:
-        """See `Bucket`."""
-        self._system, self._root = connect(self.url, anew=True)
+        """See `ObjectStore`."""
+        self._system, self._root = connect_url(self.url, anew=True)
 
     def _read(self, name: str, offset: int, length: int | None) -> Any:
         part = {} if length is None else {"start": offset, "end": offset + length}
         return self._system.cat_file(f"{self._root}/{name}", **part)
 
 
-class _Obstore(Bucket):
+class _Obstore(ObjectStore):
     """S3, Google Cloud Storage, Azure or HTTP by obstore."""
 
     def renew(self) -> None:
-        """See `Bucket`."""
+        """See `ObjectStore`."""
         from obstore.store import from_url
 
         self._store = from_url(
@@ -143,7 +143,7 @@ def _settings_of(url: str) -> dict[str, Any]:
     return settings
 
 
-def bucket_at(url: str) -> Bucket:
+def bucket_at(url: str) -> ObjectStore:
     """Return what reads the folder at a URL: by obstore if it can, else by fsspec.
 
     Raises:

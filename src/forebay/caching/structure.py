@@ -20,9 +20,9 @@ from forebay.base.value_classes import (
     MOST_DEPTH,
     Classes,
     Identity,
+    class_identity,
     class_of,
     container_kind,
-    identity_of,
     is_unicode,
     items_of,
     with_fields,
@@ -76,7 +76,7 @@ def _structure(value: Any, depth: int) -> Node:
     if kind in MAPPINGS and not all(map(_is_key, keys)):
         return Leaf("")
     if kind in CLASSES:
-        *names, fields = identity_of(value)
+        *names, fields = class_identity(value)
         if len(keys) < len(fields):  # some are not set
             return Leaf("")
         home = (str(names[0]), str(names[1]))
@@ -150,7 +150,7 @@ def _collect(node: Node, value: Any, leaves: list[Any]) -> bool:
         else:
             return False
     elif node.kind in CLASSES:
-        if identity_of(value) != node.identity:
+        if class_identity(value) != node.identity:
             return False
         _, value = items_of(value, node.kind)
     if len(value) != len(node.parts):
@@ -193,7 +193,7 @@ def _generalized(node: Node, value: Any) -> Node:
     _, values = items_of(value, kind)
     if kind in MAPPINGS:
         return _merged(node, value)
-    is_other = kind in CLASSES and identity_of(value) != node.identity
+    is_other = kind in CLASSES and class_identity(value) != node.identity
     if is_other or len(values) != len(node.parts):
         return Leaf("")
     parts = zip(node.parts, values, strict=True)
@@ -272,11 +272,11 @@ def _present(keys: tuple[Any, ...], values: list[Any]) -> Iterator[tuple[Any, An
     return ((key, value) for key, value in pairs if value is not MISSING)
 
 
-def to_json(node: Node) -> Any:
+def structure_to_json(node: Node) -> Any:
     """Return a structure as JSON values."""
     if isinstance(node, Leaf):
         return node.name
-    described = {"kind": node.kind, "parts": [to_json(part) for part in node.parts]}
+    described = {"kind": node.kind, "parts": [structure_to_json(part) for part in node.parts]}
     if node.keys:
         described["keys"] = list(node.keys)
     if node.kind in CLASSES:
@@ -284,11 +284,11 @@ def to_json(node: Node) -> Any:
     return described
 
 
-def from_json(found: Any) -> Node:
-    """Return the structure that `to_json` described."""
+def structure_from_json(found: Any) -> Node:
+    """Return the structure that `structure_to_json` returned."""
     if isinstance(found, str):
         return Leaf(found)
-    parts = tuple(from_json(part) for part in found["parts"])
+    parts = tuple(structure_from_json(part) for part in found["parts"])
     keys, home = tuple(found.get("keys", ())), tuple(map(str, found.get("home", ("", ""))))
     kind = found["kind"]
     if kind == "optional" and len(parts) == 2 and isinstance(parts[0], Leaf):

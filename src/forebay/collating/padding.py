@@ -8,39 +8,26 @@ Every byte of a large batch is written once: a value of a sample, or padding.
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import accumulate, chain, pairwise, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakKeyDictionary
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
 
-from forebay.base.batches import PackedBytes, differing, leaves
 from forebay.base.formatting import counted
-from forebay.base.torch_internals import collates_as_usual
 from forebay.collating.rules import (
-    ByField,
     Collation,
     Misfit,
     Path,
-    Rule,
-    default_at,
-    described,
-    fields_of,
+    described_value,
     odd_one,
     refusal,
     shown,
 )
 from forebay.errors import OptionError
 from forebay.memory.packing import new_tensor
-
-if TYPE_CHECKING:
-    from forebay.base.arrow_arrays import Columns
 
 _DENSE = (
     "pad() takes dense tensors, arrays and sequences of numbers. To pad a field of a sample: "
@@ -82,7 +69,7 @@ class Pad(Collation):
         first = tensors[0]
         needed = max(len(self.multiples), int(self.lengths))
         if first.dim() < needed:
-            odd = Misfit(path, None, described(first), "")
+            odd = Misfit(path, None, described_value(first), "")
             advice = f"multiple_of and lengths need {counted(needed, 'dimension')} or more."
             raise refusal(odd, len(tensors), advice)
         check_value("pad(value", self.value, first.dtype, path)
@@ -206,275 +193,10 @@ def dense(sample: Any, index: int, count: int, path: Path, advice: str) -> torch
         if not isinstance(sample, torch.Tensor):
             return torch.tensor(sample)
     except (TypeError, ValueError, RuntimeError) as error:
-        odd = Misfit(path, index, f"{described(sample)}, which is not a tensor ({error})", "")
+        odd = Misfit(path, index, f"{described_value(sample)}, which is not a tensor ({error})", "")
         raise refusal(odd, count, advice) from error
     is_dense = sample.layout is torch.strided and not (sample.is_nested or sample.is_quantized)
     if not is_dense or sample.requires_grad:
         grad = ", with a gradient: detach() it" if sample.requires_grad else ""
-        raise refusal(Misfit(path, index, described(sample) + grad, ""), count, advice)
+        raise refusal(Misfit(path, index, described_value(sample) + grad, ""), count, advice)
     return sample
-
-
-# ---- byte packing --------------------------------------------------------------------------------
-
-_ADVICE = (
-    "packed() takes encoded bytes: bytes, bytearrays, and uint8 arrays or tensors of one "
-    "dimension in host memory. Return those from the dataset, such as path.read_bytes()."
-)
-
-
-@dataclass(frozen=True)
-class Pack(Collation):
-    """The collate function that `packed` returns.
-
-    Attributes:
-        is_required: Whether samples without any encoded bytes are an error. Otherwise they are
-            collated as torch does it.
-    """
-
-    is_required: bool = True
-
-    def collate(self, samples: Sequence[Any], path: Path) -> Any:
-        """See `packed`."""
-        if not samples or any(map(_is_encoded, samples)):
-            return _packed(samples, path)
-        if not any(_is_encoded(leaf) for sample in samples for leaf in leaves(sample)):
-            if not self.is_required:
-                return default_at(samples, path)
-            odd = Misfit(path, None, f"{described(samples[0])}, without encoded bytes,", "")
-            raise refusal(odd, len(samples), _ADVICE)
-        fields = fields_of(samples[0]) or ()
-        rules: dict[Any, Rule] = dict.fromkeys(fields, replace(self, is_required=False))
-        return ByField(rules).collate(samples, path)
-
-
-def _packed(samples: Sequence[Any], path: Path) -> PackedBytes:
-    """Copy samples into one tensor, each once."""
-    views = [_view(sample, index, len(samples), path) for index, sample in enumerate(samples)]
-    offsets = list(accumulate(map(len, views), initial=0))
-    data = new_tensor((offsets[-1],), torch.uint8)
-    # Slices of a memoryview cost a fifth of those of an array or tensor.
-    whole = data.numpy().data
-    for view, (first, end) in zip(views, pairwise(offsets), strict=True):
-        whole[first:end] = view
-    return PackedBytes(data, torch.tensor(offsets, dtype=torch.int64))
-
-
-def _view(sample: Any, index: int, count: int, path: Path) -> memoryview:
-    """Return the bytes of a sample."""
-    if not _is_encoded(sample):
-        raise refusal(Misfit(path, index, described(sample), ""), count, _ADVICE)
-    if isinstance(sample, torch.Tensor):
-        sample = sample.numpy()
-    view = sample.data if isinstance(sample, np.ndarray) else memoryview(sample)
-    return view if view.format == "B" else memoryview(bytes(sample))  # numpy.bytes_
-
-
-def _is_encoded(value: Any) -> bool:
-    if isinstance(value, bytes | bytearray):
-        return True
-    if isinstance(value, np.ndarray):
-        return value.dtype == np.uint8 and value.ndim == 1
-    if isinstance(value, torch.Tensor):
-        is_dense = value.layout is torch.strided and not value.is_nested
-        return is_dense and value.is_cpu and value.dtype is torch.uint8 and value.dim() == 1
-    return isinstance(value, memoryview) and value.format == "B" and value.ndim == 1
-
-
-# ---- slicing -------------------------------------------------------------------------------------
-# Make whole batches by indexing, for datasets that only consist of tensors, arrays or columns.
-#
-#     TensorDataset, tensor, array        one index_select for each
-#     forebay.from_table(columns=)        one take for each column
-#     Hugging Face dataset                the same, with the types that the dataset itself returns
-#     Subset, StackDataset                of any of these
-
-
-@dataclass(frozen=True, slots=True)
-class Slicer:
-    """Makes batches by indexing: what default_collate gives for the single samples, bit for bit.
-
-    Attributes:
-        cut: Makes a batch of an int64 tensor of indices.
-        nbytes: About how many bytes a row has.
-        has_samples: Whether a batch may also be made of single samples, if it cannot be cut.
-    """
-
-    cut: Callable[[torch.Tensor], Any]
-    nbytes: int
-    has_samples: bool = True
-
-    def __call__(self, index: Any) -> Any:
-        """Return the batch of some indices, in any sequence."""
-        rows = torch.as_tensor(index)
-        if rows.is_floating_point():
-            raise TypeError("an index must be an integer")
-        return self.cut(rows.to(torch.int64))
-
-
-def slicing(dataset: Any, collate_fn: Any) -> Slicer | None:
-    """Return what makes batches by indexing; None if indexing does not suffice."""
-    if collate_fn is not default_collate or not collates_as_usual():
-        return None
-    return _slicing(dataset)
-
-
-def _slicing(dataset: Any) -> Slicer | None:
-    kind = type(dataset)
-    if kind is Subset:
-        inner = _slicing(dataset.dataset)
-        return inner and replace(inner, cut=_Chosen(dataset.indices, inner.cut))
-    if kind is StackDataset:
-        return _stacked(dataset.datasets)
-    if kind is TensorDataset and dataset.tensors:
-        # A list, since default_collate turns tuples into lists.
-        return _stacked(dataset.tensors) if all(map(_is_plain, dataset.tensors)) else None
-    if _is_plain(dataset) and dataset.dim() > 0:
-        return Slicer(partial(_pick, dataset), dataset[:1].nbytes)
-    if kind is np.ndarray and dataset.ndim and dataset.dtype.isnative and dataset.flags.writeable:
-        # With one dimension samples are NumPy's numbers, and torch does not take all of them.
-        kinds = "biufc" if dataset.ndim > 1 or dataset.itemsize == 1 else "bifc"
-        return _slicing(torch.from_numpy(dataset)) if dataset.dtype.kind in kinds else None
-    if "columns_to_slice" in vars(kind):  # forebay's; a subclass may have other samples
-        columns: Columns = dataset.columns_to_slice
-        return Slicer(partial(_tensors_of, columns), columns.nbytes // len(columns))
-    hugging_face = sys.modules.get("datasets.arrow_dataset")
-    if hugging_face is not None and kind is hugging_face.Dataset and len(dataset):
-        return _of_hugging_face(dataset)
-    return None
-
-
-def _stacked(parts: Any) -> Slicer | None:
-    """Return what makes a list of batches, or a dict of them, of datasets side by side."""
-    names = list(parts) if isinstance(parts, dict) else None
-    slicers = [_slicing(each) for each in (parts if names is None else parts.values())]
-    found = [each for each in slicers if each is not None and each.has_samples]
-    if len(found) < len(slicers):
-        return None
-
-    def cut(rows: torch.Tensor) -> Any:
-        batches = [each.cut(rows) for each in found]
-        return batches if names is None else dict(zip(names, batches, strict=True))
-
-    return Slicer(cut, sum(each.nbytes for each in found))
-
-
-class _Chosen:
-    """Makes batches of the indices of a `Subset`."""
-
-    def __init__(self, indices: Any, cut: Callable[[torch.Tensor], Any]) -> None:
-        self._indices, self._cut = indices, cut
-        self._rows: torch.Tensor | None = None
-
-    def __call__(self, rows: torch.Tensor) -> Any:
-        """Return a batch."""
-        if self._rows is None:  # not before: most slicers are only asked whether there is one
-            found = torch.as_tensor(self._indices)
-            if found.is_floating_point() or found.dim() != 1:
-                raise TypeError("an index must be an integer")
-            self._rows = found.to(torch.int64)
-        return self._cut(self._rows[rows])
-
-
-def _pick(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    try:
-        return torch.index_select(tensor, 0, rows)
-    except IndexError:  # index_select does not accept negative indices, but is five times as fast
-        return tensor[rows]
-
-
-def _is_plain(value: Any) -> bool:
-    return (
-        type(value) is torch.Tensor
-        and value.layout is torch.strided
-        and value.device.type == "cpu"
-        and not value.requires_grad
-        and not value.is_nested
-        and not value.is_quantized
-    )
-
-
-def _tensors_of(columns: Columns, rows: torch.Tensor) -> dict[str, Any]:
-    """Return the rows of some columns as tensors and lists, by name."""
-    return {
-        name: values if isinstance(values, list) else torch.from_numpy(values)
-        for name, values in columns.take(rows.numpy()).items()
-    }
-
-
-# ---- hugging face --------------------------------------------------------------------------------
-# A dataset of the library `datasets` is an Arrow table, mapped from files, and a format, which
-# converts rows. A few rows are asked for, to learn the types: where these are not plainly those of
-# the columns, batches are made of the dataset's own samples.
-
-_FORMATS = (None, "torch", "numpy", "arrow")
-# The slicer of each dataset, and what it depends on: making one reads rows.
-_slicers: WeakKeyDictionary[Any, tuple[Any, Slicer | None]] = WeakKeyDictionary()
-
-
-def _of_hugging_face(dataset: Any) -> Slicer | None:
-    try:
-        known = {name: str(value) for name, value in dataset.format.items()}
-        state = id(dataset.data), id(_indices_of(dataset)), known
-        if (found := _slicers.get(dataset)) is None or found[0] != state:
-            found = _slicers[dataset] = state, _of_table(dataset)
-    except Exception:  # noqa: BLE001 - another version, or samples that cannot be collated
-        return None
-    return found[1]
-
-
-def _indices_of(dataset: Any) -> Any:
-    """Return the rows that a Hugging Face dataset selects, as a table; None if those are all."""
-    return getattr(dataset, "_indices", None)
-
-
-def _of_table(dataset: Any) -> Slicer | None:
-    form, table, indices = dataset.format, dataset.data.table, _indices_of(dataset)
-    is_arrow, shown = form["type"] == "arrow", set(form["columns"])
-    has_others = form["output_all_columns"] and len(shown) < table.num_columns
-    if form["type"] not in _FORMATS or has_others:
-        return None
-    table = table.select([name for name in table.column_names if name in shown])
-    if not is_arrow and any(column.null_count for column in table.columns):
-        return None
-    from forebay.base.arrow_arrays import Columns
-
-    columns = Columns(table, "the dataset in Arrow format")
-    order = None if indices is None else Columns(indices.table, "its indices")
-
-    def cut(rows: torch.Tensor) -> Any:
-        if order is not None:
-            rows = torch.from_numpy(next(iter(order.take(rows.numpy()).values())).astype("i8"))
-        return _tensors_of(columns, rows)
-
-    slicer = Slicer(cut, columns.nbytes // len(columns), has_samples=not is_arrow)
-    return slicer if is_arrow else _converted(slicer, dataset)
-
-
-def _converted(slicer: Slicer, dataset: Any) -> Slicer | None:
-    """Return a slicer with the types of a dataset's samples; None if they are not so simple."""
-    convert: dict[str, Callable[[Any], Any]] = {}
-
-    def cut(rows: torch.Tensor) -> Any:
-        batch = slicer.cut(rows)
-        return {name: function(batch[name]) for name, function in convert.items()}
-
-    for row in {0, len(dataset) // 2, len(dataset) - 1}:
-        expected = default_collate(dataset.__getitems__([row]))
-        for name, values in expected.items():
-            if isinstance(values, torch.Tensor):
-                convert.setdefault(name, partial(torch.Tensor.to, dtype=values.dtype))
-            else:
-                of_numpy = dataset.format["type"] is not None
-                convert.setdefault(name, _list_of(type(values[0]), of_numpy))
-        if any(differing(cut(torch.tensor([row])), expected)):
-            return None
-    return replace(slicer, cut=cut)
-
-
-def _list_of(kind: type, of_numpy: bool) -> Callable[[list[Any]], list[Any]]:
-    """Return what makes strings or bytes of another type; NumPy's end before trailing zeros."""
-    if not of_numpy:
-        return list
-    zero: Any = b"\0" if issubclass(kind, bytes) else "\0"
-    return lambda values: [kind(each.rstrip(zero)) for each in values]

@@ -106,7 +106,7 @@ def shown(path: Path) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def described(value: Any, exactly: bool = True) -> str:
+def described_value(value: Any, exactly: bool = True) -> str:
     """Describe what decides whether a value can be collated with others: shape, dtype or type."""
     if isinstance(value, torch.Tensor) and value.is_nested:
         return "a nested tensor"  # it has no shape
@@ -143,7 +143,7 @@ def find(samples: Sequence[Any]) -> Misfit | None:
 
 def _find(path: Path, values: Sequence[Any], exactly: bool) -> Misfit | None:
     first, get = values[0], cast(Any, getitem)
-    misfit = odd_one(path, [described(_unordered(value), exactly) for value in values])
+    misfit = odd_one(path, [described_value(_unordered(value), exactly) for value in values])
     if misfit is not None:
         return misfit
     if isinstance(first, Mapping):
@@ -154,7 +154,7 @@ def _find(path: Path, values: Sequence[Any], exactly: bool) -> Misfit | None:
     elif isinstance(first, _COLLATED) and _is_stacked(first):
         return None
     else:
-        return Misfit(path, None, described(first), "")
+        return Misfit(path, None, described_value(first), "")
     for key in keys:
         below = [get(value, key) for value in values]
         misfit = _find((*path, key), below, exactly)
@@ -290,7 +290,7 @@ class ByField(Collation):
         fields = fields_of(first)
         if fields is None:
             advice = "Fields are those of dicts, NamedTuples, dataclasses and tuples."
-            raise refusal(Misfit(path, None, described(first), ""), len(samples), advice)
+            raise refusal(Misfit(path, None, described_value(first), ""), len(samples), advice)
         unknown = [field for field in self.rules if field not in fields]
         if unknown:
             raise OptionError(
@@ -325,7 +325,7 @@ def fields_of(sample: Any) -> dict[Hashable, Callable[[Any], Any]] | None:
 def _described_fields(sample: Any) -> str:
     fields = fields_of(sample)
     if fields is None:
-        return described(sample, exactly=False)
+        return described_value(sample, exactly=False)
     if isinstance(sample, Mapping):
         return f"{named(sample)} with {', '.join(sorted(map(repr, fields)))}"
     if 0 in fields or not fields:

@@ -51,7 +51,7 @@ Command = Discard | Allocate | StartCopy
 
 
 @dataclass(slots=True)
-class Slot:
+class DeviceSlot:
     """A slot of device memory.
 
     Attributes:
@@ -66,7 +66,7 @@ class TransferFlow:
     """Decides about the copies to one device; returns what to do, in this order."""
 
     def __init__(self, ahead: int = 1, *, reuses: bool = True) -> None:
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, DeviceSlot] = {}
         self.largest = 0
         self._ahead, self._reuses = ahead, reuses
         self._waiting: dict[int, int] = {}  # bytes of the batches whose copy was not started
@@ -120,7 +120,7 @@ class TransferFlow:
                 commands += self._discard(self._free.popleft())
             slot, self._next_slot = self._next_slot, self._next_slot + 1
             capacity = -(-self.largest // GRAIN) * GRAIN if self._reuses else nbytes
-            self.slots[slot] = Slot(capacity)
+            self.slots[slot] = DeviceSlot(capacity)
             commands.append(Allocate(slot, capacity))
         self.slots[slot].nbytes = nbytes
         self._started[batch] = slot

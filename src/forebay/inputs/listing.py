@@ -22,8 +22,8 @@ from forebay.base.files import (
     file_system,
     folder_of,
     is_url,
-    joined,
     local_path,
+    location_in,
     open_regular,
     open_url,
     reached,
@@ -221,7 +221,7 @@ def _list_url(url: str) -> Listing:
 
                 tables = [table for table in TABLES if system.isfile(inside + table)]
                 warn_if_stale(url, table := only_table(tables, shown))
-                return _list_url(joined(url, table))
+                return _list_url(location_in(url, table))
         found = url_files(system, path, is_glob=is_glob)
         first = path.partition("/")[0]
         if not found and first and not glob.has_magic(first) and not system.exists(first):

@@ -18,10 +18,11 @@ from functools import lru_cache, partial
 from itertools import starmap
 from typing import Any, BinaryIO
 
+from forebay.base.arrow_arrays import Row
 from forebay.base.files import file_name, is_url, open_regular, shown_values
 from forebay.base.row_values import json_value
 from forebay.base.table_files import refuse, table_file
-from forebay.base.table_formats import NO_BYTES, LocatedRow, Row, format_of
+from forebay.base.table_formats import NO_BYTES, LocatedRow, format_of
 from forebay.errors import InputError
 from forebay.inputs.row_paths import PATH_COLUMNS, files_named, path_in
 from forebay.ledger.identity import NOT_SEEN

@@ -14,11 +14,12 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from forebay.base.arrow_arrays import without_view
+from forebay.base.arrow_arrays import Row, table_of_rows
 from forebay.base.files import absolute, is_url
 from forebay.base.row_values import json_value, python_rows
 from forebay.base.table_files import refuse
-from forebay.base.table_formats import LocatedRow, Row, check_types, table_of
+from forebay.base.table_formats import LocatedRow, check_types
+from forebay.columns.arrow_columns import without_view
 from forebay.errors import InputError, shortened
 from forebay.inputs.manifests import Manifest, check_columns, first_file_column
 from forebay.inputs.row_paths import DESTINATION
@@ -160,7 +161,7 @@ def arrow_frame(frame: Any, *, mixes: bool = True) -> pyarrow.Table:
                 if not mixes or str(dtype) != "object":
                     raise
         values = [{"": json_value(each)} for each in column.tolist()]
-        arrays.append(table_of(partial(iter, values)).column(0))
+        arrays.append(table_of_rows(partial(iter, values)).column(0))
     return pyarrow.table(arrays, names=[*map(str, frame.columns)])
 
 

@@ -9,7 +9,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from forebay.base.files import Store, is_url, local_path
+from forebay.base.file_stores import Store
+from forebay.base.files import is_url, local_path
 from forebay.errors import InputError, OptionError, shown_location
 from forebay.inputs.listing import Listing
 from forebay.ledger.identity import is_of_folder

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from forebay.base.arrow_arrays import Columns, ragged, row_numbers
 from forebay.base.table_files import refuse
+from forebay.columns.arrow_columns import Columns, ragged, row_numbers
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.base.files import is_url, joined
+from forebay.base.files import is_url, location_in
 from forebay.errors import InputError, shortened
 
 # The column of `preprocess`'s tables that names an output, relative to the table's folder.
@@ -60,4 +60,4 @@ def located(row: dict[str, Any], folder: str | None) -> dict[str, Any]:
             f"the table in {folder} names the output {shortened(path)}, which would leave that "
             "folder\n  preprocess never writes such a name. Correct it, or give an absolute path."
         )
-    return {**row, DESTINATION: joined(folder, path)}
+    return {**row, DESTINATION: location_in(folder, path)}

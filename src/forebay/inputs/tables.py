@@ -9,20 +9,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from forebay.base.files import (
-    fetched,
-    file_name,
-    is_url,
-    joined,
-    names_among,
-    open_regular,
-)
+from forebay.base.arrow_arrays import table_of_rows
+from forebay.base.files import fetched, file_name, is_url, location_in, names_among, open_regular
 from forebay.base.output_names import PRIVATE, SUFFIXES, TABLES
 from forebay.base.table_files import refuse, table_file
-from forebay.base.table_formats import (
-    format_of,
-    table_of,
-)
+from forebay.base.table_formats import format_of
 from forebay.errors import InputError
 from forebay.inputs.memory_tables import arrow_table, memory_manifest, start_of
 from forebay.inputs.row_paths import DESTINATION
@@ -68,7 +59,7 @@ def read_memory_table(
     """Return a table in memory as pyarrow has it, and where its relative `destination` starts."""
     if isinstance(table, list | tuple):
         manifest, start = memory_manifest(table, folder)
-        return table_of(lambda: (row for row, _ in manifest.rows())), start
+        return table_of_rows(lambda: (row for row, _ in manifest.rows())), start
     arrow = arrow_table(table)
     names = arrow.column_names
     column = arrow.column(names.index(DESTINATION)) if DESTINATION in names else ()
@@ -91,7 +82,7 @@ def find_table(table: str | os.PathLike[str]) -> str:
                 "the others."
             )
         _warn_if_stale(name, tables[0])
-        return joined(name, tables[0])
+        return location_in(name, tables[0])
     is_remote = is_url(name)
     if not file_name(name).lower().endswith(SUFFIXES) or not (is_remote or os.path.isfile(name)):
         what = "is not a table" if is_remote or os.path.exists(name) else "does not exist"

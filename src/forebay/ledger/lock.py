@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.base.files import open_regular
-from forebay.base.process import is_alive, join, kernel, state_and_start
+from forebay.base.process import is_alive, join_thread, kernel, state_and_start
 from forebay.base.system_limits import start_thread
 from forebay.errors import BusyError, LedgerError
 from forebay.observe.progress import note
@@ -165,7 +165,7 @@ class FolderLock:
             return
         self._over.set()
         if self._renewing is not None:
-            join(self._renewing)
+            join_thread(self._renewing)
         try:
             with suppress(FileNotFoundError):  # another run took the folder over
                 _write(self._record, _OVER, os.O_TRUNC)

@@ -25,9 +25,10 @@ from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 from forebay.base import torch_internals
 from forebay.base.batches import nbytes
+from forebay.base.draw_detection import SeedsIfDrawn, ThreadTurns
 from forebay.base.libraries import one_thread
 from forebay.base.process import queued_s, read_bytes
-from forebay.base.randomness import SeedsIfDrawn, ThreadTurns, seeded_generator
+from forebay.base.randomness import seeded_generator
 from forebay.errors import shortened
 from forebay.failures import cut_own_frames
 from forebay.loading.fetch import (
@@ -419,7 +420,7 @@ class ProcessJob(BatchJob):
         """Set up this process as a torch worker: a seed, and `get_worker_info()`."""
         spec = self._spec
         seed = torch_internals.seed_as_worker(spec.base_seed, worker_id)
-        torch_internals.become_worker(worker_id, spec.num_workers, seed, spec.dataset)
+        torch_internals.set_worker_info(worker_id, spec.num_workers, seed, spec.dataset)
         self._packer = Packer(self._slab, self._on_class)
         collate_into(self._packer)
         if spec.concurrency > 1:
@@ -454,7 +455,7 @@ class ProcessJob(BatchJob):
         if self._on_class is not None:
             self._on_class(type(error))
         cut_own_frames(error)
-        wrapped = torch_internals.wrapped(error, self.where.format(self._worker_id))
+        wrapped = torch_internals.wrapped_error(error, self.where.format(self._worker_id))
         return BatchError(wrapped, self._notes(request, index))
 
     def _before_collation(self, request: BatchRequest) -> None:

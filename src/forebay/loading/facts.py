@@ -22,14 +22,8 @@ import torch
 from forebay.base.batches import differing
 from forebay.base.formatting import counted
 from forebay.base.libraries import one_thread
-from forebay.base.process import (
-    memory_for_files,
-    moved_since,
-    pressure,
-    read_limit,
-    read_positions,
-    usable_cores,
-)
+from forebay.base.open_files import moved_since, read_positions
+from forebay.base.process import memory_for_files, pressure, read_limit, usable_cores
 from forebay.base.randomness import generators_kept
 from forebay.errors import OptionError
 from forebay.loading.batch_job import BatchJob

@@ -25,16 +25,11 @@ import torch
 from torch.utils.data import default_collate
 
 from forebay.base.datasets import OwnedGenerators, getitems_of
-from forebay.base.randomness import (
-    SeedsIfDrawn,
-    SetSeed,
-    ThreadTurns,
-    seed_generators,
-    seed_nothing,
-)
+from forebay.base.draw_detection import SeedsIfDrawn, ThreadTurns, seed_nothing
+from forebay.base.randomness import SetSeed, seed_generators
 from forebay.base.thread_ends import join_threads
-from forebay.collating.padding import slicing
 from forebay.collating.rules import collated
+from forebay.columns.slicing import slicing
 from forebay.errors import OptionError
 from forebay.failures import Failure
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState

@@ -27,7 +27,7 @@ from torch.utils.data.graph_settings import apply_sharding
 
 from forebay.base.datasets import cached_samples, getitems_of, sequence_rows
 from forebay.base.torch_internals import accepts
-from forebay.collating.padding import Slicer, slicing
+from forebay.columns.slicing import Slicer, slicing
 from forebay.devices.device import check_loader_device
 from forebay.engine.commands import Limits
 from forebay.errors import OptionError

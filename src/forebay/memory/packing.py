@@ -105,7 +105,7 @@ class BatchPickler(pickle.Pickler):
         kind = type(obj)
         if kind is torch.Tensor:
             code = CODES.get(obj.dtype)
-            if code is None or obj.requires_grad or not is_plain(obj):
+            if code is None or obj.requires_grad or not is_plain_tensor(obj):
                 return _unusual(obj)
             if obj.is_contiguous() and (nbytes := obj.nbytes):
                 return _tensor, (self._place(obj, nbytes), code, *obj.shape)
@@ -179,7 +179,7 @@ class BatchPickler(pickle.Pickler):
         return False
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
+def is_plain_tensor(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is dense numbers in this process's memory."""
     return (
         tensor.layout is torch.strided
@@ -432,7 +432,7 @@ def collate_into(packer: Packer) -> Callable[[], None]:
         def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
             first = batch[0]
             dtype = first.dtype
-            if type(first) is not torch.Tensor or dtype not in CODES or not is_plain(first):
+            if type(first) is not torch.Tensor or dtype not in CODES or not is_plain_tensor(first):
                 return cast(torch.Tensor, original(batch, collate_fn_map=collate_fn_map))
             shape = (len(batch), *first.shape)
             out = packer.new(shape, dtype)

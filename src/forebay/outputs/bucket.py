@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
-from forebay.base.files import Store
+from forebay.base.file_stores import Store
 from forebay.base.output_names import PRIVATE, path_elsewhere, recorded_name
 from forebay.errors import ForebayError, OutputError, shown_location
 from forebay.ledger.ledger import Ledger

@@ -20,9 +20,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from forebay.base.files import Store
+from forebay.base.file_stores import Store
 from forebay.base.output_names import PRIVATE
-from forebay.base.process import LONGEST_WAIT_S, join, wait_until
+from forebay.base.process import LONGEST_WAIT_S, join_thread, wait_until
 from forebay.errors import BusyError, OutputError
 from forebay.ledger.database import DAMAGES
 from forebay.ledger.ledger import Ledger
@@ -113,7 +113,7 @@ class LedgerCopy:
         self._took_s = 0.0
         self._due = 0.0
 
-    def join(self, ledger: Ledger, command: str, call: str = "") -> None:
+    def join_thread(self, ledger: Ledger, command: str, call: str = "") -> None:
         """Bring the local ledger up to date, and make this the bucket's run."""
         there = read_run(self._store)
         this = Holder.this_process(command, self._path.parent, call)
@@ -167,7 +167,7 @@ class LedgerCopy:
         self._closing = True
         self._wake.set()
         if self._thread is not None:
-            join(self._thread)
+            join_thread(self._thread)
         if self._successor is None:
             self._take(ledger)
             self._send("ended")

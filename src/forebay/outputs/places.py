@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forebay.base.files import Store, is_url, local_path
+from forebay.base.file_stores import Store
+from forebay.base.files import is_url, local_path
 from forebay.base.output_names import PRIVATE
 from forebay.errors import LedgerError
 from forebay.ledger.database import NAME

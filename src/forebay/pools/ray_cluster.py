@@ -242,8 +242,8 @@ _was_automatic = True
 _joining = threading.RLock()  # a finalizer may close a pool within
 
 
-def join(address: str | None, say: Callable[[str], None]) -> None:
-    """Connect to a cluster for a pool, which must `leave` it.
+def join_cluster(address: str | None, say: Callable[[str], None]) -> None:
+    """Connect to a cluster for a pool, which must leave it with `leave_cluster`.
 
     Until the last pool has left, no call to Ray joins or starts a cluster implicitly. Otherwise a
     call in one of forebay's threads would do so after the user has shut Ray down.
@@ -266,12 +266,12 @@ def join(address: str | None, say: Callable[[str], None]) -> None:
                 if _connect(address, say):
                     _ours = session()
         except BaseException:
-            leave()
+            leave_cluster()
             raise
 
 
-def leave() -> None:
-    """Leave the cluster; the last pool shuts it down if `join` has started it."""
+def leave_cluster() -> None:
+    """Leave the cluster; the last pool shuts it down if `join_cluster` has started it."""
     global _pools, _ours  # noqa: PLW0603 - Ray's connection is global, too
     with _joining:
         _pools -= 1
@@ -288,14 +288,14 @@ def leave() -> None:
 def _shut_down() -> None:
     shutdown = _ray().shutdown
     try:
-        within(SHUTDOWN_S, "ray.shutdown()", shutdown)
+        call_within(SHUTDOWN_S, "ray.shutdown()", shutdown)
     except ConnectionError:
         # Calls to a process of Ray's that is stuck end when it is killed.
         kill_own_cluster()
-        within(SHUTDOWN_S, "ray.shutdown()", shutdown)
+        call_within(SHUTDOWN_S, "ray.shutdown()", shutdown)
 
 
-def within(limit_s: float, what: str, call: Callable[[], _Result]) -> _Result:
+def call_within(limit_s: float, what: str, call: Callable[[], _Result]) -> _Result:
     """Return what a call to Ray returns; raise ConnectionError if it is stuck.
 
     It runs in a thread of its own, since some calls cannot be interrupted.

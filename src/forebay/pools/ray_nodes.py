@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from forebay.base.files import place_of
+from forebay.base.file_stores import folder_at
 from forebay.errors import ForebayError, OptionError, OutputError, WorkerDiedError
 from forebay.failures import Failure
 from forebay.options import Ray, worker_resources
@@ -33,8 +33,9 @@ from forebay.pools.events import (
     WorkerDied,
     as_sent,
 )
-from forebay.pools.processes import ProcessPool, pickled
+from forebay.pools.processes import ProcessPool
 from forebay.pools.ray_cluster import CALL_S, Node, fitting, shutdown_guard, stream_options
+from forebay.pools.zygote_handle import pickled
 
 # ---- shipping ------------------------------------------------------------------------------------
 # Pickling code for machines that may not have it.
@@ -331,7 +332,7 @@ def check_nodes(
     import ray
 
     nonce = secrets.token_hex(8)
-    place = None if check.folder is None else place_of(check.folder)
+    place = None if check.folder is None else folder_at(check.folder)
     if place is not None:
         place.write(_PROBE.format(nonce), nonce.encode())
     try:
@@ -384,7 +385,7 @@ def inspect_node(
         sys.path[:] = with_folder
     if check.folder is not None:
         try:
-            place, name = place_of(check.folder), _PROBE.format(nonce)
+            place, name = folder_at(check.folder), _PROBE.format(nonce)
             if place.read(name) == nonce.encode():
                 place.write(f"{name}-{node}", nonce.encode())
             else:
@@ -457,7 +458,7 @@ def _folder_error(node: Node, reason: str, folder: str | None, nonce: str) -> Fo
             "  Check its mount and permissions there."
         )
     if folder is not None:
-        place, its, agrees = place_of(folder), f"{_PROBE.format(nonce)}-{node.id}", False
+        place, its, agrees = folder_at(folder), f"{_PROBE.format(nonce)}-{node.id}", False
         with suppress(Exception):  # whatever a file system raises
             agrees = place.read(its) == nonce.encode()
             place.remove([its])

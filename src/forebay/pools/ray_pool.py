@@ -133,7 +133,7 @@ class RayPool(Pool):
         say: Callable[[str], None],
     ) -> None:
         """Join the cluster, and check its nodes."""
-        ray_cluster.join(where.address, say)
+        ray_cluster.join_cluster(where.address, say)
         import ray
 
         self._ray = ray
@@ -184,7 +184,7 @@ class RayPool(Pool):
                     return session, nodes, ray.put(hosting)
 
             limit_s = PATIENCE_S + SILENT_S
-            session, self._nodes, self._hosting = ray_cluster.within(
+            session, self._nodes, self._hosting = ray_cluster.call_within(
                 limit_s, "a first look at its nodes", prepare
             )
             thread = threading.Thread(
@@ -317,7 +317,7 @@ class RayPool(Pool):
             if self._monitor is not None:
                 self._monitor.join(CLOSE_S)
             atexit.unregister(self.close)
-            ray_cluster.leave()
+            ray_cluster.leave_cluster()
 
     def _join_listeners(self, patience_s: float) -> None:
         until = time.monotonic() + patience_s

@@ -13,6 +13,7 @@ import pickle
 import queue
 import select
 import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -355,3 +356,10 @@ class Channel:
 def _framed(message: Any) -> bytes:
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
+
+
+def flush_streams() -> None:
+    """Flush what was printed so far, if the streams are still open."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # the stream is None, or closed
+            stream.flush()

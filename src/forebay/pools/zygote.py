@@ -7,7 +7,7 @@
 The driver may hold threads, locks and libraries that do not survive a fork; the zygote holds the
 job and nothing else, so it can start a replacement for a dead worker safely and in milliseconds
 (as long as importing the user's code starts no thread). The zygote is forked from the driver if
-that is safe (`processes.py` says when), and is otherwise a new interpreter.
+that is safe (`zygote_handle.py` says when), and is otherwise a new interpreter.
 
 Guarantees: a worker's exit is reported once, with its status, its peak memory and the Python
 stacks of a crash or hang. The process group of a worker dies with it; if a worker is killed
@@ -33,7 +33,7 @@ from typing import NoReturn
 
 from forebay.base.libraries import keep_freed, use_one_thread
 from forebay.base.memory_files import memory_file
-from forebay.base.process import (
+from forebay.base.process_ties import (
     OOM_AFTER_WORKERS,
     adopt_orphans,
     continue_when_driver_ends,
@@ -44,7 +44,14 @@ from forebay.base.process import (
 from forebay.failures import Failure
 from forebay.pools.events import Assignment, Event, Job, TaskFailed, TaskFinished, as_sent
 from forebay.pools.job_loading import become_worker, load_job
-from forebay.pools.worker import Channel, failure_of, portable, serve, without_our_frames
+from forebay.pools.worker import (
+    Channel,
+    failure_of,
+    flush_streams,
+    portable,
+    serve,
+    without_our_frames,
+)
 
 # ---- descendants ---------------------------------------------------------------------------------
 # The processes that descend from one.
@@ -157,7 +164,7 @@ def run(
         os._exit(code)
 
 
-def main(control: int, answers: int, payload: int) -> NoReturn:
+def serve_in_new_interpreter(control: int, answers: int, payload: int) -> NoReturn:
     """Serve in a new interpreter."""
     with os.fdopen(payload, "rb") as file:
         sys.path[:], sys.argv[:], script = pickle.load(file)  # noqa: S301 - from the driver
@@ -381,13 +388,6 @@ def _begin_as_child(worker_id: int) -> None:
         current_process().name = f"Worker-{worker_id}"
 
 
-def flush_streams() -> None:
-    """Flush what was printed so far, if the streams are still open."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # the stream is None, or closed
-            stream.flush()
-
-
 def _catches(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal."""
     with suppress(OSError, ValueError), open(f"/proc/{pid}/status") as file:
@@ -402,30 +402,3 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)  # it has not created its group yet
-
-
-def describe_exit(code: int, peak_bytes: int, memory: int | None = None) -> str:
-    """Describe how a worker ended, and what that usually means.
-
-    Args:
-        memory: If the system killed it because memory ran out: the bytes that may be used.
-    """
-    peak = f"peak memory {peak_bytes / 2**20:,.0f} MiB"
-    if code >= 0:
-        return f"the worker exited with code {code} ({peak}): the function ended its process"
-    try:
-        name, words = signal.Signals(-code).name, signal.strsignal(-code)
-    except ValueError:
-        name, words = f"signal {-code}", "unknown"
-    usual = {
-        "SIGKILL": "usually the machine ran out of memory, or someone killed it",
-        "SIGSEGV": "native code crashed",
-        "SIGBUS": "native code crashed, or a mapped file shrank",
-        "SIGABRT": "native code aborted",
-    }.get(name, "another process sent it that signal")
-    if memory is not None:
-        usual = (
-            "the kernel killed it because this program ran out of memory, of which it may use "
-            f"{memory / 2**20:,.0f} MiB"
-        )
-    return f"the worker was killed by signal: {words} ({name}; {peak}): {usual}"

@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.base.earlier_rows import EarlierRows
-from forebay.base.files import Folder, joined, place_of
+from forebay.base.file_stores import Folder, folder_at
+from forebay.base.files import location_in
 from forebay.base.output_names import PRIVATE
 from forebay.base.value_types import schema_of
 from forebay.errors import OutputError
@@ -108,7 +109,7 @@ class Checkpoints:
     def __init__(
         self, output: str, keys: Mapping[int, str], *, skips_failures: bool = False
     ) -> None:
-        self._place = place_of(joined(output, f"{PRIVATE}/checkpoints"))
+        self._place = folder_at(location_in(output, f"{PRIVATE}/checkpoints"))
         self._keys, self._skips_failures = keys, skips_failures
         self.every_s, self.rest = EVERY_S, REST  # also in a worker
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.collating.rules import described
+from forebay.collating.rules import described_value
 
 # Errors of code that was given another kind of batch than it takes.
 _ERRORS = (TypeError, AttributeError, KeyError, IndexError)
@@ -24,7 +24,7 @@ def note_on_batch(error: Exception, batch: Any) -> None:
 
 def _words_of(batch: Any) -> str:
     if isinstance(batch, Mapping):
-        parts = [f"{key!r}: {described(value)}" for key, value in [*batch.items()][:_SHOWN]]
+        parts = [f"{key!r}: {described_value(value)}" for key, value in [*batch.items()][:_SHOWN]]
         advice = (
             "A batch is one argument, and is not unpacked. Pass a model that takes the dict, or "
             "return only what the model takes from the dataset, or from collate_fn."
@@ -32,7 +32,7 @@ def _words_of(batch: Any) -> str:
         return _sentence(batch, parts, advice)
     if not isinstance(batch, list | tuple):
         return _sentence(batch, [], _advice_on(batch))
-    parts = [described(value) for value in batch[:_SHOWN]]
+    parts = [described_value(value) for value in batch[:_SHOWN]]
     if all(isinstance(each, str | bytes) for each in batch):
         advice = (
             "Strings stay a list of strings. Make tensors of them in collate_fn, such as with a "
@@ -52,7 +52,7 @@ def _words_of(batch: Any) -> str:
 def _sentence(batch: Any, parts: list[str], advice: str) -> str:
     more = ", …" if len(parts) == _SHOWN < len(batch) else ""
     shown = f": {', '.join(parts)}{more}" if parts else ""
-    return f"the model was called with {described(batch)}{shown}\n  {advice}"
+    return f"the model was called with {described_value(batch)}{shown}\n  {advice}"
 
 
 def _advice_on(batch: Any) -> str:

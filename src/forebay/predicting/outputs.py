@@ -25,7 +25,7 @@ from forebay.base.arrow_arrays import array_of_numpy
 from forebay.base.batches import field_names
 from forebay.base.value_classes import MOST_DEPTH, MisfitError, container_kind, items_of
 from forebay.base.value_inference import named_misfit, spec_of, widened_alike
-from forebay.base.value_types import Nested, Spec, arrow_type, from_json, nulls, to_json
+from forebay.base.value_types import Nested, Spec, arrow_type, nulls, type_from_json, type_to_json
 from forebay.errors import OutputError
 from forebay.failures import Failure
 
@@ -113,12 +113,12 @@ def _joined(name: str, known: Spec, found: Spec) -> Spec:
 
 def types_to_json(types: Types) -> dict[str, Any]:
     """Return the types of columns as JSON values."""
-    return {name: to_json(spec) for name, spec in types.items()}
+    return {name: type_to_json(spec) for name, spec in types.items()}
 
 
 def types_from_json(found: Any) -> Types:
     """Return the types that `types_to_json` described."""
-    return {str(name): from_json(spec) for name, spec in found.items()}
+    return {str(name): type_from_json(spec) for name, spec in found.items()}
 
 
 # ---- rows ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from forebay.base.arrow_arrays import array_of, check_memory
 from forebay.base.earlier_rows import Taken
-from forebay.base.files import joined, local_file
+from forebay.base.files import local_file, location_in
 from forebay.base.formatting import counted
 from forebay.base.value_types import arrow_type, nulls
 from forebay.errors import OutputError, shown_location
@@ -222,7 +222,7 @@ class WidenWork:
         name = part_name(row["first"] // self._size)
         described = {KEY: json.dumps(types_to_json(self._types))}
         with (
-            local_file(joined(self._output, name)) as path,
+            local_file(location_in(self._output, name)) as path,
             parquet.ParquetFile(path) as file,
         ):
             groups = widened_groups(file, self._types)

@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 from forebay.base.datasets import is_map_style
 from forebay.base.earlier_rows import EarlierRows
-from forebay.base.files import Folder, Store, place_of, read_regular
+from forebay.base.file_stores import Folder, Store, folder_at
+from forebay.base.files import read_regular
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
 from forebay.base.value_classes import Identity, MisfitError, classes_in
 from forebay.base.value_columns import nbytes_of
@@ -134,7 +135,7 @@ def cache(
     """
     options = PreprocessOptions.of(locals(), on_error="skip")
     settings = settings_to_json(locals())
-    place, samples = place_of(location), _samples_of(dataset)
+    place, samples = folder_at(location), _samples_of(dataset)
     described = functools.cache(functools.partial(_described, samples))
     index = Index.read(place) if resume else None
     classes: dict[Identity, type] = {}

@@ -14,15 +14,10 @@ from threading import Thread
 from typing import Any
 
 from forebay.base.datasets import OwnedGenerators
+from forebay.base.draw_detection import ThreadTurns
 from forebay.base.files import NoInputError, is_url
 from forebay.base.output_names import path_elsewhere
-from forebay.base.randomness import (
-    SetSeed,
-    ThreadTurns,
-    seed_generators,
-    seed_of_text,
-    seed_on_import,
-)
+from forebay.base.randomness import SetSeed, seed_generators, seed_of_text, seed_on_import
 from forebay.errors import OutputError
 from forebay.inputs.row_paths import located
 from forebay.ledger.records import FileFields, key_of

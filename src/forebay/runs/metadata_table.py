@@ -25,9 +25,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from forebay.base.arrow_arrays import GROUP_ROWS, NULL, Row, final_kind, widen_rows
 from forebay.base.files import atomic_file
 from forebay.base.output_names import table_name
-from forebay.base.table_formats import FORMATS, GROUP_ROWS, NULL, Row, final_kind, widen_rows
+from forebay.base.table_formats import FORMATS
 from forebay.errors import OutputError
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger

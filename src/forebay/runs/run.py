@@ -21,11 +21,12 @@ from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any
 
+from forebay.base.draw_detection import ThreadTurns
 from forebay.base.files import download, location_text
 from forebay.base.formatting import counted
 from forebay.base.output_names import PRIVATE, table_name
 from forebay.base.process import fewer_collections
-from forebay.base.randomness import ThreadTurns, generators_kept, generators_restored
+from forebay.base.randomness import generators_kept, generators_restored
 from forebay.errors import (
     ChangedError,
     OptionError,

@@ -1,0 +1,220 @@
+"""Make whole batches by indexing, for datasets that only consist of tensors, arrays or columns.
+
+    TensorDataset, tensor, array        one index_select for each
+    forebay.from_table(columns=)        one take for each column
+    Hugging Face dataset                the same, with the types that the dataset itself returns
+    Subset, StackDataset                of any of these
+
+For every other dataset, samples are made one by one and collated.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
+
+from forebay.base.batches import differing
+from forebay.base.torch_internals import collates_as_usual
+
+if TYPE_CHECKING:
+    from forebay.columns.arrow_columns import Columns
+
+
+@dataclass(frozen=True, slots=True)
+class Slicer:
+    """Makes batches by indexing: what default_collate gives for the single samples, bit for bit.
+
+    Attributes:
+        cut: Makes a batch of an int64 tensor of indices.
+        nbytes: About how many bytes a row has.
+        has_samples: Whether a batch may also be made of single samples, if it cannot be cut.
+    """
+
+    cut: Callable[[torch.Tensor], Any]
+    nbytes: int
+    has_samples: bool = True
+
+    def __call__(self, index: Any) -> Any:
+        """Return the batch of some indices, in any sequence."""
+        rows = torch.as_tensor(index)
+        if rows.is_floating_point():
+            raise TypeError("an index must be an integer")
+        return self.cut(rows.to(torch.int64))
+
+
+def slicing(dataset: Any, collate_fn: Any) -> Slicer | None:
+    """Return what makes batches by indexing; None if indexing does not suffice."""
+    if collate_fn is not default_collate or not collates_as_usual():
+        return None
+    return _slicing(dataset)
+
+
+def _slicing(dataset: Any) -> Slicer | None:
+    kind = type(dataset)
+    if kind is Subset:
+        inner = _slicing(dataset.dataset)
+        return inner and replace(inner, cut=_Chosen(dataset.indices, inner.cut))
+    if kind is StackDataset:
+        return _stacked(dataset.datasets)
+    if kind is TensorDataset and dataset.tensors:
+        # A list, since default_collate turns tuples into lists.
+        return _stacked(dataset.tensors) if all(map(_is_plain, dataset.tensors)) else None
+    if _is_plain(dataset) and dataset.dim() > 0:
+        return Slicer(partial(_pick, dataset), dataset[:1].nbytes)
+    if kind is np.ndarray and dataset.ndim and dataset.dtype.isnative and dataset.flags.writeable:
+        # With one dimension samples are NumPy's numbers, and torch does not take all of them.
+        kinds = "biufc" if dataset.ndim > 1 or dataset.itemsize == 1 else "bifc"
+        return _slicing(torch.from_numpy(dataset)) if dataset.dtype.kind in kinds else None
+    if "columns_to_slice" in vars(kind):  # forebay's; a subclass may have other samples
+        columns: Columns = dataset.columns_to_slice
+        return Slicer(partial(_tensors_of, columns), columns.nbytes // len(columns))
+    hugging_face = sys.modules.get("datasets.arrow_dataset")
+    if hugging_face is not None and kind is hugging_face.Dataset and len(dataset):
+        return _of_hugging_face(dataset)
+    return None
+
+
+def _stacked(parts: Any) -> Slicer | None:
+    """Return what makes a list of batches, or a dict of them, of datasets side by side."""
+    names = list(parts) if isinstance(parts, dict) else None
+    slicers = [_slicing(each) for each in (parts if names is None else parts.values())]
+    found = [each for each in slicers if each is not None and each.has_samples]
+    if len(found) < len(slicers):
+        return None
+
+    def cut(rows: torch.Tensor) -> Any:
+        batches = [each.cut(rows) for each in found]
+        return batches if names is None else dict(zip(names, batches, strict=True))
+
+    return Slicer(cut, sum(each.nbytes for each in found))
+
+
+class _Chosen:
+    """Makes batches of the indices of a `Subset`."""
+
+    def __init__(self, indices: Any, cut: Callable[[torch.Tensor], Any]) -> None:
+        self._indices, self._cut = indices, cut
+        self._rows: torch.Tensor | None = None
+
+    def __call__(self, rows: torch.Tensor) -> Any:
+        """Return a batch."""
+        if self._rows is None:  # not before: most slicers are only asked whether there is one
+            found = torch.as_tensor(self._indices)
+            if found.is_floating_point() or found.dim() != 1:
+                raise TypeError("an index must be an integer")
+            self._rows = found.to(torch.int64)
+        return self._cut(self._rows[rows])
+
+
+def _pick(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch.index_select(tensor, 0, rows)
+    except IndexError:  # index_select does not accept negative indices, but is five times as fast
+        return tensor[rows]
+
+
+def _is_plain(value: Any) -> bool:
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and not value.requires_grad
+        and not value.is_nested
+        and not value.is_quantized
+    )
+
+
+def _tensors_of(columns: Columns, rows: torch.Tensor) -> dict[str, Any]:
+    """Return the rows of some columns as tensors and lists, by name."""
+    return {
+        name: values if isinstance(values, list) else torch.from_numpy(values)
+        for name, values in columns.take(rows.numpy()).items()
+    }
+
+
+# ---- hugging face --------------------------------------------------------------------------------
+# A dataset of the library `datasets` is an Arrow table, mapped from files, and a format, which
+# converts rows. A few rows are asked for, to learn the types: where these are not plainly those of
+# the columns, batches are made of the dataset's own samples.
+
+_FORMATS = (None, "torch", "numpy", "arrow")
+
+
+# The slicer of each dataset, and what it depends on: making one reads rows.
+_slicers: WeakKeyDictionary[Any, tuple[Any, Slicer | None]] = WeakKeyDictionary()
+
+
+def _of_hugging_face(dataset: Any) -> Slicer | None:
+    try:
+        known = {name: str(value) for name, value in dataset.format.items()}
+        state = id(dataset.data), id(_indices_of(dataset)), known
+        if (found := _slicers.get(dataset)) is None or found[0] != state:
+            found = _slicers[dataset] = state, _of_table(dataset)
+    except Exception:  # noqa: BLE001 - another version, or samples that cannot be collated
+        return None
+    return found[1]
+
+
+def _indices_of(dataset: Any) -> Any:
+    """Return the rows that a Hugging Face dataset selects, as a table; None if those are all."""
+    return getattr(dataset, "_indices", None)
+
+
+def _of_table(dataset: Any) -> Slicer | None:
+    form, table, indices = dataset.format, dataset.data.table, _indices_of(dataset)
+    is_arrow, shown = form["type"] == "arrow", set(form["columns"])
+    has_others = form["output_all_columns"] and len(shown) < table.num_columns
+    if form["type"] not in _FORMATS or has_others:
+        return None
+    table = table.select([name for name in table.column_names if name in shown])
+    if not is_arrow and any(column.null_count for column in table.columns):
+        return None
+    from forebay.columns.arrow_columns import Columns
+
+    columns = Columns(table, "the dataset in Arrow format")
+    order = None if indices is None else Columns(indices.table, "its indices")
+
+    def cut(rows: torch.Tensor) -> Any:
+        if order is not None:
+            rows = torch.from_numpy(next(iter(order.take(rows.numpy()).values())).astype("i8"))
+        return _tensors_of(columns, rows)
+
+    slicer = Slicer(cut, columns.nbytes // len(columns), has_samples=not is_arrow)
+    return slicer if is_arrow else _converted(slicer, dataset)
+
+
+def _converted(slicer: Slicer, dataset: Any) -> Slicer | None:
+    """Return a slicer with the types of a dataset's samples; None if they are not so simple."""
+    convert: dict[str, Callable[[Any], Any]] = {}
+
+    def cut(rows: torch.Tensor) -> Any:
+        batch = slicer.cut(rows)
+        return {name: function(batch[name]) for name, function in convert.items()}
+
+    for row in {0, len(dataset) // 2, len(dataset) - 1}:
+        expected = default_collate(dataset.__getitems__([row]))
+        for name, values in expected.items():
+            if isinstance(values, torch.Tensor):
+                convert.setdefault(name, partial(torch.Tensor.to, dtype=values.dtype))
+            else:
+                of_numpy = dataset.format["type"] is not None
+                convert.setdefault(name, _list_of(type(values[0]), of_numpy))
+        if any(differing(cut(torch.tensor([row])), expected)):
+            return None
+    return replace(slicer, cut=cut)
+
+
+def _list_of(kind: type, of_numpy: bool) -> Callable[[list[Any]], list[Any]]:
+    """Return what makes strings or bytes of another type; NumPy's end before trailing zeros."""
+    if not of_numpy:
+        return list
+    zero: Any = b"\0" if issubclass(kind, bytes) else "\0"
+    return lambda values: [kind(each.rstrip(zero)) for each in values]
