@@ -113,7 +113,7 @@ class LedgerCopy:
         self._took_s = 0.0
         self._due = 0.0
 
-    def join_thread(self, ledger: Ledger, command: str, call: str = "") -> None:
+    def join(self, ledger: Ledger, command: str, call: str = "") -> None:
         """Bring the local ledger up to date, and make this the bucket's run."""
         there = read_run(self._store)
         this = Holder.this_process(command, self._path.parent, call)

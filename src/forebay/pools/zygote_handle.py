@@ -387,7 +387,8 @@ def whole_recursion_limit() -> Iterator[None]:
 
     It has this thread's calls below its own, and would end where these are nearly as deep.
     """
-    process, limit, depth, frame = os.getpid(), sys.getrecursionlimit(), 0, sys._getframe()
+    process, limit, depth = os.getpid(), sys.getrecursionlimit(), 0
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         frame, depth = frame.f_back, depth + 1
     sys.setrecursionlimit(limit + depth)
