@@ -10,6 +10,7 @@ from forebay.base.store_errors import (
     BROKEN,
     DENIED,
     MISSING,
+    REFUSED,
     THROTTLED,
     store_advice,
     store_error_kind,
@@ -21,13 +22,22 @@ NO_BUCKET = OSError(
     'Server returned non-2xx status code: 404 Not Found: <?xml version="1.0"?>\n <Error>'
     "<Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>"
 )
-REFUSED = OSError(
+UNREACHED = OSError(
     "Generic S3 error: Error performing GET http://127.0.0.1:9/b/404/403 in 1.8ms - HTTP error: "
     'error sending request\n\nDebug source:\nGeneric { store: "S3", retry_timeout: 180s, source: '
     'ConnectError("tcp connect error", Os { code: 111, kind: ConnectionRefused, message: '
     '"Connection refused" })'
 )
 FORBIDDEN = OSError("Server returned non-2xx status code: 403 Forbidden: no such key id")
+NO_SFTP = ValueError('SFTPFileSystem requires "paramiko" to be installed')
+NO_RANGES = OSError("Operation not supported: Range request not supported by shard-00000.arrow")
+NOT_PARTIAL = OSError(
+    "Generic S3 error: Received non-partial response\n\nDebug source:\nGeneric { NotPartial }"
+)
+OWN_CERTIFICATE = OSError(
+    "Generic HTTP error: error sending request\n\nDebug source:\nGeneric { source: "
+    "invalid peer certificate: UnknownIssuer }"
+)
 UNKNOWN = ValueError("Protocol not known: nonsense")
 
 
@@ -35,10 +45,34 @@ UNKNOWN = ValueError("Protocol not known: nonsense")
     ("error", "kind", "words", "advice"),
     [
         (NO_BUCKET, MISSING, "NoSuchBucket: The specified bucket does not exist", "name of the b"),
-        (REFUSED, BROKEN, "ConnectionRefused: http://127.0.0.1:9/b/404/403", "endpoint and the ne"),
+        (
+            UNREACHED,
+            BROKEN,
+            "ConnectionRefused: http://127.0.0.1:9/b/404/403",
+            "endpoint and the ne",
+        ),
         (FORBIDDEN, DENIED, str(FORBIDDEN), "your credentials, .* is of no use"),
         (PermissionError("no"), DENIED, "no", "your credentials"),
-        (UNKNOWN, BROKEN, "Protocol not known: nonsense", "s3fs"),
+        (UNKNOWN, REFUSED, "Protocol not known: nonsense", "s3fs"),
+        (ImportError("Install s3fs to access S3"), REFUSED, "Install s3fs to access S3", "s3fs"),
+        (NO_SFTP, REFUSED, str(NO_SFTP), "sftp:// paramiko"),
+        (NO_RANGES, REFUSED, str(NO_RANGES), "ignores ranges"),
+        (NOT_PARTIAL, REFUSED, "Generic S3 error: Received non-partial response", "ignores rang"),
+        (OWN_CERTIFICATE, REFUSED, "invalid peer certificate", "the certificate"),
+        (
+            OSError("400 Bad Request: InvalidRequest"),
+            REFUSED,
+            "400 Bad Request: InvalidRequest",
+            "^o",
+        ),
+        (OSError("405 Method Not Allowed"), REFUSED, "405 Method Not Allowed", "^otherwise$"),
+        (
+            OSError("400 Bad Request: RequestTimeout"),
+            BROKEN,
+            "400 Bad Request: RequestTimeout",
+            "^o",
+        ),
+        (OSError("a range of 405 bytes"), BROKEN, "a range of 405 bytes", "^otherwise$"),
         (FileNotFoundError("b/x"), MISSING, "b/x", "^otherwise$"),
         (OSError("SlowDown"), THROTTLED, "SlowDown", "^otherwise$"),
         (ConnectionResetError(), BROKEN, "ConnectionResetError", "endpoint and the network"),

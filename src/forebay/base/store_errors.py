@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 
-# Kinds. What is denied or missing does not get better by itself.
+# Kinds. What is denied, missing or refused does not get better by itself.
 THROTTLED, BROKEN, DENIED, MISSING = "throttled", "broken", "denied", "missing"
+REFUSED = "refused"
 
 _throttled = re.compile(
     r"\b(?:503|429)\b|SlowDown|TooManyRequests|RequestLimitExceeded", re.I
@@ -27,12 +28,29 @@ _missing = re.compile(
 _unreached = re.compile(
     r"Connection ?refused|Connection ?reset|dns error|Name or service not known"
     r"|(?:failed to |not )resolve|timed out|(?:read|connect) timeout|Network is unreachable"
-    r"|No route to host|certificate"
+    r"|No route to host|invalid peer certificate"
     r"|could not connect|cannot connect|error sending request",
     re.I,
 ).search
 _not_installed = re.compile(
-    r"Protocol not known|Install \S+|No module named|please install", re.I
+    r"Protocol not known|Install \S+|No module named|please install|to be installed"
+    r"|Unable to load lib",
+    re.I,
+).search
+_no_ranges = re.compile(
+    r"Range request not supported|NotPartial|non-?partial response|ignores ranges", re.I
+).search
+_bad_certificate = re.compile(
+    r"certificate.{0,20}verify|invalid peer certificate|UnknownIssuer|self.?signed", re.I
+).search
+# A server says some of what passes with status 400: a body that was cut, or came too late.
+_passes = re.compile(r"RequestTimeout|IncompleteBody|BadDigest|InternalError").search
+_refused = re.compile(
+    r"\b400,? (?:Bad Request|Client Error|message)|\b40[5-7]\b,? (?:Method|Not|Client|message)"
+    r"|\b410\b,? (?:Gone|Client|message)|\b501\b,? (?:Not|Server|message)|MethodNotAllowed"
+    r"|NotImplemented|InvalidRequest|InvalidArgument|InvalidBucketName|PermanentRedirect"
+    r"|AuthorizationHeaderMalformed",
+    re.I,
 ).search
 _url = re.compile(r"https?://[^\s,\"'<>)]+")
 _code = re.compile(r"<Code>([^<]+)</Code>(?:\s*<Message>([^<]*)</Message>)?").search
@@ -49,7 +67,12 @@ def store_error_kind(error: BaseException) -> str:
         return THROTTLED
     if isinstance(error, PermissionError) or _denied(text):
         return DENIED
-    return MISSING if _missing(text) else BROKEN
+    if _missing(text):
+        return MISSING
+    is_permanent = _no_ranges(text) or _bad_certificate(text) or _not_installed(text)
+    if is_permanent or isinstance(error, ImportError):
+        return REFUSED
+    return REFUSED if _refused(text) and not _passes(text) else BROKEN
 
 
 def store_error_words(error: BaseException) -> str:
@@ -80,7 +103,16 @@ def store_advice(error: BaseException, otherwise: str) -> str:
             "fsspec's settings. To try again without a change is of no use."
         )
     if isinstance(error, ImportError) or _not_installed(text):
-        return "Install the file system of the URL: s3:// needs s3fs, gs:// gcsfs."
+        return (
+            "Install the file system of the URL: s3:// needs s3fs, gs:// gcsfs, sftp:// paramiko."
+        )
+    if _no_ranges(text):
+        return (
+            "Its server ignores ranges, so no part of an object can be read. Use one that knows "
+            "them, such as a bucket; or copy the folder first, and open the copy."
+        )
+    if _bad_certificate(text):
+        return "Check the certificate of the endpoint, and those that this machine trusts."
     if kind == BROKEN and (isinstance(error, ConnectionError | TimeoutError) or _unreached(text)):
         return "Check the endpoint and the network, then make the same call again."
     return otherwise

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from forebay.base.store_errors import BROKEN, DENIED, MISSING, THROTTLED
+from forebay.base.store_errors import BROKEN, DENIED, MISSING, REFUSED, THROTTLED
 
 MIB = 1 << 20
 # Bytes in flight at first and at most, and how many requests: each has a thread.
@@ -331,7 +331,8 @@ class Requests:
             if known is None or known.flights:  # nobody wants it, or another request may bring it
                 continue
             known.tries += 1
-            if kind == MISSING or known.tries >= MOST_TRIES or (kind == DENIED and known.denied):
+            is_final = kind in (MISSING, REFUSED) or (kind == DENIED and known.denied)
+            if is_final or known.tries >= MOST_TRIES:
                 lost.append(self._give_up(unit, kind, message))
                 continue
             known.denied |= kind == DENIED

@@ -35,7 +35,7 @@ import numpy as np
 from forebay.base.memory_files import memory_file
 from forebay.base.output_names import PRIVATE
 from forebay.base.process_ties import watch_maker_of
-from forebay.base.store_errors import BROKEN, MISSING, THROTTLED, store_advice
+from forebay.base.store_errors import BROKEN, MISSING, REFUSED, THROTTLED, store_advice
 from forebay.caching.fetch_policy import (
     MOST_REQUESTS,
     NEEDED,
@@ -108,7 +108,10 @@ class Fetcher:
             ForebayError: It cannot be opened; clients get the words.
         """
         self._place, self._incoming = place, incoming
-        self._bucket = bucket_at(place.url)
+        try:
+            self._bucket = bucket_at(place.url)
+        except BucketError as error:
+            raise _refused(shown_location(place.url), error.kind, str(error)) from error
         self._threads = ThreadPoolExecutor(MOST_REQUESTS, "forebay-fetch")
         self._index_bytes, blocks = self._threads.map(self._read, (INDEX, BLOCKS))
         # Written once for all clients: of a large cache, it has tens of megabytes.
@@ -334,7 +337,7 @@ class Fetcher:
             "lost_s": counts.lost_s,
             "elapsed_s": time.monotonic(),
             "throttled": counts.failed[THROTTLED],
-            "broken": counts.failed[BROKEN] + counts.failed[WRONG],
+            "broken": sum(counts.failed[each] for each in (BROKEN, REFUSED, WRONG)),
         }
 
     def _tell_facts(self) -> None:
@@ -593,7 +596,7 @@ def _refused(where: str, kind: str, words: str) -> ForebayError:
     }
     otherwise = known.get(kind, "Check the bucket; then make the same call again.")
     advice = store_advice(BucketError(kind, words), otherwise)
-    what = "it cannot be read" if kind == BROKEN else kind
+    what = "it cannot be read" if kind in (BROKEN, REFUSED) else kind
     return InputError(f"{where}: {what}: {words}\n  {advice}")
 
 

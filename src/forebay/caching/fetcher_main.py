@@ -21,7 +21,7 @@ from forebay.base.process_ties import (
 from forebay.caching.fetcher import Fetcher
 from forebay.caching.fetcher_process import Place
 from forebay.caching.link import accepted, error_as_sent, packed_message
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, InputError, shown_location
 
 
 def run_fetcher(lock: int, incoming: int, config: int) -> NoReturn:
@@ -42,7 +42,14 @@ def run_fetcher(lock: int, incoming: int, config: int) -> NoReturn:
     try:
         try:
             fetcher = Fetcher(place, source)
-        except ForebayError as error:
+        except Exception as error:  # noqa: BLE001 - of the disk, for example
+            if not isinstance(error, ForebayError):
+                traceback.print_exc()
+                error = InputError(
+                    f"{shown_location(place.url)}: the process that fetches its blocks cannot "
+                    f"start: {type(error).__name__}: {error}\n"
+                    "  Nothing was fetched. Its traceback is on stderr; another call tries again."
+                )
             _refuse_all(source, error)
         else:
             fetcher.run()

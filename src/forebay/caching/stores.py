@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from forebay.base.files import connect_url, settings_of
-from forebay.base.store_errors import BROKEN, store_error_kind, store_error_words
+from forebay.base.store_errors import BROKEN, REFUSED, store_error_kind, store_error_words
 from forebay.errors import shown_location, without_credentials
 
 # Longer than `fetch_policy` lets a request take.
@@ -70,6 +70,9 @@ class ObjectStore(ABC):
             found = memoryview(self._read(name, offset, length)).cast("B")
         except Exception as error:
             raise BucketError.of(error) from error
+        if length is not None and len(found) > length:
+            words = f"its server ignores ranges: {len(found):,} bytes came instead of {length:,}"
+            raise BucketError(REFUSED, words)
         if length not in (None, len(found)):
             raise BucketError(BROKEN, f"{len(found):,} bytes came instead of {length:,}")
         return found
