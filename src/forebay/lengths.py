@@ -39,6 +39,8 @@ Cost = Callable[[npt.NDArray[np.float64]], npt.ArrayLike]
 RATIO = 1.03
 # The first and last token of a piece have 32 bits.
 LONGEST = 2**31 - 1
+# A first dimension of a field of two that is no longer is its channels, as of a waveform.
+MOST_CHANNELS = 2
 
 
 @short_tracebacks
@@ -123,7 +125,9 @@ def batch_by_length(
 
     Args:
         dataset: A map-style dataset.
-        lengths: As in `pack_sequences`.
+        lengths: As in `pack_sequences`. A sample may be shorter; if its longest field has more
+            items than that, and none as many, taking its batch raises InputError, since the batch
+            would have more than `max_tokens`.
         max_tokens: Tokens of a batch at most, padding included.
         max_samples: Samples of a batch, at most.
         window: As in `pack_sequences`.
@@ -353,6 +357,8 @@ class SequenceRows(Dataset[Any]):
             error.add_note(f"forebay: row {index % EPOCH} is made of samples {numbers}")
             raise
         if not self.is_packed:
+            for each, number in zip(found, numbers, strict=True):
+                self._check_padded(each, number)
             return list(found)
         return [self._cut(*each) for each in zip(found, numbers, begins, strict=True)]
 
@@ -388,18 +394,23 @@ class SequenceRows(Dataset[Any]):
         samples = np.searchsorted(self.firsts, pieces, side="right") - 1
         return samples.tolist(), ((pieces - self.firsts[samples]) * self.size).tolist()
 
+    def _check_padded(self, sample: Any, number: int) -> None:
+        """Raise InputError for a sample that is longer than its length: its batch would be, too.
+
+        A shorter one does no harm. What is not a tensor, an array or a list may become any number
+        of tokens in `collate_fn`.
+        """
+        length = int(self.lengths[number])
+        sizes = [each for leaf in leaves(sample, lists=False) for each in _sizes_of(leaf)]
+        if sizes and length not in sizes and max(sizes) > length:
+            raise _other_length(number, sizes, length)
+
     def _cut(self, sample: Any, number: int, begin: int) -> Any:
         """Return the tokens of a sample from `begin` on that belong into a row."""
         length = int(self.lengths[number])
         sizes = [items_in(leaf) for leaf in leaves(sample, lists=False)]
         if length not in sizes:
-            sizes = [each for each in sizes if each is not None]
-            raise InputError(
-                f"sample {number} has {' and '.join(map(str, sizes)) or 'no'} tokens, but its "
-                f"length was given as {length}\n"
-                "  Give the lengths of this dataset, in its order; a random transform must not "
-                "change them."
-            )
+            raise _other_length(number, [each for each in sizes if each is not None], length)
         end = min(begin + self.size, length)
         if begin == 0 and end == length:
             return sample
@@ -408,3 +419,20 @@ class SequenceRows(Dataset[Any]):
             sample,
             lists=False,
         )
+
+
+def _sizes_of(leaf: Any) -> list[int]:
+    """Return what may be the number of tokens of a field; a waveform may have channels first."""
+    items = items_in(leaf)
+    if items is None:
+        return []
+    has_channels = items <= MOST_CHANNELS and getattr(leaf, "ndim", 1) == 2
+    return [items, leaf.shape[1]] if has_channels else [items]
+
+
+def _other_length(number: int, sizes: list[int], length: int) -> InputError:
+    return InputError(
+        f"sample {number} has {' and '.join(map(str, sizes)) or 'no'} tokens, but its length was "
+        f"given as {length}\n"
+        "  Give the lengths of this dataset, in its order; a random transform must not change them."
+    )

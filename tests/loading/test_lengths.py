@@ -323,6 +323,33 @@ def test_a_sample_that_is_not_as_long_as_was_said():
         rows[0]
 
 
+@pytest.mark.parametrize(
+    "sample",
+    [
+        torch.zeros(50),
+        torch.zeros(1, 50),
+        np.zeros((50, 80)),
+        [0] * 50,
+        {"tokens": torch.zeros(50), "label": 3},
+    ],
+)
+def test_a_padded_batch_is_never_larger_because_of_wrong_lengths(sample):
+    """A sample that is longer than its length is refused and named; a shorter one is not."""
+    for length, is_fine in ((50, True), (60, True), (49, False), (10, False)):
+        groups = forebay.batch_by_length([sample] * 4, [length] * 4, max_tokens=120)
+        if is_fine:
+            assert len(groups[0]) == 2
+            continue
+        with pytest.raises(InputError, match=rf"sample \d has .*50 tokens, .* given as {length}"):
+            groups[0]
+
+
+def test_what_is_no_sequence_yet_may_have_any_length():
+    """A string becomes tokens in `collate_fn`, and a number is none."""
+    samples = [{"text": "of three words", "label": torch.tensor(1)}] * 2
+    assert forebay.batch_by_length(samples, [3, 3], max_tokens=6)[0] == samples
+
+
 def test_rows_need_a_collate_fn_and_batches_none():
     rows = forebay.pack_sequences(Texts(), LENGTHS, size=SIZE)
     with pytest.raises(OptionError, match=r"collate_fn=forebay\.collate\.sequences"):
