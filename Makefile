@@ -11,7 +11,7 @@ DEV := .venv/dev.stamp
 BENCH := .venv/bench.stamp
 DOCS := .venv/docs.stamp
 
-.PHONY: help demo demo-ray quick test test-all check docs bench bench-ray bench-gpu clean
+.PHONY: help demo demo-ray quick test test-rest test-full test-all check docs bench bench-ray bench-gpu clean
 
 help: ## Say what there is.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 18
@@ -55,29 +55,36 @@ demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; 
 	rm -rf build/demo-ray
 	$(BIN)/python examples/demo_ray.py build/demo-ray/
 
-# Four parts run at the same time; three take as long as each other. Ray's tests have a process of their
-# own: it leaves threads, handlers and a connection there. The package is compiled once, for all the
-# programs that tests start: Python may be told (PYTHONDONTWRITEBYTECODE) not to do that by itself.
+# Four parts run at the same time, and the last line is the processor time of all, user and system.
+# Ray's tests have a process of their own: it leaves threads, handlers and a connection there. The
+# package is compiled once, for all the programs that tests start: Python may be told
+# (PYTHONDONTWRITEBYTECODE) not to do that by itself.
 LOADING := tests/loading
 FILES := tests/preprocess tests/predict tests/cache tests/hostile
-define parts
-	$(BIN)/python -m compileall -q src tests; failed=0; \
-	$(BIN)/python -m pytest -q $(1) $(LOADING) & loading=$$!; \
-	$(BIN)/python -m pytest -q $(1) $(FILES) & files=$$!; \
-	$(2) & ray=$$!; \
-	$(BIN)/python -m pytest -q $(1) $(addprefix --ignore ,tests/ray $(LOADING) $(FILES)) || failed=1; \
-	for part in $$loading $$files $$ray; do wait $$part || failed=1; done; exit $$failed
+OTHERS := $(addprefix --ignore ,tests/ray $(LOADING) $(FILES)) tests
+define tier
+	$(BIN)/python -m compileall -q src tests; failed=0; parts=(); \
+	for part in "$(LOADING)" "$(FILES)" tests/ray "$(OTHERS)"; do \
+		$(BIN)/python -m pytest -q --tier $(1) $$part & parts+=($$!); \
+	done; \
+	for part in $${parts[@]}; do wait $$part || failed=1; done; times | tail -1; exit $$failed
 endef
 
 quick: $(DEV) ## Run the first case of each test that is not slow: less than a minute.
-	$(call parts,-m "not slow and not thorough" --first-case,:)
+	$(call tier,quick)
 
-test: $(DEV) ## Run all tests but the long ones.
-	$(call parts,,$(BIN)/python -m pytest -q tests/ray)
+test: $(DEV) ## Run each test; of a slow one the first case. CI runs test-rest, too.
+	$(call tier,test)
+
+test-rest: $(DEV) ## Run what test leaves out of test-full.
+	$(call tier,rest)
+
+test-full: $(DEV) ## Run all cases but the thorough ones.
+	$(call tier,full)
 
 test-all: $(DEV) ## Run all tests: also long ones on Ray clusters, torch's own DataLoader, more kills.
-	$(BIN)/python -m pytest -q -m "thorough or not thorough" --hypothesis-profile thorough --ignore tests/ray
-	$(BIN)/python -m pytest -q -m "thorough or not thorough" --hypothesis-profile thorough tests/ray
+	$(BIN)/python -m pytest -q --tier all --hypothesis-profile thorough --ignore tests/ray
+	$(BIN)/python -m pytest -q --tier all --hypothesis-profile thorough tests/ray
 
 check: $(DEV) docs ## Lint, formatting, types, the architecture's rules, and the documents: the site, links and code.
 	$(BIN)/ruff check .

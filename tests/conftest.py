@@ -14,6 +14,7 @@ from pyarrow import csv
 from buckets import bucket_server, empty_memory, new_bucket
 from kit.leaks import no_leaks
 from large_pages import use_large_pages
+from tiers import TIERS, chosen
 from trainers import Trainers
 
 # Longest wait for what a test ended to be gone, on a loaded machine.
@@ -26,20 +27,20 @@ hypothesis.settings.load_profile("forebay")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of `make quick`."""
+    """Add the option of make's targets."""
     parser.addoption(
-        "--first-case", action="store_true", help="of a test with several cases, run only the first"
+        "--tier", choices=TIERS, default="full", help="which cases run; see tests/tiers.py"
     )
 
 
-@pytest.hookimpl(trylast=True)  # markers have been looked at
+@pytest.hookimpl(trylast=True)  # marks have been added
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect all cases of a test but the first, if that is asked for."""
-    if config.getoption("--first-case"):
-        first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
-        kept = [item for item in items if first[item.nodeid.partition("[")[0]] is item]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
+    """Deselect what is not of the tier."""
+    cases = [(item.nodeid, {mark.name for mark in item.iter_markers()}) for item in items]
+    is_chosen = chosen(config.getoption("--tier"), cases)
+    left_out = [item for item, here in zip(items, is_chosen, strict=True) if not here]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item, here in zip(items, is_chosen, strict=True) if here]
 
 
 def pytest_collection_finish() -> None:
