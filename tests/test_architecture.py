@@ -239,6 +239,7 @@ def package() -> dict[str, str]:
     return {str(path.relative_to(SOURCE)): path.read_text() for path in SOURCE.rglob("*.py")}
 
 
+@pytest.mark.slow
 def test_the_source_follows_the_rules() -> None:
     """No file of the package breaks a rule."""
     sources = package()

@@ -13,6 +13,8 @@ from benchmarks.results import parse
 from benchmarks.svg import COLOURS
 from benchmarks.timeline import DATA, draw
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "docs" / "benchmarks" / "results.json"
 

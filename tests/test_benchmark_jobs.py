@@ -9,6 +9,8 @@ import pytest
 from benchmarks.call import Call
 from benchmarks.loading_jobs import _cells
 
+pytestmark = pytest.mark.full
+
 
 def test_a_row_compares_with_torch_with_the_best_peer_and_with_one_process():
     """The process alone and forebay itself are no peers."""

@@ -8,6 +8,8 @@ from benchmarks.simulated_nodes import Cluster, SimulatedNodes
 
 from forebay.pools.events import Assignment, TaskFinished, WorkerDied, WorkerStarted
 
+pytestmark = pytest.mark.full
+
 LATENCY, START = 0.01, 1.0
 
 

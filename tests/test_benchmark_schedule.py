@@ -6,6 +6,8 @@ import pytest
 from benchmarks.loading.patterns import PATTERNS, Pattern
 from benchmarks.loading.schedule import waiting_share
 
+pytestmark = pytest.mark.full
+
 
 def test_a_consumer_slower_than_its_workers_waits_for_the_first_batch_alone():
     """One worker, 1 s a batch, steps of 3 s: one second of ten."""

@@ -8,6 +8,8 @@ from operator import attrgetter
 import pytest
 from benchmarks.life import DRIVER, WORKER
 
+pytestmark = pytest.mark.full
+
 PLACES = [place for table in (DRIVER, WORKER) for places in table.values() for place in places]
 
 

@@ -10,6 +10,8 @@ from benchmarks.call import Call, own_processes
 from benchmarks.large_objects import needed_mib
 from benchmarks.watch import EndedError, available_mib, cpu_s, watched
 
+pytestmark = pytest.mark.full
+
 
 def test_needed_memory_grows_from_the_two_largest_sizes_measured():
     """100 MiB of libraries and three copies of the objects."""

@@ -526,6 +526,7 @@ def tables_of(folder):
                 yield path, str(db.execute(f"SELECT * FROM {name}").fetchall())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.thorough), 2])
 def test_nothing_that_a_run_writes_or_prints_has_credentials(trainers, tmp_path, workers):
     """Inputs, outputs, tables, ledgers, reports and streams; with signatures renewed in between."""

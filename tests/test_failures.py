@@ -41,6 +41,7 @@ def test_an_exception_is_described():
     assert Failure.of(error, attempts=3).attempts == 3
 
 
+@pytest.mark.slow
 def test_an_exception_is_not_kept():
     """Its frames hold the user's data, which is gone when the exception is."""
 

@@ -20,6 +20,8 @@ import pytest
 
 from documents import blocks
 
+pytestmark = pytest.mark.full
+
 HOW_TO = Path(__file__).parents[1] / "docs" / "how-to" / "frameworks.md"
 # What must be installed to run the script of each section; Ray Train needs the last with ray.
 NEEDS = {

@@ -13,6 +13,8 @@ import pytest
 
 from documents import END, ENVIRONMENT, HANG_S
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 # As a kernel does it: cells are no files, but their source can be looked up; `__main__` is no file.

@@ -22,6 +22,8 @@ from buckets import PATIENCE_S
 from kit.range_faults import KINDS, Asked, Fault, Script, Settings
 from kit.range_server import RangeServer
 
+pytestmark = pytest.mark.full
+
 BODY = bytes(range(256)) * 4096
 BLOCK = 4096
 

@@ -6,8 +6,12 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import forebay
 import forebay.collate
+
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[1]
 

@@ -14,6 +14,8 @@ from pyarrow import parquet
 from documents import disagreements, program
 from forebay.runs.references import load_work
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "docs" / "tutorial" / "three-jobs.md"
 UNSEEN = ("cards-5", "novel-5")

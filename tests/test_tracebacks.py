@@ -155,6 +155,7 @@ def test_an_entry_point_is_still_the_function_that_it_was():
     assert pickle.loads(pickle.dumps(forebay.cache)) is forebay.cache
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_batch_that_cannot_be_stacked_shows_torchs_frames_alone(num_workers):
     """The note names the sample and its field, and what to do."""

@@ -14,6 +14,8 @@ from PIL import Image
 import forebay
 from forebay.runs.references import load_work
 
+pytestmark = pytest.mark.full
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOSS = re.compile(r"^epoch (\d+): mean loss (\d+\.\d+)", re.MULTILINE)
 RIGHT = re.compile(r"^epoch \d+: .* (\d+\.\d) % of (\d+) right$", re.MULTILINE)
@@ -89,6 +91,7 @@ def test_a_folder_is_a_class_and_each_look_at_an_image_is_another(tmp_path):
     assert not torch.equal(image, again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(640, 400), (300, 2000), (90, 60)], ids=str)
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_any_jpeg_becomes_a_square_of_floats(tmp_path, size, mode):
@@ -130,6 +133,7 @@ def test_no_decoder_is_looked_for_where_there_is_no_gpu():
     assert part("decoder_for", "train_images_on_gpu.py")("cpu") is None
 
 
+@pytest.mark.slow
 def test_a_batch_of_files_becomes_a_batch_of_squares(tmp_path):
     """Files of all sizes, packed in workers: floats around zero, equal for equal seeds alone."""
     part("make_images", "train_images.py")(tmp_path, 6)

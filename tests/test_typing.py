@@ -18,6 +18,8 @@ import pytest
 
 import forebay
 
+pytestmark = pytest.mark.full
+
 HEAD = """
 from collections.abc import Iterator
 from typing import Any

@@ -40,6 +40,7 @@ COLUMNS = KINDS.flatmap(
 )
 
 
+@pytest.mark.slow
 @example((pa.float64(), [None, -0.0]))
 @given(COLUMNS)
 def test_values_of_any_type_are_what_pyarrow_makes_of_them(column):

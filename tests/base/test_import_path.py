@@ -95,6 +95,7 @@ def script(tmp_path):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["auto", "threads", "fork", "spawn", "forkserver"])
 def test_workers_import_what_the_script_imports(script, tmp_path, start):
     """Not what lies in the working folder; and the user's own module is found."""

@@ -49,6 +49,7 @@ def test_a_cache_is_read(tmp_path):
     assert forebay.open_cache(tmp_path / "cache")[7].tolist() == [7, 7, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_runs_end_well(tmp_path, workers):
     """Nothing that they measure is needed; the next run finds the lock of this one free."""

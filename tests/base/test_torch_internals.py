@@ -436,6 +436,7 @@ def _imported(node):
             yield from filter(is_private, parts)
 
 
+@pytest.mark.slow
 def test_private_parts_of_torch_are_used_in_one_file():
     """What a loader and an iterator inherit is listed, and nothing is listed that is not used."""
     found = {

@@ -43,6 +43,7 @@ WAITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
 def test_ctrl_c_ends_a_wait_that_it_does_not_interrupt(script, wait):
     """Within a second."""

@@ -62,6 +62,7 @@ def ranks_of(dataset, world, **arguments):
 # ---- samples -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["one by one", "batches", "backwards"])
 def test_samples_are_those_of_the_files(endpoint, local, way, monkeypatch):
     """By whole blocks or by parts of them, small as they are; they own their memory."""
@@ -83,6 +84,7 @@ def test_samples_are_those_of_the_files(endpoint, local, way, monkeypatch):
     assert equal(cached[0], local[0])
 
 
+@pytest.mark.slow
 def test_a_small_block_is_fetched_whole(endpoint, root):
     """Its parts would be more; in order, each block is fetched once."""
     cached = forebay.open_cache(URL)
@@ -121,6 +123,7 @@ def test_a_large_block_is_not_fetched_for_a_few_samples(endpoint, root, monkeypa
     assert fetched([31]) == size  # the next one
 
 
+@pytest.mark.slow
 def test_other_readers_work(endpoint, local):
     """Subset, mixtures, replay, predict, spawned and forked workers."""
     cached = forebay.open_cache(URL, window="60KB")
@@ -141,6 +144,7 @@ def test_other_readers_work(endpoint, local):
         assert loader.replay(epoch=0, batch=5) == batches[5]
 
 
+@pytest.mark.slow
 def test_a_transform_gets_samples_that_it_may_change(endpoint, local):
     """As of files."""
 
@@ -156,6 +160,7 @@ def test_a_transform_gets_samples_that_it_may_change(endpoint, local):
 # ---- batches -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("disk", "workers"),
     [
@@ -175,6 +180,7 @@ def test_batches_do_not_depend_on_what_is_cached(endpoint, root, tmp_path, disk,
     assert ask(cached, epochs=2, **arguments) == ask(files, epochs=2)
 
 
+@pytest.mark.slow
 def test_the_order_differs_from_epoch_to_epoch_and_has_every_sample_once(endpoint, local):
     """As with an exact shuffle."""
     cached = forebay.open_cache(URL, window="100KB")
@@ -184,6 +190,7 @@ def test_the_order_differs_from_epoch_to_epoch_and_has_every_sample_once(endpoin
     assert one != other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "world", [2, 3, 8, *(pytest.param(each, marks=pytest.mark.thorough) for each in (1, 4, 6))]
 )
@@ -196,6 +203,7 @@ def test_ranks_share_the_same_global_batches(endpoint, world):
     assert found == ask(cached, 48, drop_last=True)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "most"),
     [
@@ -225,6 +233,7 @@ def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(endpoint, root, monkey
     assert sizes / 2 < fetched <= most * sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent_workers", [None, False, True])
 def test_what_is_fetched_ahead_is_kept_between_epochs(endpoint, monkeypatch, persistent_workers):
     """The loader has one connection for it as long as it lives, workers or not."""
@@ -238,6 +247,7 @@ def test_what_is_fetched_ahead_is_kept_between_epochs(endpoint, monkeypatch, per
     assert len(made) == 2
 
 
+@pytest.mark.slow
 def test_a_run_continues_on_other_ranks_and_an_empty_disk(endpoint, tmp_path):
     """Three ranks, then four, then two, in the middle of an epoch."""
     whole = ask(forebay.open_cache(URL, window="150KB"), 48, drop_last=True)[0]
@@ -263,6 +273,7 @@ def test_a_run_continues_on_other_ranks_and_an_empty_disk(endpoint, tmp_path):
     assert found.hexdigest() == whole
 
 
+@pytest.mark.slow
 def test_a_state_of_another_window_is_refused_within_an_epoch(endpoint):
     """Samples would be lost and repeated."""
     one, other = (forebay.open_cache(URL, window=size) for size in ("150KB", "60KB"))
@@ -340,6 +351,7 @@ def test_ctrl_c_within_a_message_costs_the_connection(monkeypatch):
 # ---- what may go wrong ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_broken_answers_change_no_batch(endpoint):
     """503, resets, short bodies, flipped bits: a tenth of all answers and more."""
     cached = forebay.open_cache(URL, window="150KB")
@@ -350,6 +362,7 @@ def test_broken_answers_change_no_batch(endpoint):
     assert {*endpoint.counters()["faults"]} == {*kinds}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["fetcher", "worker"])
 def test_a_kill_costs_no_batch(endpoint, tmp_path, who):
     """The fetcher is started again by whoever needs it; what is on disk is adopted."""
@@ -370,6 +383,7 @@ def test_a_kill_costs_no_batch(endpoint, tmp_path, who):
         assert found.hexdigest() == whole
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_leaves_nothing(endpoint, tmp_path):
     """No process, not even one that was stopped; and its disk is adopted by the next."""
     program = f"""
@@ -400,6 +414,7 @@ def test_a_trainer_that_is_killed_leaves_nothing(endpoint, tmp_path):
     assert not [key for key in endpoint.counters()["bytes_by_key"] if "shard" in key]
 
 
+@pytest.mark.slow
 def test_threads_of_a_process_read_at_once(endpoint, local):
     """Each has its own connection."""
     cached, found = forebay.open_cache(URL), []
@@ -423,6 +438,7 @@ ERRORS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "words"), ERRORS)
 def test_what_cannot_be_read_is_an_error_with_its_key(endpoint, settings, words):
     """Early, and never with credentials."""
@@ -432,6 +448,7 @@ def test_what_cannot_be_read_is_an_error_with_its_key(endpoint, settings, words)
     assert "Call" in str(raised.value) or "Check" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_expired_credentials_are_renewed_once(endpoint):
     """The next try has new ones."""
     cached = forebay.open_cache(URL)
@@ -452,6 +469,7 @@ def copied(root, tmp_path, endpoint, monkeypatch):
         await_no_fetcher()
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_is_an_error_that_names_the_bytes_and_both_checksums(copied):
     """After a second try."""
     shard = copied / "shard-00002.arrow"
@@ -465,6 +483,7 @@ def test_a_damaged_shard_is_an_error_that_names_the_bytes_and_both_checksums(cop
     assert "have the checksum" in first
 
 
+@pytest.mark.slow
 def test_a_cache_that_was_written_anew_is_never_mixed_with_the_old_one(
     copied, tmp_path, monkeypatch
 ):
@@ -481,6 +500,7 @@ def test_a_cache_that_was_written_anew_is_never_mixed_with_the_old_one(
         list(cached)
 
 
+@pytest.mark.slow
 def test_the_index_may_be_anybodys(copied):
     """Damaged or hostile: an error, and no process that stays."""
     blocks = copied / ".forebay" / "blocks.bin"
@@ -489,6 +509,7 @@ def test_the_index_may_be_anybodys(copied):
         forebay.open_cache(URL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{"disk": "1GB"}, {"directory": "x"}, {"window": "all"}])
 def test_settings_that_do_not_fit_are_refused(endpoint, given):
     """Before anything is fetched."""
@@ -497,6 +518,7 @@ def test_settings_that_do_not_fit_are_refused(endpoint, given):
     assert endpoint.counters()["requests"] == {}
 
 
+@pytest.mark.slow
 def test_what_it_is_is_shown(endpoint):
     """In the repr, with the order that a loader has."""
     cached = forebay.open_cache(URL, window="150KB")

@@ -276,6 +276,7 @@ def test_a_shard_that_rots_while_open_is_an_error(pictures, content):
         cached[4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -447,6 +448,7 @@ class MuteError(Exception):
         raise LookupError("no message")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "num_workers"),
     [
@@ -512,6 +514,7 @@ def test_what_one_sees_of_a_cache_is_counted_in_samples(tmp_path, monkeypatch):
         ]
 
 
+@pytest.mark.slow
 def test_failed_samples_of_a_cache_are_retried_from_the_shell(tmp_path):
     """`forebay retry` finishes what the same call would."""
     script = tmp_path / "data.py"

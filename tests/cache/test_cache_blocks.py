@@ -74,6 +74,7 @@ def test_the_list_of_blocks_is_made_again_without_asking_for_a_sample(tmp_path):
     assert (tmp_path / "shard-00003.arrow").stat().st_ino == kept
 
 
+@pytest.mark.slow
 def test_missing_values_count_as_what_they_take(tmp_path, monkeypatch):
     """In a column of one shape each of them does; so blocks stay small."""
     monkeypatch.setattr(arrow_shards, "BATCH_BYTES", 10_000)
@@ -158,6 +159,7 @@ def test_a_damaged_list_of_blocks_is_an_error(tmp_path, damage):
         index.read_blocks(Folder(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

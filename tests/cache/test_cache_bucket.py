@@ -267,6 +267,7 @@ def test_a_cache_that_was_made_again_is_not_mixed_with_its_copy(memory, tmp_path
     assert copy(tmp_path / "new")[5]["image"].max() == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [3, 39])
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_a_cache_that_is_made_again_while_it_is_copied_is_an_error(

@@ -100,6 +100,7 @@ SAMPLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batch_bytes", [1, arrow_shards.BATCH_BYTES], ids=["one by one", "together"]
 )
@@ -305,6 +306,7 @@ UNLIKE = {
 ZONE = ZoneInfo("Europe/Berlin")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 9])
 @pytest.mark.parametrize("make", UNLIKE.values(), ids=UNLIKE)
 def test_samples_that_are_unlike_come_back_as_they_were(make, shards, tmp_path, monkeypatch):

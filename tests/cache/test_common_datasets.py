@@ -31,6 +31,7 @@ def plain(value):
     return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_dataset_comes_back_as_it_was(name, tmp_path):
     """Value for value, with types and classes; in another process, with a transform, pickled."""
@@ -55,6 +56,7 @@ for path in pathlib.Path(sys.argv[1]).glob("*/shard-*.arrow"):
 """
 
 
+@pytest.mark.slow
 def test_other_programs_read_the_files(tmp_path, monkeypatch):
     """They are plain Arrow: pyarrow, pandas and polars open each of them."""
     monkeypatch.setattr(CACHE, "LEAST_SHARDS", 4)
@@ -65,6 +67,7 @@ def test_other_programs_read_the_files(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["coco", "hugging_face"])
 def test_a_killed_run_is_continued(name, tmp_path):
     """The files are those of an undisturbed run, byte for byte."""
@@ -83,6 +86,7 @@ def test_a_killed_run_is_continued(name, tmp_path):
         assert (tmp_path / "torn" / path.name).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_process_without_the_classes_reads_substitutes(tmp_path):
     """They have the same names and fields, and are pickled; nothing is imported."""
     forebay.cache(Common("text_spans", COUNT), tmp_path, num_workers=0, progress=False)

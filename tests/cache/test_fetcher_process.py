@@ -43,6 +43,7 @@ def read_elsewhere(call):
     return found[0]
 
 
+@pytest.mark.slow
 def test_two_jobs_with_one_directory_read_each_sample_once(
     endpoint, root, whole, tmp_path, monkeypatch, caplog
 ):
@@ -71,6 +72,7 @@ def test_two_jobs_with_one_directory_read_each_sample_once(
     assert endpoint.counters()["bytes"] < 2 * sizes
 
 
+@pytest.mark.slow
 def test_what_is_on_disk_may_be_anything(endpoint, whole, tmp_path):
     """Each block is compared with its checksum when it is first used."""
     disk = {"directory": tmp_path, "disk": "50MB"}
@@ -87,6 +89,7 @@ def test_what_is_on_disk_may_be_anything(endpoint, whole, tmp_path):
     assert len(list(forebay.open_cache(URL, **disk))) == SAMPLES
 
 
+@pytest.mark.slow
 def test_no_path_is_too_long_for_it(endpoint, local, tmp_path, monkeypatch):
     """It has no socket with a name, and listens to nobody; its parent is who reads."""
     folder = tmp_path / ("x" * 120)
@@ -103,6 +106,7 @@ def test_no_path_is_too_long_for_it(endpoint, local, tmp_path, monkeypatch):
     assert not [each for each in named if f"socket:[{each[6]}]" in own and len(each) > 7]
 
 
+@pytest.mark.slow
 def test_a_python_without_memfd_create_reads_a_bucket(endpoint, local, tmp_path, monkeypatch):
     """As conda's was built; neither who reads nor who fetches needs it."""
     (tmp_path / "sitecustomize.py").write_text("import os\nos.__dict__.pop('memfd_create', 0)\n")
@@ -112,6 +116,7 @@ def test_a_python_without_memfd_create_reads_a_bucket(endpoint, local, tmp_path,
     assert equal(forebay.open_cache(URL)[7], local[7])
 
 
+@pytest.mark.slow
 def test_a_fetcher_that_was_stopped_is_continued(endpoint, local, monkeypatch):
     """It is silent, so whoever waits sends SIGCONT."""
     monkeypatch.setattr(link, "_STEP_S", 0.05)
@@ -123,6 +128,7 @@ def test_a_fetcher_that_was_stopped_is_continued(endpoint, local, monkeypatch):
     assert fetchers() == [pid]
 
 
+@pytest.mark.slow
 def test_a_frozen_fetcher_is_an_error_and_the_same_call_starts_another(
     endpoint, local, monkeypatch
 ):
@@ -144,6 +150,7 @@ def test_a_frozen_fetcher_is_an_error_and_the_same_call_starts_another(
     assert fetchers() != [pid]
 
 
+@pytest.mark.slow
 def test_a_fetcher_without_open_files_refuses_a_reader_and_serves_the_others(endpoint, local):
     """The error names the limit; with more of them, the same call works."""
     cached = forebay.open_cache(URL)
@@ -170,6 +177,7 @@ def test_a_reader_without_open_files_is_told_so(endpoint, monkeypatch):
         forebay.open_cache(URL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [None, "fork", "spawn"])
 def test_workers_share_the_fetcher_of_who_opened_the_cache(endpoint, whole, start):
     """However they are started: its descriptors are inherited, or passed."""
@@ -187,6 +195,7 @@ def test_workers_share_the_fetcher_of_who_opened_the_cache(endpoint, whole, star
         assert {len(fetchers()) for _ in loader} == {1}
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_last_dataset_of_its_process(endpoint, monkeypatch):
     """Two of the same cache share it; another endpoint or other credentials have their own."""
     one, other = forebay.open_cache(URL), forebay.open_cache(URL)

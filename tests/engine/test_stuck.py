@@ -181,6 +181,7 @@ def waits_deaf(source: Path, out: forebay.Output) -> dict[str, int]:
     return waits(source, out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_a_run_says_where_a_stuck_function_is(caught, one_input, tmp_path, backend) -> None:
     """The input, file and line; then the run ends as if nothing had been said."""
@@ -197,6 +198,7 @@ def test_a_run_says_where_a_stuck_function_is(caught, one_input, tmp_path, backe
     assert any("start it within the function" in each for each in others) == (backend == "process")
 
 
+@pytest.mark.slow
 def test_a_worker_that_the_question_would_end_is_not_asked(caught, one_input, tmp_path) -> None:
     """Its function removed the handler: the stuck input is still named, and ends well."""
     out = tmp_path / "out"

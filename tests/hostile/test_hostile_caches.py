@@ -88,6 +88,7 @@ SHARDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", SHARDS.values(), ids=SHARDS)
 def test_a_shard_that_says_what_it_does_not_hold_is_an_error(tmp_path, change):
     """It is named; a sample is right or none is given."""

@@ -102,6 +102,7 @@ def test_a_failure_that_is_none_is_an_error(output, value):
         list(read_failures(output / ".forebay"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["work", "verb", "call", "columns", "_counts", "tables"])
 def test_meta_may_be_anything(inputs, output, key):
     """A run, a retry, a restart or a check ends well or in words."""

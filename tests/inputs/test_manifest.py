@@ -329,6 +329,7 @@ def test_a_huge_cell_is_read_and_the_limit_of_csv_stays_the_users(folder):
     assert seen == [2_000_000, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "message"),
     [

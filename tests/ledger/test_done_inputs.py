@@ -31,6 +31,7 @@ def ledger(tmp_path):
         yield opened
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("look", "found"),
     [

@@ -15,6 +15,7 @@ from forebay.columns.slicing import slicing
 pytest.importorskip("datasets.arrow_dataset")
 import datasets
 
+pytestmark = pytest.mark.full
 ROWS = 40
 
 

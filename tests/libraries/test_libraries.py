@@ -12,11 +12,14 @@ from library_program import digest, results
 
 from forebay import DataLoader
 
+pytestmark = pytest.mark.full
+
 EVERYDAY = {name: COMPUTING[name] for name in ("numpy", "pandas", "pyarrow", "PIL")} | {
     name: READING[name] for name in ("sqlite3", "soundfile")
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERYDAY)
 def test_workers_make_the_same_batches(name, tmp_path):
     """Also from a connection that was opened and used before the fork, and here after it."""

@@ -69,6 +69,7 @@ def epoch_of_torch(sizes, **arguments):
     return numbers(TorchDataLoader(Shards(*sizes), **arguments))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "buffer"),
     [(sizes, FEW) for sizes in SIZES] + [((1, 7), buffer) for buffer in BUFFERS],
@@ -107,6 +108,7 @@ def test_the_next_epochs_are_made_while_this_one_is_not_taken():
         assert [batch.item() for batch in loader] == in_turn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [(0, 1, 2, 3), (5, 5, 9, 2), (0, 2, 4, 6)], ids=str)
 def test_set_epoch_is_honoured(said):
     """Whatever it says: a dataset that has it is not read beyond its epoch."""

@@ -232,6 +232,7 @@ def in_groups(cases):
     return pytest.mark.parametrize("names", groups, ids=[f"{group[0]}..." for group in groups])
 
 
+@pytest.mark.slow
 @in_groups(COLLATED)
 def test_samples_are_collated_by_torchs_rules(loader_class, num_workers, names):
     """Any structure of samples gives the batch that default_collate gives, short ones included."""
@@ -477,6 +478,7 @@ def make_named(names):
     return MADE[names[0]](len(names))
 
 
+@pytest.mark.slow
 @in_groups(MADE)
 def test_any_batch_of_a_collate_fn_comes_out_as_it_is(loader_class, num_workers, names):
     """Batches of sizes that vary, 2, 3 and 1, equal those made in this process."""

@@ -212,6 +212,7 @@ def patient(monkeypatch):
     monkeypatch.setattr(planner, "READ_S", 3600.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", LOADERS)
 def test_it_fills_while_the_trainer_is_away(kind):
@@ -246,6 +247,7 @@ def test_it_fills_while_the_trainer_is_away(kind):
         until(has_filled)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", LOADERS)
 def test_it_fills_to_the_mark_in_bytes(kind):

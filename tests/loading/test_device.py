@@ -503,6 +503,7 @@ def test_an_error_of_a_transform_names_the_batch():
                 loader.replay(epoch=0, batch=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
 def test_the_device_cpu_costs_nothing(device):
     """Nothing is copied, and nothing is done for a batch when it is returned."""

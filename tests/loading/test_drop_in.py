@@ -384,6 +384,7 @@ def through_pickle(loader):
     return pickle.loads(pickle.dumps(loader))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, through_pickle])
 def test_a_loader_can_be_copied_and_pickled(loader_class, again, num_workers):
     """A copy gives the same batches and has the same class and attributes."""

@@ -82,6 +82,7 @@ def test_a_stream_that_is_divided_is_not_warned_of(stream, arguments):
 SIZES = [(1, 7), (30, 2), (0, 5), (0, 0), (2, 9, 5), (9, 0, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize(
     ("persistent", "drop_last"), [(False, False), (True, True)], ids=["plain", "persistent"]

@@ -88,6 +88,7 @@ def expected_of(make):
     return first, second
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize(
     ("make", "world", "num_workers"),
@@ -105,6 +106,7 @@ def test_global_batches_are_equal_bit_for_bit(make, world, num_workers):
     assert first != second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [packed, mixed])
 def test_four_ranks_become_two_and_six_in_mid_epoch(make):
     before, state = global_batches(make, 4, most=5)
@@ -114,6 +116,7 @@ def test_four_ranks_become_two_and_six_in_mid_epoch(make):
     assert len(json.dumps(state)) < 1500
 
 
+@pytest.mark.slow
 def test_a_killed_worker_changes_nothing(tmp_path):
     first, _ = global_batches(
         lambda **options: packed(Texts(killer=tmp_path / "killed"), **options), 1, num_workers=2
@@ -228,6 +231,7 @@ def test_a_mask_of_labels_is_padded_with_false():
     assert sequences(size=3)([[sample]])["labels_mask"].tolist() == [[True, True, False]]
 
 
+@pytest.mark.slow
 def test_statistics_count_tokens():
     """All of two epochs, by source; the share that is filled is that of the rows."""
     with packed(batch_size=8) as loader:
@@ -244,6 +248,7 @@ def test_statistics_count_tokens():
         assert found.to_dict()["tokens/a"] > found.to_dict()["tokens/b"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "name"), [("memory", "tokens"), ("arrow", "count"), ("parquet", "tokens")]
 )
@@ -274,6 +279,7 @@ def test_a_column_without_numbers_of_tokens_is_refused():
         forebay.pack_sequences(texts, "words", size=SIZE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_come_from_workers_as_from_the_trainer(num_workers):
     options = {"batch_size": 8, "collate_fn": sequences(size=SIZE), "num_workers": num_workers}

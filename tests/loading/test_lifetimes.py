@@ -57,6 +57,7 @@ def test_what_is_kept_is_never_overwritten(options):
     assert torch.equal(torch.stack(slices)[:, 3], torch.arange(101.0, 600, 2))
 
 
+@pytest.mark.slow
 @every_life
 def test_whoever_keeps_everything_waits_for_nobody(options):
     """list(loader), twice, with both lists kept: a small buffer bounds what is ready alone."""
@@ -66,6 +67,7 @@ def test_whoever_keeps_everything_waits_for_nobody(options):
         assert all(torch.equal(batch, expected_batch(n)) for n, batch in enumerate(epoch))
 
 
+@pytest.mark.slow
 @every_life
 def test_what_is_done_to_a_batch_does_not_show_in_any_other(options):
     """Memory is used again, its contents are not: two epochs, each batch spoilt when it is read."""
@@ -76,6 +78,7 @@ def test_what_is_done_to_a_batch_does_not_show_in_any_other(options):
                 batch.fill_(-1)
 
 
+@pytest.mark.slow
 @every_life
 def test_batches_may_be_read_and_dropped_in_other_threads(options):
     """Three threads hold some, drop them when they like, and never see one change."""

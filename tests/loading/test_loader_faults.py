@@ -251,6 +251,7 @@ def batches_and_error(loader, failing):
     return kind, words
 
 
+@pytest.mark.slow
 @every_way
 @pytest.mark.parametrize(
     ("raised", "expected", "words"),
@@ -275,6 +276,7 @@ def fail(worker):
     raise OwnError("no worker today", worker)
 
 
+@pytest.mark.slow
 @every_way
 def test_a_worker_init_fn_that_raises_is_an_error_of_each_batch(way):
     """Nothing is tried again, nobody waits, and the next epoch says the same."""
@@ -316,6 +318,7 @@ ENDINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["process", "thread"])
 @pytest.mark.parametrize(("raised", "words"), ENDINGS)
 @pytest.mark.parametrize("way", ["torch's", "seed", "buffer"])
@@ -328,6 +331,7 @@ def test_what_would_end_a_process_costs_a_batch(way, raised, words, backend):
     assert "epoch 0, batch 2: samples [4, 5]." in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("raised", "words"), ENDINGS)
 @pytest.mark.parametrize("way", ["torch's", "seed", "buffer"])
 def test_what_would_end_a_process_ends_a_stream(way, raised, words):

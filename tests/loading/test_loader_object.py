@@ -56,6 +56,7 @@ def test_the_cores_of_this_machine_do_not_matter_to_a_cluster():
         assert "will create 512 worker processes" in str(caught[0].message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]
 )
@@ -282,6 +283,7 @@ ODD = {
 WAYS = [{}, {"seed": 0}, {"seed": 0, "num_workers": 1}, {"num_workers": 1, "buffer": "1MB"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", WAYS, ids=repr)
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD)
 def test_a_dataset_may_answer_to_any_name_or_refer_to_itself(make, arguments):

@@ -79,6 +79,7 @@ def test_the_next_epoch_goes_on_in_every_source():
     assert len({index for index in found if index < WEB}) == shares(found)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("buffer", [None, "1MB"])
 def test_weights_change_at_a_step(num_workers, buffer):
@@ -299,6 +300,7 @@ def test_weights_by_step():
     assert max(counts) - min(counts) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "num_workers"), [(2, 0), (3, 2), (6, 0)])
 def test_weights_by_step_are_those_of_any_world(world, num_workers):
     loaders = [scheduled(world, rank, num_workers) for rank in range(world)]

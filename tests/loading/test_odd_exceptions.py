@@ -124,6 +124,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("make", "words"), ODD.values(), ids=ODD)
 def test_an_odd_exception_costs_one_batch(make, words, way):
@@ -155,6 +156,7 @@ def test_a_message_of_a_hundred_megabytes_does_not_travel(way):
     assert len(text) < 2 * MAX_TEXT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("make", "words"), ODD.values(), ids=ODD)
 def test_with_on_error_skip_an_odd_exception_costs_one_sample(make, words, way):

@@ -81,6 +81,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_batches_are_the_same_however_they_are_made(way):
     """Each number differs from all others, and each epoch from the one before."""
@@ -104,6 +105,7 @@ def test_a_killed_worker_changes_nothing(way):
     assert torch.equal(torch.cat(batches), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["again", "5 workers", "a buffer", "threads"])
 def test_a_resume_and_a_replay_change_nothing(way):
     """Whichever process draws, and however far others were ahead."""

@@ -149,6 +149,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), PAIRS)
 def test_reading_the_state_changes_nothing(name, options) -> None:
     """Not the batches, not the random numbers, and not how far a sampler was read."""

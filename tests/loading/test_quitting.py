@@ -59,6 +59,7 @@ def test_an_exception_in_the_loop_ends_the_script_as_any_exception_does(script, 
     assert err.endswith("ValueError: mine\n")
 
 
+@pytest.mark.slow
 @every_mode
 def test_sys_exit_in_the_loop_ends_the_script(script, options):
     """With its code, and without a word."""
@@ -70,6 +71,7 @@ def test_sys_exit_in_the_loop_ends_the_script(script, options):
     assert ending == (7, "", "")
 
 
+@pytest.mark.slow
 @every_mode
 def test_a_loader_that_is_finalised_with_the_interpreter_says_nothing(script, options):
     """Held by a module, by an object with a `__del__` that looks at it, and by a thread's frame."""
@@ -94,6 +96,7 @@ def test_a_loader_that_is_finalised_with_the_interpreter_says_nothing(script, op
     assert ending == (0, "", "")
 
 
+@pytest.mark.slow
 @every_mode
 def test_a_daemon_thread_that_iterates_at_the_end_says_nothing(script, options):
     """Nobody could read a traceback of it."""
@@ -146,6 +149,7 @@ def test_the_end_waits_for_a_thread_within_an_operation_of_torch(script, concurr
 # ---- close in another thread --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @with_processes
 def test_closed_while_another_thread_waits_it_says_so(script, options, tmp_path):
     """That thread has every batch that the state counts, and stops with words."""
@@ -244,6 +248,7 @@ def test_ctrl_c_ends_a_script_that_waits_for_a_batch(script, options, whom, tmp_
     assert err.endswith("KeyboardInterrupt\n")
 
 
+@pytest.mark.slow
 @every_mode
 def test_ctrl_c_that_does_not_interrupt_the_wait_ends_it_in_seconds(script, options, tmp_path):
     """As one that arrives just before the wait; here another thread is sent it."""

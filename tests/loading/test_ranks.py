@@ -83,6 +83,7 @@ def test_global_batches_are_equal_bit_for_bit(world, num_workers):
         assert list(map(digest, found)) == expected_of(make)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -103,6 +104,7 @@ def test_however_they_are_made(options):
     assert list(map(digest, found)) == list(map(digest, whole(noisy, **how)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [noisy, mixed])
 @pytest.mark.parametrize("worlds", [(3, 5, 2), (5, 2, 6), (1, 15, 3)])
 def test_the_number_of_ranks_changes_in_mid_epoch(make, worlds):
@@ -232,6 +234,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_a_sampler_of_the_users_is_shared_out(sampler):
     """Every rank reads all of it and takes its part; elastic as well."""

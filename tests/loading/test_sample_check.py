@@ -63,6 +63,7 @@ def of_process(dataset):
     return os.getpid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "between"),
     [

@@ -110,6 +110,7 @@ DATASETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", DATASETS.values(), ids=DATASETS)
 def test_a_dataset_is_read_in_order(loader_class, num_workers, dataset):
     """Anything with `__getitem__` and `__len__` gives the batches that torch gives."""
@@ -118,6 +119,7 @@ def test_a_dataset_is_read_in_order(loader_class, num_workers, dataset):
     assert len(batches) == (3 if len(dataset) else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [{"batch_size": 3, "drop_last": True}, {"batch_size": None}], ids=["full", "none"]
 )
@@ -130,6 +132,7 @@ def test_a_dataset_is_read_in_full_batches_or_none(loader_class, num_workers, na
     assert len(batches) == len(dataset) // (arguments["batch_size"] or 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["own", "TensorDataset", "Subset", "sum of datasets"])
 def test_a_dataset_is_shuffled_as_torch_shuffles_it(loader_class, num_workers, name):
     """The same seed gives the same order, epoch by epoch, and no two epochs the same."""
@@ -199,6 +202,7 @@ ITERABLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ITERABLES.values(), ids=ITERABLES)
 def test_a_sampler_is_anything_that_can_be_iterated(loader_class, num_workers, make):
     """Any iterable of keys, as often as it is iterated; the keys keep their types."""
@@ -232,6 +236,7 @@ def test_without_batches_a_sampler_may_give_whole_lists(loader_class, num_worker
     assert_same(list(loader), [data[:2], data[2:4], data[4:]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch_sampler", "batches"),
     [
@@ -328,6 +333,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 def test_random_samplers_give_the_order_that_torch_gets(loader_class, num_workers, sampler):
     """Equal seeds give equal orders in both classes, over two epochs."""
@@ -343,6 +349,7 @@ def test_random_samplers_give_the_order_that_torch_gets(loader_class, num_worker
 # ---- the random generators ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [True, False], ids=["own generator", "torch's generator"])
 def test_equal_seeds_shuffle_equally(loader_class, num_workers, own):
     """Of two loaders with equal seeds both give the same orders; with others, others."""
@@ -379,6 +386,7 @@ GENERATED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", GENERATED.values(), ids=GENERATED)
 def test_the_global_generators_are_left_as_torch_leaves_them(loader_class, num_workers, arguments):
     """After two epochs, one of them cut short, all three generators stand where torch's do."""
@@ -396,6 +404,7 @@ def test_the_global_generators_are_left_as_torch_leaves_them(loader_class, num_w
     assert_same(*states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own", "persistent"), [(True, False), (False, True)], ids=["own generator", "persistent"]
 )
@@ -440,6 +449,7 @@ DRAWING_AT_ONCE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("make", DRAWING_AT_ONCE.values(), ids=DRAWING_AT_ONCE)
 def test_what_is_drawn_when_an_epoch_begins_is_drawn_as_often_as_in_torch(
@@ -528,6 +538,7 @@ MADE_AHEAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", MADE_AHEAD, ids=repr)
 @pytest.mark.parametrize("make", REUSED.values(), ids=REUSED)
 def test_a_batch_sampler_may_use_its_object_again(make, arguments):
@@ -559,6 +570,7 @@ def some_of(loader, count):
     return [batch.tolist() for batch, _ in zip(loader, range(count), strict=False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [1, 7])
 def test_an_endless_loader_begins_again_alike_however_far_it_was_read(taken):
     """Each pass has an order of its own, and so has each iteration; a state continues it."""

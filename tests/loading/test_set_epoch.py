@@ -48,6 +48,7 @@ SAID = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", SAID.values(), ids=SAID)
 @pytest.mark.parametrize("way", ["here", "persistent", "ahead", "threads"])
 def test_set_epoch_on_a_sampler_is_honoured(said, way):
@@ -114,6 +115,7 @@ def test_set_epoch_on_a_batch_sampler_that_passes_it_on():
             assert seen == expected_order(5 if epoch is None else epoch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("within", [False, True], ids=["dataset", "subset"])
 @pytest.mark.parametrize("way", ["here", "workers", "persistent", "ahead", "threads", "spawn"])
 def test_set_epoch_on_a_dataset_reaches_live_workers(way, within):

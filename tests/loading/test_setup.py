@@ -104,6 +104,7 @@ class Counted(Numbers):
 NINE = Buffer(max_batches=9, refill_below=9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"seed": 0}, {"seed": 0, "buffer": NINE}])
 def test_so_many_batches_are_made(options, tmp_path) -> None:
     """While training takes none, all that may be prefetched is made, and no more."""

@@ -101,6 +101,7 @@ def test_a_good_sample_does_not_depend_on_bad_neighbours():
         assert_same(patchy[1], batch[1][good])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", SOME)
 def test_a_batch_of_nothing_but_bad_samples_is_left_out(way):
     """The next one comes in its place; numbers, states and replays count it all the same."""
@@ -122,6 +123,7 @@ def test_a_batch_of_nothing_but_bad_samples_is_left_out(way):
         loader.replay(epoch=0, batch=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", SOME)
 def test_nothing_but_bad_samples(way):
     """An epoch may be empty; so may the next."""
@@ -199,6 +201,7 @@ def iterable():
 # ---- named --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", SOME)
 @pytest.mark.parametrize("load", ["samples", "group", "collate_fn"])
 def test_an_error_says_where_it_is_from(way, load):

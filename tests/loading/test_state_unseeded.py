@@ -200,6 +200,7 @@ def indices(samples):
     return [sample[0] for sample in samples]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_generators")
 def test_a_resume_leaves_the_trainers_generators_alone(num_workers):
     """Whoever restored them goes on with the numbers they give, and the next order comes from them.

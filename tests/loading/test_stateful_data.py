@@ -371,6 +371,7 @@ class Parts(IterableDataset):
         self.begin = state["read"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [1, 3, 8])
 def test_the_trainers_copy_of_a_dataset_that_was_not_read_stays_unread(batches):
     """Its state has other parts than those of workers, which would begin there."""
@@ -516,6 +517,7 @@ def test_the_workers_copies_of_a_map_style_dataset_are_saved(way, epochs, batche
         assert [lists(again), lists(again)] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", TALLIES)
 def test_a_state_that_is_kept_does_not_change(way):
     """Neither by the batches that come after it, nor by loading it and going on."""

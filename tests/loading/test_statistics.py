@@ -42,6 +42,7 @@ class Kilobytes(Squares):
         return torch.full((10_000,), float(index))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -245,6 +245,7 @@ def test_the_handle_of_a_worker_that_was_killed_knows_its_exit_code():
     assert worker.exitcode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [0, 3])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_end_with_their_iterator(loader_class, taken, persistent):
@@ -327,6 +328,7 @@ def test_loops_over_one_loader_can_be_nested(loader_class, num_workers):
     assert pairs == [(one, other) for one in range(3) for other in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [{}, {"persistent_workers": True}, {"prefetch_factor": 1}])
 def test_epoch_after_epoch_gives_the_same_batches(loader_class, num_workers, arguments):
     """Three in a row, without and with workers that stay."""
@@ -336,6 +338,7 @@ def test_epoch_after_epoch_gives_the_same_batches(loader_class, num_workers, arg
     assert [numbers(loader) for _ in range(3)] == [[[0, 1], [2, 3], [4, 5], [6]]] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_fewer_batches_than_workers_is_enough(loader_class, count):
     """Idle workers hold nothing up."""
@@ -346,6 +349,7 @@ def test_fewer_batches_than_workers_is_enough(loader_class, count):
 # ---- batches that are kept ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dataset", "count"), [(Squares(600), 200), (Large(24), 8)])
 def test_a_kept_batch_is_never_overwritten(loader_class, num_workers, dataset, count):
     """list(loader): all batches of the epoch at once, of a few bytes or 3 MB, and all right."""

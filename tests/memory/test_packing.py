@@ -283,6 +283,7 @@ def route(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
 def test_tensors_come_back_equal(slab, packer, route, tensor):
     """Dtype, shape, layout, bits, type; strides too, but for slices of something much larger."""
@@ -496,6 +497,7 @@ def in_torchs_worker(monkeypatch, samples):
         return torch.utils.data._utils.collate.collate_tensor_fn(samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, LARGE])
 @pytest.mark.parametrize(
     "samples",
@@ -523,6 +525,7 @@ def test_collation_gives_what_torch_gives(slab, collating, monkeypatch, samples,
     assert got.stride() == expected.stride()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3, LARGE])
 @pytest.mark.parametrize(
     "samples",

@@ -386,6 +386,7 @@ class Threaded(Dataset):
         return torch.zeros(2)
 
 
+@pytest.mark.slow
 def test_processor_time_of_other_threads_of_a_worker_is_measured():
     """As much as they used, which is 20 ms a sample."""
     with DataLoader(Threaded(), batch_size=1, num_workers=1) as loader:
@@ -440,6 +441,7 @@ class Faulty(Dataset):
         return torch.zeros(2)
 
 
+@pytest.mark.slow
 def test_page_faults_of_a_worker_are_measured():
     """One for each page of 4 KiB; some of the processor time is in the system, and all not."""
     with DataLoader(Faulty(), batch_size=1, num_workers=1) as loader:
@@ -886,6 +888,7 @@ def trained(loader, step_s=0.0, epochs=1):
         return loader.diagnose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -88,6 +88,7 @@ def sleepy(path, out):
     return {"n": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [{}, {"backend": "thread"}], ids=repr)
 def test_a_real_run_reports_what_it_waited_for(arguments, tmp_path):
     """Workers that sleep use hardly any processor time, and are busy all the time."""
@@ -115,6 +116,7 @@ def threaded(path, out):
     compute_in_threads(0.02)
 
 
+@pytest.mark.slow
 def test_processor_time_of_other_threads_is_measured(tmp_path):
     """In the workers, while they live; what the system did, when they have ended."""
     inputs = tmp_path / "inputs"
@@ -176,6 +178,7 @@ def identity():
     return torch.nn.Identity()
 
 
+@pytest.mark.slow
 def test_predict_with_a_factory_has_the_diagnosis_of_its_workers(tmp_path):
     """Each makes whole parts, of which there are few here."""
     report = forebay.predict(identity, Slow(), tmp_path, num_workers=1, progress=False)

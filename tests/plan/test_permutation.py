@@ -64,6 +64,7 @@ def test_every_order_of_a_few_numbers_is_equally_likely(length):
     assert surprise([counts[each] for each in orders], expected) < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "length", [8, 25, pytest.param(13, marks=THOROUGH), pytest.param(100, marks=THOROUGH)]
 )

@@ -48,6 +48,7 @@ def global_batches(plans, epoch=0, sample=0):
     return together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("world", WORLDS[1:])
 def test_global_batches_are_the_same_for_any_number_of_ranks(options, world):
@@ -57,6 +58,7 @@ def test_global_batches_are_the_same_for_any_number_of_ranks(options, world):
         assert global_batches(ranks(plan, world), epoch) == global_batches([plan], epoch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_rank_knows_how_many_steps_it_has(options, world):
@@ -82,6 +84,7 @@ def test_an_epoch_has_every_sample_once():
         assert sum(map(len, global_batches(ranks(dropped, world)))) == 96
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_at_most_one_sample_is_repeated_on_a_rank(world):
     """And none where the tail can be shared out evenly."""

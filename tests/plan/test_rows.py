@@ -48,6 +48,7 @@ def test_every_sample_is_in_one_batch_within_its_limits(lengths, most, samples, 
         assert all(len({each // window for each in row}) == 1 for row in found)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=15), st.integers(1, 90))
 def test_a_long_sample_is_split_into_pieces_that_cover_it(lengths, size):
     samples = [np.arange(length) + 1000 * at for at, length in enumerate(lengths)]
@@ -81,6 +82,7 @@ def test_rows_are_nearly_full(draw):
     assert lengths.sum() >= 0.99 * len(rows) * 4096
 
 
+@pytest.mark.slow
 def test_samples_change_places_from_epoch_to_epoch():
     """Each sample is in each place of its length about equally often."""
     lengths = [6, 6, 6, 6, 4, 4, 4, 4]

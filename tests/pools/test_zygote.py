@@ -305,6 +305,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize("start", ["fork", "auto", "thread", "spawn"])
 def test_nothing_outlives_a_killed_driver(tmp_path, start, stopped):

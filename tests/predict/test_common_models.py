@@ -53,6 +53,7 @@ COLUMNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_used_as_it_is(name, tmp_path):
     """A row per sample; all parts have the same columns, so that others read one table."""
@@ -74,6 +75,7 @@ for folder in pathlib.Path(sys.argv[1]).iterdir():
 """
 
 
+@pytest.mark.slow
 def test_other_programs_read_the_predictions(tmp_path):
     """pandas and polars, a folder as one table."""
     for name in MODELS:
@@ -83,6 +85,7 @@ def test_other_programs_read_the_predictions(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["detector", "pipeline", "records"])
 def test_a_killed_run_is_continued(name, tmp_path):
     """The files are those of an undisturbed run, byte for byte."""

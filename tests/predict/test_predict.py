@@ -267,6 +267,7 @@ def test_a_factory_in_this_process(tmp_path):
     assert table["prediction"].to_pylist() == [float(k) for k in range(50)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "threads"), [(0, 2), (1, 1)])
 def test_a_factorys_worker_has_one_thread_and_this_process_keeps_its_own(
     tmp_path, workers, threads
@@ -418,6 +419,7 @@ MISFITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "words"), MISFITS.values(), ids=MISFITS)
 def test_outputs_that_are_no_rows_are_an_error(tmp_path, model, words):
     """The message names what was returned; no part is kept."""
@@ -445,6 +447,7 @@ def half_of(path):
     return Half(float(path.read_text()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_factorys_checkpoint_that_changed_is_noticed(tmp_path, num_workers):
     """Also where every part is done; what was accepted is remembered."""

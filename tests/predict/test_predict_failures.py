@@ -338,6 +338,7 @@ def test_workers_with_models_of_their_own_stop_as_well(tmp_path, num_workers, mo
     assert (report.done, report.failed, rows) == (300, 0, without(300))
 
 
+@pytest.mark.slow
 def test_a_part_may_take_the_timeout_of_each_of_its_batches(tmp_path, monkeypatch):
     """Of a part as large as those of the run that is continued, whatever the size in the call."""
     monkeypatch.setenv("MENDED", str(tmp_path / "mended"))

@@ -64,6 +64,7 @@ def test_a_function_that_waits_gets_as_many_workers_as_allowed(
     assert report.metadata.equals(fixed.metadata)
 
 
+@pytest.mark.slow
 def test_predict_gets_as_many_workers_as_its_model_needs(tmp_path, monkeypatch):
     """A model that is faster than what it waits for."""
     know_load(monkeypatch, workers, step_s=0.001, batch_s=0.04)

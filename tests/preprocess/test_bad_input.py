@@ -113,6 +113,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
 def test_odd_names_come_through_whole(tmp_path, output, workers, form):
@@ -264,6 +265,7 @@ def test_metadata_that_cannot_be_json_fails_its_input(three, output, value, word
     assert published(output) == {}
 
 
+@pytest.mark.slow
 def test_metadata_of_a_worker_that_cannot_be_json_fails_its_input(three, output):
     """It is looked at where it was made."""
 
@@ -318,6 +320,7 @@ CLAIMS = {"0000": ["a", "same"], "0001": ["same", "b"], "0002": ["c"]}
 ORDERS = [(0, False), (0, True), (2, True), pytest.param(1, False, marks=pytest.mark.thorough)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "backwards"), ORDERS)
 def test_two_inputs_that_claim_one_name_both_fail(three, output, workers, backwards):
     """Whichever comes first, for any number of workers; and neither leaves a file."""
@@ -343,6 +346,7 @@ def test_a_claim_on_what_an_earlier_run_published_fails_both(three, output):
     assert published(output) == {"c": b"0002"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "backwards"), ORDERS)
 def test_a_file_where_another_input_needs_a_folder_stops_no_run(three, output, workers, backwards):
     """One of the two may be kept; the run ends, and so does the next."""

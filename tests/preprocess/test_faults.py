@@ -227,6 +227,7 @@ def raise_much(source, out):
 WAYS = [(0, "process"), (2, "process"), (2, "thread")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "backend"), WAYS)
 def test_an_exception_without_a_message_fails_its_input(inputs, tmp_path, workers, backend):
     """One whose __str__ raises is named by its type."""
@@ -242,6 +243,7 @@ def test_an_exception_without_a_message_fails_its_input(inputs, tmp_path, worker
         run(raise_mute, paths, tmp_path / "out2", on_error="raise", **ways)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "backend"), WAYS)
 def test_of_a_long_message_both_ends_are_kept(inputs, tmp_path, workers, backend):
     """Megabytes of it would travel, and be kept, for every input."""
@@ -254,6 +256,7 @@ def test_of_a_long_message_both_ends_are_kept(inputs, tmp_path, workers, backend
     assert (tmp_path / "out" / ".forebay" / "ledger.sqlite").stat().st_size < 10**6
 
 
+@pytest.mark.slow
 def test_an_exception_too_large_to_be_sent_is_described(inputs, tmp_path):
     """The run ends with its type and message all the same."""
     with pytest.raises(FailuresError, match=r"0000\.txt failed: ValueError: begin"):
@@ -301,6 +304,7 @@ def test_an_input_gets_as_many_more_tries_as_asked(inputs, tmp_path, retries):
     assert len(calls(tmp_path)) == 6 + 6 * (retries + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "backend"), [(0, "process"), (2, "process"), (2, "thread")])
 def test_on_error_raise_raises_the_users_own_exception(inputs, tmp_path, workers, backend):
     """Type and arguments are whole, a note names the input, and completed work is kept."""
@@ -355,6 +359,7 @@ def write_as(name, source, out):
     out.file(name).write_text("x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_twenty_inputs_that_fail_alike_stop_the_run(tmp_path, workers):
     """A bug in the function is told after twenty inputs, not after a million."""
@@ -512,6 +517,7 @@ def test_the_failures_table_is_read_from_outside(inputs, tmp_path):
     assert out.splitlines() == [str(failure) for failure in report.failures]
 
 
+@pytest.mark.slow
 def test_a_fault_mended_is_a_failure_gone(inputs, tmp_path):
     """The same call again, with the input mended, does that input alone."""
     fault_at(inputs, 5, "raise")

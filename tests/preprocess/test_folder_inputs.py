@@ -57,6 +57,7 @@ def in_rows(folder):
     return [{"path": f"pat/{number}"} for number in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listed", [in_a_list, by_a_glob, in_a_manifest, in_rows])
 def test_a_changed_folder_is_processed_again_alone(tmp_path, patients, listed):
     """For a file that is added, changed, hidden, below it, or removed; otherwise nothing is."""

@@ -67,6 +67,7 @@ def run(name, output):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_a_function_runs_as_it_is(tmp_path, inputs, name):
     """Its files are those of a loop; its rows name files or folders that are there."""

@@ -54,6 +54,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_out_is_a_path_in_every_way(tmp_path, inputs, way):
     """Each input has an empty folder; its one file is its output, and in its row."""
@@ -70,6 +71,7 @@ def test_out_is_a_path_in_every_way(tmp_path, inputs, way):
     assert report.metadata.column("before").to_pylist() == [0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"concurrency": 2, "num_workers": 1}])
 def test_a_function_of_two_paths_works_as_it_is(tmp_path, inputs, options):
     """In this process, in workers, and in threads of a worker."""
@@ -290,6 +292,7 @@ def test_a_folder_that_is_removed_fails_the_input(tmp_path, inputs):
     assert not staged(tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("way", [out_first := "beside a named file", "in the folder"])
 @pytest.mark.parametrize(("leave", "words"), REFUSED.items(), ids=lambda one: str(one)[:24])
@@ -394,6 +397,7 @@ def test_out_goes_to_another_process_as_a_path(tmp_path, inputs):
     assert run(work, inputs, tmp_path / "out").failures == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.thorough)])
 def test_an_input_may_leave_very_many_files(tmp_path, inputs, count):
     """They are published by one rename."""

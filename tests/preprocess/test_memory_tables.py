@@ -176,6 +176,7 @@ VALUES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "expected"), VALUES.values(), ids=VALUES)
 def test_values_of_python_become_those_of_json(tmp_path, value, expected):
     """The same for rows that come in and for what a function returns; no text of print's."""
@@ -481,6 +482,7 @@ def number(row):
     return torch.tensor([float(row["n"])])
 
 
+@pytest.mark.slow
 @each_whole_table
 def test_predict_writes_the_columns_of_each_library(tmp_path, make):
     """The same rows again cost nothing; of a changed one, its part."""

@@ -101,6 +101,7 @@ def run(work, tmp_path, **options):
     return forebay.preprocess(work, sorted(inputs.iterdir()), tmp_path / "out", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed file", "ignore:Exception ignored")
 @pytest.mark.usefixtures("_file_system")
 @pytest.mark.parametrize(
@@ -125,6 +126,7 @@ def test_a_file_that_is_left_open_fails_its_input(tmp_path, work, name):
         work.file.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 2, "backend": "thread"}])
 def test_workers_see_it_too(tmp_path, options):
     """A worker process, and a thread beside others."""
@@ -133,6 +135,7 @@ def test_workers_see_it_too(tmp_path, options):
     assert "keep_in_a_global did not close it" in report.failures[0].message
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed file", "ignore:Exception ignored")
 @pytest.mark.usefixtures("_file_system")
 def test_a_file_that_only_a_cycle_keeps_open_is_complete(tmp_path):

@@ -43,6 +43,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [None, "1", "2"])
 @pytest.mark.parametrize(("first", "again"), [*permutations(CALLS, 2)])
 def test_the_outputs_of_another_entry_point_are_kept(tmp_path, first, again, version):

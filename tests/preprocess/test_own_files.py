@@ -250,6 +250,7 @@ def test_a_name_passes_from_a_gone_input_and_its_file_is_replaced(tmp_path, thre
 # ---- clashes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "workers"),
     [(["bad/b", "bad"], 0), (["bad", "bad/b"], 1), (["x/y/z", "x/y"], 0)],
@@ -368,6 +369,7 @@ def test_any_other_name_is_the_users(three, output):
 # ---- a disk that is full while files get their names --------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
 @pytest.mark.parametrize("place", ["rename_new", "makedirs", "unlink", "flush"])
 def test_a_disk_that_fails_while_pending_renames_are_done_loses_nothing(

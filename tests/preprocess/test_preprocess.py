@@ -116,6 +116,7 @@ def image(source, out):
     return {"image": np.full((3, 90, 90), 0.5)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_large_arrays_as_metadata_are_columns_of_lists_and_are_told_once(
     tmp_path, capsys, num_workers
@@ -605,6 +606,7 @@ def test_numbers_of_numpy_are_numbers(inputs, output):
         run(row_alone, inputs, output, retries=np.bool_(True))
 
 
+@pytest.mark.slow
 def test_a_folder_whose_run_is_not_finished_says_so(inputs, output, tmp_path):
     """Instead of that there is no table: whether it runs, how far it is, and what to do."""
 

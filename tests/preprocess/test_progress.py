@@ -99,6 +99,7 @@ def test_lines_are_shown_where_a_person_reads_them(readable):
     assert "forebay: " in err and " left\n" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "where"),
     [

@@ -58,6 +58,7 @@ ONE_ARGUMENT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", ONE_ARGUMENT.values(), ids=ONE_ARGUMENT)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_function_of_the_source_alone_returns_metadata(tmp_path, inputs, work, workers):

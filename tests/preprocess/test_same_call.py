@@ -93,6 +93,7 @@ def reach_gate(tmp_path, process):
     assert process.poll() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "others", "printed"),
     [
@@ -190,6 +191,7 @@ def test_ranks_of_a_process_group_cache_before_they_train(tmp_path, monkeypatch)
     assert set(counts) == {*map(str, range(40))} and sum(counts.values()) <= 43
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_takes_over_when_the_other_one_dies(tmp_path, launch):
     """It continues behind what was committed; nobody has to start it."""
     first = launch("preprocess")
@@ -202,6 +204,7 @@ def test_a_process_that_waits_takes_over_when_the_other_one_dies(tmp_path, launc
     assert finish(second)[:2] == (0, "3 1\n")
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_ends_with_ctrl_c(tmp_path, launch):
     """And leaves the other one alone."""
     first = launch("preprocess")
@@ -214,6 +217,7 @@ def test_a_process_that_waits_ends_with_ctrl_c(tmp_path, launch):
     assert finish(first)[:2] == (0, "3 1\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [["0003.txt"], ["restart"]])
 def test_another_call_does_not_wait(tmp_path, launch, others):
     """Other inputs, or another meaning: the folder is busy."""

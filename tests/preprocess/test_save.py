@@ -186,6 +186,7 @@ def test_failures_are_called_by_name_and_tried_again(tmp_path, monkeypatch):
     assert report.metadata["destination"].to_pylist() == expected
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_save(tmp_path):
     """In preprocess and in retry."""
     work, saving = f"{WORKS}:letters", ("--save", f"{WORKS}:save_letter", "--quiet")

@@ -56,6 +56,7 @@ def inputs(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["", "thread", pytest.param("spawn", marks=pytest.mark.thorough)])
 def test_a_script_may_use_the_package_in_its_function(tmp_path, inputs, way):
     """Forked workers, those of an interpreter of their own, and spawned ones."""
@@ -120,6 +121,7 @@ def multiply(source, out):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [TENSORS, LATE], ids=["before the fork", "in the function"])
 def test_torch_uses_one_thread_in_a_worker(tmp_path, monkeypatch, inputs, source):
     """A forked process would wait forever for threads that only its parent has."""
@@ -166,6 +168,7 @@ POOLS = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["", "thread"])
 def test_a_function_of_a_script_may_start_pools_of_its_own(tmp_path, inputs, way):
     """They pickle the script's functions by their names, in forked workers and in new ones."""

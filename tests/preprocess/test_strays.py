@@ -79,6 +79,7 @@ def test_only_some_files_of_a_large_folder_are_looked_at(tmp_path, monkeypatch):
     assert note.startswith(("2 files were written", "3 files were written"))  # the table is a file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"num_workers": 1}, {"num_workers": 2, "backend": "thread"}]
 )

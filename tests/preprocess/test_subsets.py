@@ -155,6 +155,7 @@ def draw_tree(draw, leaves, depth):
     return data.Subset(inner, draw(st.sampled_from([list, np.array]))(indices))
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_each_sample_is_processed_once_by_any_calls(given_data):

@@ -108,6 +108,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", CHANGES.values(), ids=CHANGES.keys())
 def test_a_manifest_that_changed_is_compared_row_by_row(tmp_path, manifest, names, monkeypatch):
     """What was done for a row stays done wherever the row is now, as in a small manifest."""

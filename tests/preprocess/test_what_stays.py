@@ -86,6 +86,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_inputs_that_cannot_be_seen_keep_their_outputs_rows_and_state(way, memory):
     """An empty mount point, some of the files, all: the report says which, and nothing changes."""

@@ -102,6 +102,7 @@ def kept(out):
     return len([*(out / ".forebay").glob("earlier/*")])
 
 
+@pytest.mark.slow
 @VERBS
 def test_new_changed_and_gone_files_cost_what_has_changed(tmp_path, folder, verb):
     """And the files are those of a run that began with them, byte for byte, in their order."""
@@ -123,6 +124,7 @@ def test_new_changed_and_gone_files_cost_what_has_changed(tmp_path, folder, verb
     assert done_with(verb, folder, out) == []
 
 
+@pytest.mark.slow
 @VERBS
 def test_samples_that_are_gone_for_a_while_are_not_made_again(tmp_path, folder, verb):
     """As of a subfolder that is not mounted: what was made of them stays until it is pruned."""
@@ -261,6 +263,7 @@ def test_other_files_altogether_are_refused(tmp_path, folder, verb):
     assert files(out) == before
 
 
+@pytest.mark.slow
 @VERBS
 @pytest.mark.usefixtures("machine")
 def test_a_bucket_takes_over_what_was_made(memory, folder, verb):
@@ -303,6 +306,7 @@ class Labelled(Dataset):
         return load(self.paths[index]) * self.scale * self.labels[index]
 
 
+@pytest.mark.slow
 @VERBS
 def test_lists_of_a_datasets_own_describe_its_samples(tmp_path, folder, verb):
     """A new path, or another label, is that of one sample; another parameter changes all."""
@@ -385,6 +389,7 @@ def test_samples_that_cannot_be_cached_may_be_left_out_of_a_folder(tmp_path, fol
     assert done_with(cached, folder, tmp_path / "out") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "options"), [(cached, {}), (predicted, {"model": Made})])
 def test_workers_take_over_what_was_made(tmp_path, folder, verb, options):
     """Those that make shards, and those with models of their own."""

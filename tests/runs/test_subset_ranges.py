@@ -75,6 +75,7 @@ def test_a_subset_first_and_then_all_continues(tmp_path, verb):
     assert_as_fresh(verb, items, out)
 
 
+@pytest.mark.slow
 @VERBS
 @pytest.mark.parametrize("count", [8, 12])
 def test_files_whose_samples_stay_at_their_places_are_kept(tmp_path, verb, count):
@@ -89,6 +90,7 @@ def test_files_whose_samples_stay_at_their_places_are_kept(tmp_path, verb, count
     assert_as_fresh(verb, data.ConcatDataset([items, Items("b", 3)]), out)
 
 
+@pytest.mark.slow
 @VERBS
 def test_samples_in_another_order_are_made_again_without_asking(tmp_path, verb, caplog):
     """They are all still there; a note says so."""
@@ -165,6 +167,7 @@ def test_samples_that_cannot_be_cached_may_be_left_out(tmp_path):
     assert_as_fresh(cached, good, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_shards_of_very_few_samples_do_not_decide_on_those_of_all(tmp_path):
     """All are made again where very many small files would be left."""
     items, out = Items("a", 1000), tmp_path / "out"

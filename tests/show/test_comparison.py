@@ -97,6 +97,7 @@ def test_hostile_values_are_data(tmp_path, name, value) -> None:
         check_self_contained(found.save(tmp_path / "c.html").read_text())
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_saves_the_same_comparison(tmp_path) -> None:
     """As `forebay.compare` does; a file that is not a report is an error."""
     one = written(tmp_path / "a.html")

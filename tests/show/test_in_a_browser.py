@@ -28,7 +28,7 @@ CHROMIUM = os.environ.get("FOREBAY_CHROMIUM") or next(filter(None, map(shutil.wh
 SITE = Path(__file__).parents[2] / "build" / "site"
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
 ]
 

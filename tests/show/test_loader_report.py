@@ -143,6 +143,7 @@ def test_one_worker_is_not_workers(monkeypatch, num_workers, noun) -> None:
     assert text[text.index(noun) - 1] == str(num_workers)
 
 
+@pytest.mark.slow
 def test_a_week_with_many_workers_stays_small(monkeypatch) -> None:
     """Under 300 KB, and 256 workers share 32 lanes."""
     trace = filled(monkeypatch, 7 * 86_400, num_workers=256)

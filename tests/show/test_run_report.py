@@ -49,6 +49,7 @@ def inputs(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_report_of_preprocess(tmp_path, inputs, num_workers) -> None:
     """Failures that differ only in names and numbers are one group, before any chart."""
@@ -109,6 +110,7 @@ def test_a_continued_run_counts_what_it_did_itself(tmp_path, inputs) -> None:
     assert totals["rate"] == pytest.approx(5 / report.elapsed_s, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("makes", [False, True], ids=["model", "factory"])
 def test_a_report_of_predict_counts_samples(tmp_path, makes) -> None:
     """In either way of predicting."""

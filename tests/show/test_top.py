@@ -181,6 +181,7 @@ def test_a_closed_stdout_is_no_error(folder) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.slow
 def test_a_run_is_seen_by_its_output(running, tmp_path) -> None:
     """What `forebay status` tells and how many workers; after its end, what the ledger says."""
     inputs, output = tmp_path / "in", tmp_path / "out"

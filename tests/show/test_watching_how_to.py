@@ -10,6 +10,8 @@ import pytest
 
 from documents import blocks, commands, disagreements, program
 
+pytestmark = pytest.mark.full
+
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "watch.md"
 
 
