@@ -70,19 +70,19 @@ class Bucket:
             return body.read()
 
     def outputs(self, folder="out/"):
+        return {name.removeprefix(folder): self.read(name) for name in self._outputs(folder)}
+
+    def _outputs(self, folder="out/"):
         own = (f"{folder}.forebay/", f"{folder}metadata.")
-        return {
-            name.removeprefix(folder): self.read(name)
-            for name in self.names()
-            if name.startswith(folder) and not name.startswith(own)
-        }
+        names = [name for name in self.names() if name.startswith(folder)]
+        return [name for name in names if not name.startswith(own)]
 
     def await_outputs(self, count):
         """Wait until so many objects are there."""
         deadline = time.monotonic() + PATIENCE_S
-        while len(self.outputs()) < count:
-            assert time.monotonic() < deadline, self.names()
-            time.sleep(0.02)
+        while len(found := self._outputs()) < count:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
 
     def remove(self):
         for name in self.names():

@@ -13,7 +13,7 @@ Other programs run on the same machine, start processes and are killed: what can
 this process is not counted.
 
 Some things are meant to exist as long as the process: multiprocessing's resource tracker and
-forkserver, and the thread that fsspec runs its event loop in. They do not count. What other
+forkserver, and the threads of fsspec's event loop. They do not count. What other
 libraries keep from their first use on looks like a leak: use them once beforehand. Without /proc
 only threads are compared.
 """
@@ -42,8 +42,8 @@ _MARK = "FOREBAY_NO_LEAKS"
 _TOKEN = secrets.token_hex(8)
 # More than /proc/PID/stat has: 52 numbers and a short name.
 _STAT_BYTES = 4096
-# Names of long-lived threads of libraries.
-_LIBRARY_THREADS = frozenset({"fsspecIO"})
+# How the names of threads that libraries keep begin: those of fsspec's event loop.
+_LIBRARY_THREADS = ("fsspecIO", "asyncio_")
 _MAPPING = f"/memfd:no-leaks-{_TOKEN}"
 # libffi keeps its trampolines in a memfd for as long as the process lives.
 _LIBRARY_MEMFDS = ("/memfd:libffi", _MAPPING)
@@ -144,7 +144,7 @@ def left_since(before: set[Hashable]) -> list[str]:
     lines += [
         f"thread {thread.name!r}{' (daemon)' if thread.daemon else ''}"
         for thread in threading.enumerate()
-        if thread not in before and thread.name not in _LIBRARY_THREADS
+        if thread not in before and not thread.name.startswith(_LIBRARY_THREADS)
     ]
     lines += [
         f"descriptor {key[0]}: {target}"

@@ -21,9 +21,9 @@ from driving import (
     PATIENCE_S,
     WORKS,
     await_no_processes,
-    call,
     calls,
     finish,
+    here,
     make_inputs,
     published,
     start,
@@ -542,7 +542,7 @@ def assert_finished(bucket, undisturbed):
     assert bucket.read("out/metadata.parquet") == table
     own = {name for name in bucket.names() if name.startswith("out/.forebay/")}
     assert own == {f"out/{LEDGER}", f"out/{RUN}"}
-    code, out, err = call("verify", f"s3://{bucket.name}/out")
+    code, out, err = here("verify", f"s3://{bucket.name}/out")
     assert code == 0, out + err
     await_no_processes()
 
@@ -551,7 +551,7 @@ def assert_finished(bucket, undisturbed):
 def test_process_workers_fill_a_bucket(bucket, undisturbed):
     """The same objects and the same table as in a folder; verified as sound."""
     inputs, _, _ = undisturbed
-    code, _, err = call(*arguments(inputs, f"s3://{bucket.name}/out/"))
+    code, _, err = here(*arguments(inputs, f"s3://{bucket.name}/out/"))
     assert code == 0, err
     assert_finished(bucket, undisturbed)
 
@@ -562,7 +562,7 @@ def test_process_workers_read_from_a_bucket(bucket, undisturbed, tmp_path):
     inputs, outputs, _ = undisturbed
     for path in inputs.iterdir():
         bucket.client.upload_file(str(path), bucket.name, f"in/{path.name}")
-    code, _, err = call(*arguments(f"s3://{bucket.name}/in", tmp_path / "out"))
+    code, _, err = here(*arguments(f"s3://{bucket.name}/in", tmp_path / "out"))
     assert code == 0, err
     assert published(tmp_path / "out") == outputs
 
@@ -580,7 +580,7 @@ def test_a_killed_run_is_continued_on_any_machine(bucket, undisturbed, machine, 
     await_no_processes()
     assert len(bucket.outputs()) < 60
     machine(place)
-    code, _, err = call(*words)
+    code, _, err = here(*words)
     assert code == 0, err
     assert_finished(bucket, undisturbed)
 
@@ -598,9 +598,9 @@ def test_an_interrupted_run_leaves_its_ledger_in_the_bucket(bucket, undisturbed,
     run = json.loads(bucket.read(f"out/{RUN}"))
     assert run["state"] == "ended"
     machine("there")
-    _, said, _ = call("status", url)
+    _, said, _ = here("status", url)
     assert int(said.split()[0]) >= 4
-    code, said, err = call(*arguments(inputs, url))
+    code, said, err = here(*arguments(inputs, url))
     assert code == 0, err
     assert "by earlier runs" in said
     assert_finished(bucket, undisturbed)
@@ -610,7 +610,7 @@ def test_an_interrupted_run_leaves_its_ledger_in_the_bucket(bucket, undisturbed,
 def test_a_missing_bucket_stops_the_run_before_it_starts(bucket, undisturbed):
     """It is not made, and nothing is worked on."""
     inputs, _, _ = undisturbed
-    code, _, err = call(*arguments(inputs, "s3://no-such-bucket/out"))
+    code, _, err = here(*arguments(inputs, "s3://no-such-bucket/out"))
     assert code == 1
     assert "s3://no-such-bucket/out cannot be written" in err
     found = [each["Name"] for each in bucket.client.list_buckets()["Buckets"]]
