@@ -94,6 +94,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave what takes long to `make test-all`; run what ends the shared cluster at the end."""
     items.sort(key=lambda item: "shared" in (has := item.fixturenames) and "cluster" not in has)
     for item in items:
-        is_ours = item.path.parent == Path(__file__).parent and item.path.name not in QUICK
-        if is_ours and CORE.isdisjoint((item.name, getattr(item, "originalname", ""))):
+        if item.path.parent != Path(__file__).parent or item.path.name in QUICK:
+            continue
+        item.add_marker(pytest.mark.slow)
+        if CORE.isdisjoint((item.name, getattr(item, "originalname", ""))):
             item.add_marker(pytest.mark.thorough)

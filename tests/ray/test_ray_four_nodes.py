@@ -11,7 +11,8 @@ from test_ray_deaths import Threaded, add_node, cluster_of, last_of, raylet_of
 
 from runs import attempts, run, table
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
+# What is lost with a node, test_ray_deaths shows on two.
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("no_cluster")]
 COUNT, HELD = 120, 40
 
 
