@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.base import draw_detection, randomness
-from forebay.base.draw_detection import SeedsIfDrawn, ThreadTurns, seed_nothing
+from forebay.base import randomness
+from forebay.base.draw_detection import ThreadTurns
 from forebay.base.randomness import (
     PrivateGenerators,
     generators_kept,
@@ -259,114 +259,6 @@ def test_private_generators_continue_after_an_error():
     with private():
         own = draw()
     assert own == draw()
-
-
-# ---- samples that draw or not ------------------------------------------------------------------
-
-LIBRARIES = {
-    "random": random.random,
-    "random.gauss": lambda: random.gauss(0, 1),
-    "numpy": np.random.random,
-    "numpy.normal": np.random.normal,
-    "torch": lambda: torch.rand(1).item(),
-    "torch.normal": lambda: torch.randn(1).item(),
-    # Looked up when they are called: a worker replaces them.
-    "numpy's state": lambda: np.random.get_state()[1].tolist()[:3],
-    "random's state": lambda: random.getstate()[1][:3],
-    "torch's state": lambda: bytes(torch.get_rng_state().numpy()),
-    "torch's seed": lambda: int(torch.initial_seed()),
-    "a fork of torch's state": lambda: list(forked()),
-}
-
-
-def forked():
-    with torch.random.fork_rng([]):
-        yield torch.rand(1).item()
-
-
-@pytest.fixture
-def seeds(monkeypatch):
-    """Seeds of a worker; what it replaces is put back."""
-    for module in (torch, torch.random):
-        for name in ("initial_seed", "get_rng_state"):
-            monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(random, "getstate", random.getstate)
-    monkeypatch.setattr(np.random, "get_state", np.random.get_state)
-    seeds = SeedsIfDrawn()
-    seeds.open()
-    return seeds
-
-
-@pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
-@pytest.mark.parametrize("first", range(4))
-def test_samples_are_as_if_each_was_seeded(seeds, library, first):
-    """Whichever sample of whichever batch is the first to draw, and whatever is drawn between."""
-
-    def batch(number, set_seed):
-        found = []
-        for sample in range(2):
-            set_seed(number * 100 + sample)
-            found.append(library() if number * 2 + sample >= first * 3 else "nothing")
-        return found
-
-    np.random.normal()  # the second one of a pair is left
-    for number in range(6):
-        assert seeds.run(partial(batch, number)) == batch(number, seed_generators)
-        np.random.normal()
-
-
-def test_what_draws_nothing_is_not_seeded(seeds):
-    """The first batch is, to find out."""
-    calls = []
-    for _ in range(3):
-        seeds.run(lambda set_seed: calls.append(set_seed is seed_nothing))
-    assert calls == [False, True, True]
-
-
-def test_what_draws_is_made_twice_at_most_once(seeds):
-    """Nothing is repeated if the first batch draws; otherwise the first that does."""
-    for first in (0, 2):
-        seeds, calls = SeedsIfDrawn(), []
-
-        def batch(set_seed, first=first, calls=calls):
-            calls.append(set_seed)
-            set_seed(1)
-            if len(calls) > first:
-                random.random()
-
-        for _ in range(5):
-            seeds.run(batch)
-        assert len(calls) == (5 if first == 0 else 6)
-        assert seed_nothing not in calls[first + 1 :]
-
-
-def test_an_error_that_depends_on_random_numbers_is_that_of_the_seed(seeds):
-    """As well as one that does not."""
-
-    def batch(is_drawn, set_seed):
-        set_seed(4)
-        raise KeyError(random.random() if is_drawn else "x")
-
-    seeds.run(lambda set_seed: None)
-    with pytest.raises(KeyError, match="x"):
-        seeds.run(partial(batch, False))
-    with pytest.raises(KeyError) as raised:
-        seeds.run(partial(batch, True))
-    random.seed(4)
-    assert raised.value.args == (random.random(),)
-
-
-def test_another_generator_of_numpy_is_watched_too(seeds):
-    """The user may replace the global one."""
-    before = np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.PCG64(5))
-    try:
-        assert draw_detection._fingerprint() == draw_detection._fingerprint()
-        seen = draw_detection._fingerprint()
-        np.random.random()
-        assert draw_detection._fingerprint() != seen
-    finally:
-        np.random.set_bit_generator(before)
 
 
 # ---- threads -----------------------------------------------------------------------------------

@@ -242,6 +242,11 @@ def generators_locked() -> Iterator[None]:
         this_thread.stream = stream
 
 
+def is_taken_alone() -> bool:
+    """Return whether this thread is the one in `generators_locked`."""
+    return process_turns.is_taken_by(threading.get_ident())
+
+
 @contextmanager
 def generators_kept() -> Iterator[SimpleNamespace]:
     """Use the generators in the block, and restore them at its end."""
@@ -252,7 +257,7 @@ def generators_kept() -> Iterator[SimpleNamespace]:
         finally:
             # Otherwise this thread was abandoned, and another one uses them.
             if turns.is_taken_by(threading.get_ident()):
-                _set_states(kept.states)
+                set_generator_states(kept.states)
 
 
 @contextmanager
@@ -284,7 +289,7 @@ def generators_lent() -> Iterator[None]:
     finally:
         take_back()
         if states is not None:
-            _set_states(states)
+            set_generator_states(states)
 
 
 @contextmanager
@@ -294,7 +299,7 @@ def generators_restored() -> Iterator[None]:
     try:
         yield
     finally:
-        _set_states(states)
+        set_generator_states(states)
 
 
 def generator_states() -> States:
@@ -307,7 +312,8 @@ def generator_states() -> States:
     )
 
 
-def _set_states(states: States) -> None:
+def set_generator_states(states: States) -> None:
+    """Set the generators to states that `generator_states` returned."""
     process_turns.set_back(threading.get_ident())
     state, array_state, tensor_state = states
     random.setstate(state)
@@ -335,7 +341,7 @@ class PrivateGenerators:
             if self._own is None:
                 self._begin(self._seed)
             else:
-                _set_states(self._own)
+                set_generator_states(self._own)
             try:
                 yield
             finally:

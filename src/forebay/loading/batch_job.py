@@ -25,7 +25,7 @@ from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 from forebay.base import torch_internals
 from forebay.base.batches import nbytes
-from forebay.base.draw_detection import SeedsIfDrawn, ThreadTurns
+from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns
 from forebay.base.libraries import one_thread
 from forebay.base.process import queued_s, read_bytes
 from forebay.base.randomness import seeded_generator
@@ -166,7 +166,7 @@ class BatchJob:
         self.keeps_tasks = keeps_tasks
         self._spec = spec
         self._turns = turns
-        self._seeds: SeedsIfDrawn | None = None
+        self._seeds: SeedsIfDrawn | BatchSeeds | None = None
         self._worker_id = 0
         self._begun: int | None = None  # the epoch of an iterable dataset
         self._map_fetcher: MapFetcher | None = None
@@ -356,13 +356,18 @@ class BatchJob:
 
 
 class LocalJob(BatchJob):
-    """Makes batches in the trainer's own thread, without setting up a worker."""
+    """Makes batches in the trainer's own thread, without setting up a worker.
+
+    Attributes:
+        seeds: With a seed, seeds the samples, which are made one at a time.
+    """
 
     where = "in this process"
 
     def __init__(self, spec: BatchSpec) -> None:
         """See `BatchJob`."""
         super().__init__(spec, turns=turns_of(spec) if spec.concurrency > 1 else None)
+        self._seeds = self.seeds = None if spec.seed is None or self._turns else BatchSeeds()
         if isinstance(spec.dataset, IterDataPipe | MapDataPipe):
             apply_sharding(spec.dataset, *process_group())
 
@@ -426,8 +431,8 @@ class ProcessJob(BatchJob):
         if spec.concurrency > 1:
             self._turns = turns_of(spec)
         else:
-            self._seeds = SeedsIfDrawn()
-            self._seeds.open()
+            self._seeds = seeds = SeedsIfDrawn()
+            seeds.open()
         super().open(incarnation, worker_id)
 
     def run(self, assignment: Assignment) -> Answer:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.base.batches import nbytes
 from forebay.base.libraries import one_thread
-from forebay.base.randomness import PrivateGenerators, generators_kept, generators_lent
+from forebay.base.randomness import PrivateGenerators, generators_lent
 from forebay.base.thread_ends import join_threads
 from forebay.base.torch_internals import seed_as_worker
 from forebay.devices.device import Device
@@ -488,8 +488,8 @@ class LocalFeed:
         self._generators: Callable[[], AbstractContextManager[Any]] | None = None
         if spec.concurrency > 1:
             pass  # each thread that makes a sample does that
-        elif spec.seed is not None and not settings.is_sliced:
-            self._generators = generators_kept
+        elif self._job.seeds is not None and not settings.is_sliced:
+            self._generators = self._job.seeds.batch
         elif spec.is_iterable and spec.seeds_owned:
             begin = partial(seed_as_worker, worker_id=0, with_devices=False)
             self._generators = PrivateGenerators(spec.base_seed, begin)

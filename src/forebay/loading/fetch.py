@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import default_collate
 
 from forebay.base.datasets import OwnedGenerators, getitems_of
-from forebay.base.draw_detection import SeedsIfDrawn, ThreadTurns, seed_nothing
+from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns, seed_nothing
 from forebay.base.randomness import SetSeed, seed_generators
 from forebay.base.thread_ends import join_threads
 from forebay.collating.rules import collated
@@ -177,7 +177,7 @@ class MapFetcher:
 
     Args:
         turns: Runs the calls of threads, which share the random generators; None in a process.
-        seeds: Runs the calls of a worker process; None elsewhere.
+        seeds: Runs the calls of a worker process, or of the trainer's thread; None elsewhere.
         threads: Fetches several samples at once; None for one at a time.
         later: With these threads, requests whose samples are to be fetched.
 
@@ -191,7 +191,7 @@ class MapFetcher:
         self,
         spec: BatchSpec,
         turns: ThreadTurns | None,
-        seeds: SeedsIfDrawn | None,
+        seeds: SeedsIfDrawn | BatchSeeds | None,
         threads: SampleThreads | None,
         later: deque[BatchRequest],
     ) -> None:
@@ -210,8 +210,13 @@ class MapFetcher:
         self._run_seeded: RunSeeded = (
             (lambda call: call(seed_generators)) if turns is None else turns.run
         )
-        # For very few samples, seeding takes less time than to find whether they draw.
-        self._run_many_seeded: RunSeeded = self._run_seeded if seeds is None else seeds.run
+        self._run_many_seeded = self._run_collation = self._run_seeded
+        if isinstance(seeds, BatchSeeds):
+            self._run_seeded = self._run_many_seeded = seeds.samples.run
+            self._run_collation = seeds.collation.run
+        elif seeds is not None:
+            # For very few samples, seeding takes less time than to find whether they draw.
+            self._run_many_seeded = seeds.run
         self._sliced = slicing(spec.dataset, spec.collate_fn) if spec.auto_collation else None
         self._is_seeded = spec.seed is not None and self._sliced is None  # a slice draws nothing
         self._getitems = getitems_of(spec.dataset)
@@ -234,7 +239,9 @@ class MapFetcher:
         if self._getitems is not None:
             try:
                 # A copy: some empty the list that they are given.
-                return self._call_seeded(request, SAMPLE, lambda: self._getitems(copied(index)))
+                return self._call_seeded(
+                    self._run_seeded, request, SAMPLE, lambda: self._getitems(copied(index))
+                )
             except Exception:
                 if not self._spec.skip_errors:
                     raise
@@ -288,13 +295,14 @@ class MapFetcher:
         self._owned = owned
         if self._owned:
             # Whether they draw is not detected: it is most likely.
-            self._run_many_seeded = self._run_seeded
+            if self._seeds is not None:
+                self._seeds.always()
             if self._turns is not None:
                 self._turns.run_alone()
 
     def kept_owned(self) -> AbstractContextManager[None]:
         """Restore the dataset's generators after a batch; in a worker, also a thread, do not."""
-        is_worker = self._seeds is not None or self._turns is not None
+        is_worker = isinstance(self._seeds, SeedsIfDrawn) or self._turns is not None
         return nullcontext() if is_worker or not self._owned else self._owned.kept()
 
     def _one_by_one(self, request: BatchRequest, indices: Sequence[Any]) -> list[Any]:
@@ -346,7 +354,9 @@ class MapFetcher:
         failure = Failure.of(error, source=index, epoch=request.epoch, batch=request.batch)
         self.failures.append(failure)
 
-    def _call_seeded(self, request: BatchRequest, purpose: int, call: Callable[[], Any]) -> Any:
+    def _call_seeded(
+        self, run: RunSeeded, request: BatchRequest, purpose: int, call: Callable[[], Any]
+    ) -> Any:
         """Make a call for the whole batch, with generators seeded for it if there is a seed."""
         if not self._is_seeded or self._spec.seed is None:
             return call()
@@ -357,7 +367,7 @@ class MapFetcher:
                 self._owned.beside(set_seed)(seed)
             return call()
 
-        return self._run_seeded(seeded)
+        return run(seeded)
 
     # ---- several at once -----------------------------------------------------------------------
 
@@ -446,7 +456,8 @@ class MapFetcher:
         if collate_fn is default_collate:  # it draws no random numbers
             is_known = self._spec.auto_collation and not self.failures
             return collated(collate_fn, samples, request.index if is_known else ())
-        return self._call_seeded(request, COLLATE, lambda: collated(collate_fn, samples))
+        run = self._run_collation
+        return self._call_seeded(run, request, COLLATE, lambda: collated(collate_fn, samples))
 
     def state(self) -> WorkerState:
         """Return the state of the dataset."""
