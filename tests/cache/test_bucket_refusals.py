@@ -32,7 +32,7 @@ def test_a_server_without_ranges_is_said_and_asked_once(folder):
 def test_a_client_that_returns_the_whole_object_is_refused():
     """As one of HTTP does, without an error, where the server ignores ranges."""
 
-    class Whole(stores.Bucket):
+    class Whole(stores.ObjectStore):
         def renew(self):
             pass
 
