@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forebay.engine.commands import TRANSITIONS, State
+from forebay.engine.tasks import TRANSITIONS, State
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "flow.md"
 

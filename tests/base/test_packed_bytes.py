@@ -16,7 +16,8 @@ from torch.utils.data import Dataset
 import forebay
 from forebay.base import batches
 from forebay.collate import PackedBytes, by_field, packed
-from forebay.memory.packing import WORTH_PLACING, Packer, collate_into, memory_of, unpack
+from forebay.memory.packed_batch import memory_of, unpack
+from forebay.memory.packing import WORTH_PLACING, Packer, collate_into
 from forebay.memory.slab import Slab
 from kit.fake_device import FakeDevice
 from labelled import Labelled, Record

@@ -17,7 +17,8 @@ from torch.utils.data import Dataset, default_collate
 import forebay
 from documents import program
 from forebay.collate import Padded, as_list, by_field, default, pad
-from forebay.memory.packing import WORTH_PLACING, Packer, collate_into, memory_of, unpack
+from forebay.memory.packed_batch import memory_of, unpack
+from forebay.memory.packing import WORTH_PLACING, Packer, collate_into
 from forebay.memory.slab import Slab
 from labelled import Labelled, Record
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.engine.commands import Command, Limits, SendTasks, State
+from forebay.engine.commands import Command, SendTasks
 from forebay.engine.flow import Flow
+from forebay.engine.limits import Limits
+from forebay.engine.tasks import State
 from forebay.failures import Failure
 from forebay.pools.events import Event, TaskFinished, TasksQueued, WorkerStarted
 

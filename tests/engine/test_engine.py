@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.engine.commands import MAX_DEATHS_IN_A_ROW, DeliverResult, Limits, Outcome
+from forebay.engine.commands import DeliverResult, Outcome
 from forebay.engine.engine import Engine
+from forebay.engine.limits import MAX_DEATHS_IN_A_ROW, Limits
 from forebay.errors import WorkerDiedError
 from forebay.failures import Failure
 from forebay.pools.base import Pool

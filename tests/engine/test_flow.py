@@ -10,14 +10,13 @@ from forebay.engine.commands import (
     DropTask,
     FetchTasks,
     Finish,
-    IllegalMoveError,
-    Limits,
-    Move,
     ReportFailure,
     SendTasks,
     StartWorker,
 )
 from forebay.engine.flow import Flow
+from forebay.engine.limits import Limits
+from forebay.engine.tasks import IllegalMoveError, Move
 from forebay.pools.events import (
     AlarmRang,
     ResultsReleased,

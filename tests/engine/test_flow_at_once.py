@@ -6,7 +6,6 @@ import pytest
 from scripted import BOOM, CRASH, Script, started
 
 from forebay.engine.commands import (
-    RECLAIM_S,
     DeliverResult,
     Finish,
     KillWorker,
@@ -14,6 +13,7 @@ from forebay.engine.commands import (
     ReportRetry,
     SendTasks,
 )
+from forebay.engine.tasks import RECLAIM_S
 from forebay.pools.events import (
     AlarmRang,
     TaskFailed,

@@ -8,7 +8,6 @@ import pytest
 from scripted import BOOM, CRASH, Script, started
 
 from forebay.engine.commands import (
-    MAX_DEATHS_IN_A_ROW,
     DeliverResult,
     Finish,
     GiveUp,
@@ -19,6 +18,7 @@ from forebay.engine.commands import (
     SetAlarm,
     StartWorker,
 )
+from forebay.engine.limits import MAX_DEATHS_IN_A_ROW
 from forebay.failures import Failure
 from forebay.pools.events import (
     AlarmRang,

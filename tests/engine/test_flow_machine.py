@@ -12,14 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scripted import check
 
 from forebay.engine.commands import (
-    MAX_DEATHS_IN_A_ROW,
     DeliverResult,
     DropTask,
     FetchTasks,
     Finish,
     GiveUp,
     KillWorker,
-    Limits,
     ReportFailure,
     ReportRetry,
     SendTasks,
@@ -28,6 +26,7 @@ from forebay.engine.commands import (
     StopWorker,
 )
 from forebay.engine.flow import Flow
+from forebay.engine.limits import MAX_DEATHS_IN_A_ROW, Limits
 from forebay.failures import Failure
 from forebay.pools.events import (
     GIVE_BACK_S,

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from forebay import Buffer, DataLoader, OptionError
-from forebay.engine.commands import State
+from forebay.engine.tasks import State
 from forebay.loading import planner
 from forebay.loading.messages import CHUNK
 from forebay.options import buffer_of, parse_bytes

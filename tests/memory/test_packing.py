@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import default_collate
 
 from forebay.memory import packing
+from forebay.memory.packed_batch import memory_of, unpack
 from forebay.memory.packing import (
     CODES,
     INLINE_BYTES,
@@ -27,8 +28,6 @@ from forebay.memory.packing import (
     PackedBatch,
     Packer,
     collate_into,
-    memory_of,
-    unpack,
 )
 from forebay.memory.slab import Slab
 

@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 from forebay.base.process import LONGEST_WAIT_S
 from forebay.engine import commands as do
 from forebay.engine.commands import (
-    MAX_DEATHS_IN_A_ROW,
     DeliverResult,
     DropTask,
-    Limits,
     LowerHighMark,
     Outcome,
     ReportFailure,
     ReportRetry,
 )
 from forebay.engine.flow import Flow
+from forebay.engine.limits import MAX_DEATHS_IN_A_ROW, Limits
 from forebay.errors import ForebayError, OutputError, WorkerDiedError
 from forebay.failures import Failure
 from forebay.observe.progress import in_one_line, log, log_failed, log_retry

@@ -32,63 +32,35 @@ from heapq import merge
 from itertools import islice
 
 from forebay.engine.commands import (
-    MAX_DEATHS_IN_A_ROW,
-    RECLAIM_S,
-    TRANSITIONS,
     Command,
     DeliverResult,
-    DropTask,
     FetchTasks,
     Finish,
     GiveUp,
-    IllegalMoveError,
     KillWorker,
-    Limits,
-    LowerHighMark,
-    Move,
-    ReportFailure,
-    ReportRetry,
     SendTasks,
     SetAlarm,
     StartWorker,
-    State,
     StopWorker,
-    Task,
-    Worker,
 )
+from forebay.engine.limits import MAX_DEATHS_IN_A_ROW, Limits
+from forebay.engine.tasks import RECLAIM_S, Move, State, Task, TaskTable, Worker
 from forebay.failures import Failure
 from forebay.pools import events as happened
 
 
-class Flow:
+class Flow(TaskTable):
     """Decides which worker runs what, and how each answer, death and delay is handled."""
 
     def __init__(self, limits: Limits) -> None:
         """Start with no workers and no tasks; `start` asks for both."""
-        self.limits = limits
-        self.counts = dict.fromkeys(State, 0)
-        self.held_bytes = 0  # of results that are ready or leased
-        self._tasks: dict[int, Task] = {}
+        super().__init__(limits)
         self._workers: dict[int, Worker] = {}
         self._surplus = 0  # workers beyond num_workers that still hold tasks
         self._next_incarnation = 0
-        self._queue: deque[int] = deque()  # by number: new tasks, and those put back
-        self._bound: dict[int, deque[int]] = {}  # likewise, for tasks that one worker ID may run
-        # By worker ID: the failure that ended its stream. Its later tasks fail with it.
-        self._blocked: dict[int, Failure] = {}
-        self._alone: deque[int] = deque()  # to be tried by a worker that runs no other task
-        self._retries: deque[int] = deque()  # to be retried, each in its own message
-        self._suspects: deque[int] = deque()  # died or hung: to be retried alone
-        self._trying_suspects = False
         self._sent_alone: int | None = None  # the last suspect that was sent alone
-        self._order: deque[int] = deque()  # tasks to deliver: by number with in_order, or as ended
-        self._largest = 0  # bytes to expect of a running task: the largest result seen
         self._estimate: float | None = None  # seconds a task takes, smoothed
-        self._refill_at: int | None = None  # since it was full: make more below so many results
-        self._fetching = False
-        self._source_ended = False
         self._deaths_in_a_row = 0
-        self._waits_for_memory = False  # before workers are started, until results are released
         self._first_after_death = 0  # the first worker that was started after the last such death
         self._alarm: float | None = None
         self._due_changed: list[Worker] = []  # whose `_due` may have changed since `_set_alarm`
@@ -140,40 +112,6 @@ class Flow:
         return commands
 
     # ---- events --------------------------------------------------------------------------------
-
-    def _on_queued(self, event: happened.TasksQueued) -> None:
-        self._fetching = False
-        self._source_ended = event.ended
-        if event.worker_ids is None:
-            self._tasks.update((key, Task()) for key in event.tasks)
-            self._queue.extend(event.tasks)
-        else:
-            for key, worker_id in zip(event.tasks, event.worker_ids, strict=True):
-                self._tasks[key] = Task(worker_id)
-                self._queue_of(key).append(key)
-        self.counts[State.QUEUED] += len(event.tasks)
-        if self.limits.in_order:
-            self._order.extend(event.tasks)
-
-    def _on_forgotten(self, before: int, commands: list[Command]) -> None:
-        for key in [key for key in self._tasks if key < before]:
-            task = self._tasks[key]
-            if task.state is State.RUNNING:
-                task.unwanted = True  # its worker cannot be interrupted
-            elif task.state is State.QUEUED:
-                for queue in (self._queue_of(key), self._retries, self._suspects):
-                    if key in queue:
-                        queue.remove(key)
-                self._drop(key, commands)
-            elif task.state is State.READY:
-                self.held_bytes -= task.nbytes
-                self._drop(key, commands)
-            elif task.state is State.FAILED:  # and not reported yet, in order
-                del self._tasks[key]
-                commands.append(DropTask(key))
-        self._blocked.clear()
-        self._order = deque(key for key in self._order if key >= before)
-        self._deliver(commands)
 
     def _on_finished(
         self, events: Sequence[happened.TaskFinished], now: float, commands: list[Command]
@@ -256,14 +194,6 @@ class Flow:
                 task.seconds = self.limits.timeout_s or 0.0 if worker.timed_out else task.seconds
                 self._fail(key, failure, commands, self._suspects)
 
-    def _lower_high_mark(self, memory: int, commands: list[Command]) -> None:
-        """Hold half of the bytes from now on, and make nothing until the rest is consumed."""
-        most, before = self.held_bytes // 2, self.limits.max_bytes
-        if before is None or most < before:
-            self.limits = replace(self.limits, max_bytes=most)
-            commands.append(LowerHighMark(self.held_bytes, most, memory))
-        self._waits_for_memory = True
-
     def _blamed(self, worker: Worker, event: happened.WorkerDied) -> tuple[list[int], Failure]:
         """Return the tasks that a death is attributed to, and the failure of each."""
         if event.external or not worker.timed_out:
@@ -299,13 +229,6 @@ class Flow:
         if self._alarm is not None:
             commands.append(SetAlarm(self._alarm))
 
-    def _take_back(self, worker: Worker, keys: list[int], commands: list[Command]) -> None:
-        """Put tasks that a worker has not begun back into the queue."""
-        for key in keys:
-            self._move(Move.RETURNED, key)
-            self._put_back(key, commands)
-        worker.remove(set(keys))
-
     # ---- ends and retries of tasks -------------------------------------------------------------
 
     def _answered(self, incarnation: int, key: int, attempt: int, now: float) -> Task | None:
@@ -330,103 +253,6 @@ class Flow:
             worker.remove((key,))
         self._begin(worker, now)
         return task
-
-    def _fail(
-        self,
-        key: int,
-        failure: Failure,
-        commands: list[Command],
-        again: deque[int],
-        final: bool = False,
-    ) -> None:
-        task = self._tasks[key]
-        if task.unwanted:
-            self._drop(key, commands)
-            return
-        if task.attempt > self.limits.retries or final:
-            if self.limits.failure_ends_worker and task.worker_id is not None:
-                self._blocked[task.worker_id] = failure
-            self._end(key, Move.FAILED, failure, commands)
-            return
-        self._move(Move.RETRIED, key)
-        commands.append(ReportRetry(key, task.attempt, failure))
-        task.attempt += 1
-        if self.limits.in_order or task.worker_id is not None:
-            self._put_back(key, commands)
-        else:
-            again.append(key)
-
-    def _end(self, key: int, move: Move, failure: Failure, commands: list[Command]) -> None:
-        """End a task without a result."""
-        self._move(move, key)
-        self._tasks[key].failure = failure
-        if not self.limits.in_order:
-            self._order.append(key)
-        self._deliver(commands)
-
-    def _fail_blocked(self, commands: list[Command]) -> None:
-        """Fail the tasks that wait for a worker blocked by an earlier failure."""
-        for worker_id, failure in self._blocked.items():
-            queue = self._bound.get(worker_id)
-            while queue:
-                self._end(queue.popleft(), Move.ABANDONED, failure, commands)
-
-    def _put_back(self, key: int, commands: list[Command]) -> None:
-        """Queue a task in the order of the source: before all that have not been sent yet."""
-        if self._tasks[key].unwanted:
-            self._drop(key, commands)
-            return
-        at, queue = 0, self._queue_of(key)
-        while at < len(queue) and queue[at] < key:
-            at += 1
-        queue.insert(at, key)
-
-    def _queue_of(self, key: int) -> deque[int]:
-        task = self._tasks[key]
-        if task.worker_id is not None:
-            return self._bound.setdefault(task.worker_id, deque())
-        return self._alone if task.alone else self._queue
-
-    def _drop(self, key: int, commands: list[Command]) -> None:
-        """End a task that is no longer needed."""
-        self._move(Move.FORGOTTEN, key)
-        del self._tasks[key]
-        commands.append(DropTask(key))
-
-    def _deliver(self, commands: list[Command]) -> None:
-        """Deliver the results that are next in order."""
-        delivered = []
-        while self._order:
-            key = self._order[0]
-            task = self._tasks[key]
-            if task.state is State.READY:
-                delivered.append(key)
-                commands.append(
-                    DeliverResult(key, task.attempt, task.seconds, task.nbytes, task.result)
-                )
-                task.result = None
-            elif task.state is State.FAILED:
-                assert task.failure is not None
-                commands.append(ReportFailure(key, task.attempt, task.seconds, task.failure))
-                del self._tasks[key]
-            else:
-                break
-            self._order.popleft()
-        self._move(Move.DELIVERED, *delivered)
-
-    def _move(self, move: Move, *keys: int) -> None:
-        tasks, counts, before, after = self._tasks, self.counts, None, None
-        for key in keys:
-            task = tasks[key]
-            if task.state is not before:  # the same for most of them
-                before = task.state
-                after = TRANSITIONS.get((before, move))
-            if after is None:
-                state = f"{task.state.value} by {task.moved}"
-                raise IllegalMoveError(f"task {key} is {state}, not to be {move}")
-            counts[task.state] -= 1
-            counts[after] += 1
-            task.state, task.moved = after, move
 
     def busy_workers(self) -> list[tuple[float, int, int | None]]:
         """Return when each busy worker began a task, its incarnation, the task; last, starting."""
@@ -529,12 +355,6 @@ class Flow:
                 (self._sent_alone,) = keys
                 return
 
-    def _is_time_for_suspects(self) -> bool:
-        """Return whether to try the suspects now, each alone; True until none is left."""
-        count = len(self._suspects)
-        no_others = self._source_ended and self.counts[State.QUEUED] == count
-        return self._trying_suspects or no_others or count >= self.limits.max_suspects
-
     def _assign(self, worker: Worker, keys: list[int], now: float) -> tuple[tuple[int, int], ...]:
         """Record that a worker holds these tasks; return each with its attempt."""
         self._move(Move.SENT, *keys)
@@ -567,45 +387,6 @@ class Flow:
             # shrink towards the end, so that all workers end together.
             size = min(size, max(-(-len(queue) // (2 * limits.num_workers)), unbegun))
         return max(size, 0 if held else 1)
-
-    def _free_slots(self, awaited: bool) -> int:
-        """Return how many tasks may begin now, within slots, bytes and the low mark."""
-        limits, running = self.limits, self.counts[State.RUNNING]
-        made = running + self.counts[State.READY] + self.counts[State.LEASED]
-        slots = free = limits.slots - made
-        if limits.max_bytes is not None and self._largest:
-            left = limits.max_bytes - self.held_bytes - running * self._largest
-            free = min(slots, left // self._largest)
-        if limits.refill_below is not None:
-            if self._refill_at is None and free <= 0:
-                self._refill_at = limits.low_mark(made)
-            elif self._refill_at is not None and made < self._refill_at:
-                self._refill_at = None
-            if self._refill_at is not None:
-                free = 0
-        if free <= 0 and (awaited or not made):
-            free = 1  # also when a single result is larger than the whole budget
-        return min(free, slots)
-
-    @property
-    def room(self) -> int:
-        """About how many results of average size there is room for, besides those leased."""
-        counts, held, most = self.counts, self.held_bytes, self.limits.max_bytes
-        made = counts[State.READY] + counts[State.LEASED]
-        room = self.limits.slots - made
-        if most is not None:  # before the first result there is no room
-            each = held // made if made else self._largest
-            room = min(room, (most - held) // each if each else 0)
-        return max(room, 0) + counts[State.READY]
-
-    @property
-    def above_low_mark(self) -> int:
-        """How many results to release before a full buffer is refilled; 0 while it is not full."""
-        if self._refill_at is None:
-            return 0
-        counts = self.counts
-        made = counts[State.RUNNING] + counts[State.READY] + counts[State.LEASED]
-        return max(made - self._refill_at + 1, 0)
 
     def _begin(self, worker: Worker, now: float) -> None:
         """Record that the worker begins its next tasks now, as many as it runs at once."""

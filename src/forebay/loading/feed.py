@@ -35,9 +35,9 @@ from forebay.engine.commands import (
     Outcome,
     ReportFailure,
     ReportRetry,
-    State,
 )
 from forebay.engine.engine import Engine, NewTask
+from forebay.engine.tasks import State
 from forebay.errors import WorkerDiedError
 from forebay.loading.batch_job import LocalJob
 from forebay.loading.messages import (

@@ -22,7 +22,7 @@ import numpy as np
 from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec
 from forebay.memory.layout import Slot
 from forebay.memory.lending import Borrower, Lender
-from forebay.memory.packed_batch import PackedBatch
+from forebay.memory.packed_batch import PackedBatch, copy_into_slab
 from forebay.memory.slab import Slab
 from forebay.observe.progress import note
 from forebay.options import Ray
@@ -197,8 +197,6 @@ class BatchReceiver(AnswerReceiver):
         return event._replace(result=result._replace(batch=batch))
 
     def _copied(self, task: int, batch: PackedBatch) -> PackedBatch:
-        from forebay.memory.packing import copy_into_slab  # it imports torch, which hosts do not
-
         batch, slot = copy_into_slab(batch, self._slab)
         if slot is not None:
             earlier = self._slots.pop(task, None)

@@ -29,7 +29,7 @@ from forebay.base.datasets import cached_samples, getitems_of, sequence_rows
 from forebay.base.torch_internals import accepts
 from forebay.columns.slicing import Slicer, slicing
 from forebay.devices.device import check_loader_device
-from forebay.engine.commands import Limits
+from forebay.engine.limits import Limits
 from forebay.errors import OptionError
 from forebay.loading.fetch import AHEAD
 from forebay.loading.messages import (

@@ -28,8 +28,7 @@ from forebay.loading.batch_job import BatchJob, ProcessJob, turns_of
 from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec
 from forebay.loading.samplers import set_generator, state_of_generator
 from forebay.memory.layout import Slot
-from forebay.memory.packed_batch import PackedBatch
-from forebay.memory.packing import memory_of, unpack
+from forebay.memory.packed_batch import PackedBatch, memory_of, unpack
 from forebay.memory.slab import Slab
 from forebay.observe.progress import log
 from forebay.observe.record import Trace, Transfers

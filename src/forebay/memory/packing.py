@@ -1,4 +1,4 @@
-"""Packing batches to be sent between processes, and unpacking them.
+"""Packing batches to be sent between processes; `packed_batch.py` unpacks them.
 
 The batch is pickled with its buffers out of band. Buffers are copied into the slot, once, or were
 created there (see `collate_into`). The in-band pickle that remains is sent by pipe if it is small,
@@ -293,60 +293,8 @@ INLINE_BYTES = 1 << 14
 # For a smaller tensor, allocating on the heap and copying is faster than allocating in the slot.
 WORTH_PLACING = 1 << 14
 
-# Tensors of less than this, and less than this part of their batch, are copied out of the slot: a
-# loop that keeps the labels of each batch then does not keep its images.
-SMALL_BYTES = 1 << 16
-SMALL_PART = 16
 
 _NOTHING = memoryview(bytearray())
-
-
-def memory_of(packed: PackedBatch, slab: Slab, slot: Slot | None) -> memoryview:
-    """Return the memory with the buffers of a batch.
-
-    The slot, which `settle` returned, is freed automatically when nothing views it any more.
-    """
-    if packed.body is not None:
-        return memoryview(cast(bytearray, packed.body))
-    assert slot is not None
-    return slab.lease(slot, min(packed.nbytes, slot.capacity))
-
-
-def unpack(packed: PackedBatch, view: memoryview, *, copies_small: bool = False) -> Any:
-    """Return the batch, with its tensors and arrays over memory with its buffers.
-
-    Args:
-        copies_small: Whether what is small beside its batch gets memory of its own, so that keeping
-            it does not keep the whole slot.
-    """
-    most = min(SMALL_BYTES, packed.nbytes // SMALL_PART) if copies_small else 0
-    buffers = [
-        bytearray(view[at : at + nbytes]) if nbytes < most else view[at : at + nbytes]
-        for at, nbytes in packed.buffers
-    ]
-    in_band: bytes | tuple[int, int] | memoryview = packed.in_band
-    if isinstance(in_band, tuple):
-        at, nbytes = in_band
-        in_band = view[at : at + nbytes]
-    return pickle.loads(in_band, buffers=buffers)  # noqa: S301 - from our own worker
-
-
-def copy_into_slab(packed: PackedBatch, slab: Slab) -> tuple[PackedBatch, Slot | None]:
-    """Copy a packed batch from another machine into this machine's slab, if that has room."""
-    body = packed.body
-    if not isinstance(body, np.ndarray):
-        return packed, None
-    slab.record_size(body.nbytes)
-    slot = slab.take()
-    if slot is not None and body.nbytes <= slot.capacity:
-        refused = slab.reserve(slot, 0, body.nbytes) if slab.is_bounded else None
-        if refused is None:
-            np.copyto(np.frombuffer(slab.view(slot), np.uint8, body.nbytes), body)
-            return packed._replace(body=None), slot
-        packed = packed._replace(refused=refused)
-    if slot is not None:
-        slab.give_back(slot)
-    return packed._replace(body=bytearray(body)), None
 
 
 class Packer:

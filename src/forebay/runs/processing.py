@@ -16,8 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from forebay.base.process import ProcessTimes, usable_cores
-from forebay.engine.commands import DeliverResult, Limits, Outcome, ReportFailure, ReportRetry
+from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
 from forebay.engine.engine import Engine
+from forebay.engine.limits import Limits
 from forebay.errors import OutputError
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Todo
