@@ -53,6 +53,7 @@ PURE = (
     *(f"base/{name}" for name in ("formatting", "earlier_rows", "store_errors", "table_guesses")),
     "ledger/identity",
     "caching/fetch_policy",
+    "loading/snapshots",
 )
 IMPURE_IMPORTS = frozenset(
     [

@@ -146,8 +146,10 @@ class DataLoader(TorchDataLoader[_T_co]):
         name: What the loader is called in its `repr`, in `forebay top` and in reports, such as
             "train"; batches do not depend on it.
         worker_method: Accepted if torch's DataLoader has it: "thread" is `backend="thread"`.
-        snapshot_every_n_steps: Accepted for code written for torchdata, and ignored: the state is
-            exact at every step.
+        snapshot_every_n_steps: After how many of its batches each worker takes the state of its
+            copy of the dataset, whatever that takes. None, which is best: after every batch if it
+            takes microseconds, and otherwise as often as 5% of the time allows. A state is exact
+            at every step: what a worker read since is read again on a resume.
 
     Attributes:
         epoch: The current epoch; after its last batch, the next one.
@@ -388,7 +390,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         With only torch's arguments the rest of the epoch has the same samples in the same order.
         Random numbers in workers, and the order of later epochs, come from torch's generators:
         pass `generator`, or restore the global one with `torch.set_rng_state`. Workers continue
-        where they were if the dataset or its iterator has `state_dict` and `load_state_dict`. An
+        where they were if the dataset or its iterator has `state_dict` and `load_state_dict`: a
+        state that takes long is taken now and then, and what was read since is read again. An
         iterable dataset without them is read again from its beginning, and the samples that were
         returned before are skipped.
 

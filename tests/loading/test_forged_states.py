@@ -124,7 +124,7 @@ FORGED = {
     "no seed": ("seed", None),
     "another kind's generator": ("generator", "AA=="),
     "workers": ("made_with.num_workers", 3),
-    "states of workers": ("worker_states", [["a", None, "within"]]),
+    "states of workers": ("worker_states", [["a", None, "within", 0]]),
     "a list of sources": ("made_with.sources", [1]),
     "an epoch beyond 64 bits": ("set_epoch", 1 << 70),
     "a mixture": ("mixture", {"weights": [1.0], "since": 0, "counts": []}),
@@ -195,7 +195,7 @@ def test_batches_of_another_size_cannot_continue_an_iterable_dataset():
 
 def test_the_state_of_an_iterator_that_has_none_is_refused():
     """It is known only when the dataset is iterated."""
-    state = {**state_after("iterable", TAKEN), "worker_states": [[None, {"at": 3}, "within"]]}
+    state = {**state_after("iterable", TAKEN), "worker_states": [[None, {"at": 3}, "within", 0]]}
     loader = LOADERS["iterable"]()
     loader.load_state_dict(state)
     with pytest.raises(OptionError, match=r"a dataset's iterator, but range_iterator has no"):

@@ -8,6 +8,7 @@ BatchJob           in any worker; by itself, in a thread
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 import resource
@@ -48,6 +49,7 @@ from forebay.loading.messages import (
     WorkerExhausted,
     WorkerState,
 )
+from forebay.loading.snapshots import Snapshots, pickled, unpickled
 from forebay.memory.packing import Packer, collate_into
 from forebay.memory.slab import Slab
 from forebay.observe.record import FINEST_S, MEASURED_S, SAMPLED_S, SlowSample, Timing
@@ -173,6 +175,8 @@ class BatchJob:
         self._iterable_fetcher: IterableFetcher | None = None
         self._init_error: BaseException | None = None
         self._has_made = False
+        self._snapshots: Snapshots | None = None
+        self._ended: int | None = None  # the epoch whose end was answered
         self.timer = BatchTimer()
         # With `concurrency`: requests whose samples are to be fetched, once that can begin.
         self._later: deque[BatchRequest] = deque()
@@ -187,6 +191,12 @@ class BatchJob:
             except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
                 self._init_error = error
         # Each thread has a shallow copy of the job.
+        keep = pickled if self.is_process else copy.deepcopy
+        self._snapshots = Snapshots(
+            lambda state: WorkerState(*map(keep, state[:2]), state.phase),
+            time.perf_counter,
+            self._spec.snapshot_every,
+        )
         self.timer = BatchTimer(is_worker=True, is_process=self.is_process)
         self.timer.measure()
         self._later = deque()
@@ -233,15 +243,30 @@ class BatchJob:
         try:
             return self._made(request, self._fetcher(request))
         except EndOfDataset:
-            assert self._iterable_fetcher is not None
-            state = self._iterable_fetcher.state() if self._spec.tracks_state else None
-            return WorkerExhausted(self._worker_id, state)
+            # Of a worker that ends with its epoch, the next one does not need it.
+            is_needed = self._spec.keeps_workers and request.epoch != self._ended
+            self._ended = request.epoch
+            return WorkerExhausted(self._worker_id, self._state(must=True) if is_needed else None)
         except SampleError as error:
-            return self.raised(request, error.__cause__ or error, error.index)
+            return self._failed(request, error.__cause__ or error, error.index)
         except Exception as error:  # noqa: BLE001 - collate_fn may raise anything
-            return self.raised(request, error, None)
+            return self._failed(request, error, None)
         except BaseException as error:  # noqa: BLE001 - SystemExit, for example
             return self._ended_by(request, error)
+
+    def _failed(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
+        """Describe an exception, with the state after it: the batch counts as returned."""
+        state = None
+        with suppress(Exception):  # the first one is raised
+            state = self._state(must=request.wants_state)
+        return self.raised(request, error, index)._replace(state=state)
+
+    def _state(self, *, must: bool = False) -> WorkerState | None:
+        """Return the state of the dataset; None if it is not taken after this batch."""
+        fetcher = self._iterable_fetcher or self._map_fetcher
+        if not self._spec.tracks_state or fetcher is None or self._snapshots is None:
+            return None
+        return self._snapshots.take(fetcher.state, must=must or not fetcher.has_state)
 
     def raised(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
         """Describe an exception for the trainer, which raises it."""
@@ -271,7 +296,7 @@ class BatchJob:
         except BaseException:
             timer.failed()
             raise
-        state = fetcher.state() if self._spec.tracks_state else None
+        state = self._state(must=request.wants_state)
         result = BatchResult(
             batch, failures=tuple(fetcher.failures), is_empty=is_empty, state=state
         )
@@ -314,7 +339,7 @@ class BatchJob:
             spec = self._spec
             state = spec.worker_states[self._worker_id] if spec.worker_states else WorkerState()
             if state.dataset is not None:
-                spec.dataset.load_state_dict(state.dataset)
+                spec.dataset.load_state_dict(unpickled(state.dataset))
             if spec.concurrency > 1:
                 around = one_thread if self.is_process else nullcontext
                 self._threads = SampleThreads(spec.concurrency, around)
@@ -323,7 +348,16 @@ class BatchJob:
             self._map_fetcher = MapFetcher(
                 spec, self._turns, self._seeds, self._threads, self._later
             )
+            if isinstance(state.since, list):
+                for index in state.since:
+                    self._read_again(request._replace(index=index), self._map_fetcher)
         return self._map_fetcher
+
+    def _read_again(self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher) -> None:
+        """Make a batch and drop it: reading it is the only way to the state after it."""
+        with suppress(Exception):  # it was raised that time, too
+            # Collated as well, for the random numbers that this may draw.
+            fetcher.collate(request, fetcher.fetch(request))
 
     def _begin_iterable(self, request: BatchRequest) -> None:
         spec, is_first = self._spec, self._iterable_fetcher is None
@@ -334,17 +368,21 @@ class BatchJob:
             apply_random_seed(spec.dataset, seeded_generator(request.shared_seed, "cpu"))
         state = spec.worker_states[self._worker_id] if is_first and spec.worker_states else None
         if state is not None and request.epoch != spec.first_epoch:
-            state = state._replace(phase="before")
+            state = state._replace(phase="before", since=0)
         seed = None
         if request.worker_seed is not None:
             seed = scrambled(request.worker_seed + self._worker_id)
         self._iterable_fetcher = IterableFetcher(spec, seed, state)
         self._begun = request.epoch
-        # Skip the batches that the dead worker returned before; reading them is the only way.
+        # What was read after the state was taken, and what a dead worker returned before.
+        left = state.since if state is not None and isinstance(state.since, int) else 0
+        size = len(request.index) if spec.auto_collation else 1
+        while left > 0:
+            index = [None] * min(size, left) if spec.auto_collation else request.index
+            self._read_again(request._replace(index=index), self._iterable_fetcher)
+            left -= size
         for _ in range(request.preceding):
-            with suppress(Exception):  # it was raised that time, too
-                # Collated as well, for the random numbers that this may draw.
-                spec.collate_fn(self._iterable_fetcher.fetch(request))
+            self._read_again(request, self._iterable_fetcher)
 
     def _notes(self, request: BatchRequest, index: Any) -> tuple[str, ...]:
         """Return the notes for an exception: sample, batch, and how to reproduce it."""
@@ -449,7 +487,7 @@ class ProcessJob(BatchJob):
             packed = packer.pack(result.batch)
         except Exception as error:  # noqa: BLE001 - whatever the batch's classes raise
             self.timer.failed()
-            return Answer(self.raised(request, error, None), 0)
+            return Answer(self.raised(request, error, None)._replace(state=result.state), 0)
         result = result._replace(batch=None)  # any reference left to it is the user's
         packed = packer.seal(packed)
         result = result._replace(batch=packed, timing=self.timing())

@@ -34,6 +34,7 @@ from forebay.errors import OptionError
 from forebay.failures import Failure
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.samplers import NO_STATE, copied, has_state
+from forebay.loading.snapshots import unpickled
 from forebay.observe.record import SlowSample
 from forebay.plan import COLLATE, SAMPLE, child_seed, seed_of
 
@@ -463,6 +464,11 @@ class MapFetcher:
         """Return the state of the dataset."""
         return WorkerState(self._spec.dataset.state_dict(), None, "within")
 
+    @property
+    def has_state(self) -> bool:
+        """Return whether the dataset has a state."""
+        return has_state(self._spec.dataset)
+
 
 class IterableFetcher:
     """Fetches samples of this worker's part of an iterable dataset, in its order.
@@ -481,14 +487,15 @@ class IterableFetcher:
         if seed is not None:
             OwnedGenerators(dataset=dataset, collate_fn=spec.collate_fn).seed(seed)
         if state is not None and state.dataset is not None:
-            dataset.load_state_dict(state.dataset)
+            dataset.load_state_dict(unpickled(state.dataset))
         self._samples: Iterator[Any] = iter(dataset)
         # Not before: a dataset that is its own iterator may start over in `__iter__`.
         if state is not None and state.iterator is not None:
             if not has_state(self._samples):
                 kind = type(self._samples).__name__
                 raise OptionError(NO_STATE.format("dataset's iterator", kind))
-            self._samples.load_state_dict(state.iterator)  # type: ignore[attr-defined]
+            restored = unpickled(state.iterator)
+            self._samples.load_state_dict(restored)  # type: ignore[attr-defined]
             if state.phase != "within":  # the state is from before this epoch
                 self._samples = iter(dataset)
 
@@ -499,6 +506,11 @@ class IterableFetcher:
         is_own = samples is dataset
         state = None if is_own or not has_state(dataset) else dataset.state_dict()
         return WorkerState(state, iterator, "ended" if self.ended else "within")
+
+    @property
+    def has_state(self) -> bool:
+        """Return whether the dataset or its iterator has a state."""
+        return has_state(self._spec.dataset) or has_state(self._samples)
 
     def fetch(self, request: BatchRequest) -> Any:
         """Return the next samples as a list, or the next sample."""

@@ -27,15 +27,18 @@ STREAM = "stream"
 
 
 class WorkerState(NamedTuple):
-    """The state of one worker's copy of a dataset.
+    """The state of one worker's copy of a dataset, and what it has read since.
 
     Attributes:
-        dataset: State of the dataset; None if it has no state, or was not read yet.
+        dataset: State of the dataset; None if it has no state, or none was taken yet.
+        since: What was read since, and is read again and dropped on a resume: so many samples of
+            an iterable dataset; of a map-style dataset the indices of each batch.
     """
 
     dataset: Any = None
     iterator: Any = None
     phase: str = "before"
+    since: int | list[Any] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,8 @@ class BatchSpec:
     Attributes:
         seed: Seeds each sample, together with the epoch and the sample's position in it; None:
             each worker has one sequence of random numbers, as in torch.
+        tracks_state: Whether results have the state of the worker's dataset; see `snapshots.py`.
+        snapshot_every: After how many batches a worker takes it; None: as its cost allows.
         concurrency: Samples that each worker fetches at once.
     """
 
@@ -62,6 +67,8 @@ class BatchSpec:
     first_epoch: int = 0
     worker_states: tuple[WorkerState, ...] = ()
     tracks_state: bool = False
+    keeps_workers: bool = False
+    snapshot_every: int | None = None
     concurrency: int = 1
 
 
@@ -75,6 +82,7 @@ class BatchRequest(NamedTuple):
         batch: Its number in the epoch, from 0.
         position: Of its first sample in the epoch, which the others follow; or of each of them.
         worker_id: The only worker that may make it; None for any.
+        wants_state: Whether the state after it must be taken, whatever that takes.
     """
 
     index: Any
@@ -86,6 +94,7 @@ class BatchRequest(NamedTuple):
     preceding: int = 0
     worker_seed: int | None = None
     shared_seed: int | None = None
+    wants_state: bool = False
     slot: Slot | None = None
 
     def positions(self, count: int) -> Sequence[int]:
@@ -123,6 +132,7 @@ class BatchResult(NamedTuple):
     Attributes:
         batch: The batch; None if every sample of it was skipped.
         timing: The time spent on it; None for most batches that take no time worth noting.
+        state: The state of the worker's dataset after it; None if it was not taken.
         is_undivided: Whether the first batch of an iterable dataset was made without a question
             for the worker, so that every worker makes all batches.
     """
@@ -143,6 +153,7 @@ class BatchError(NamedTuple):
 
     error: Any
     notes: tuple[str, ...]
+    state: WorkerState | None = None
 
     def reraise(self) -> NoReturn:
         """Raise the exception, with the notes."""

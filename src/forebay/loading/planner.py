@@ -31,6 +31,7 @@ from forebay.loading.feed import CLOSED
 from forebay.loading.messages import (
     CHUNK,
     LOOKAHEAD,
+    BatchError,
     BatchRequest,
     BatchResult,
     Result,
@@ -94,6 +95,8 @@ class Planner:
         takes_turns = takes_turns and settings.by_torchs_rules
         self._turns = max(loader.num_workers, 1) if takes_turns else 0
         self._in_order, self._runs_ahead = settings.in_order, settings.runs_ahead
+        self._counts_since = settings.tracks_state and not settings.is_local
+        self._was_left = False  # whether requests of the epoch before were dropped
         self._dataset, self._is_undivided = type(loader.dataset).__name__, False
         self._worker_seed = loader.seed if settings.is_iterable else None
         self._peeks_from = math.inf
@@ -181,7 +184,7 @@ class Planner:
             request = self._requests.pop(task)
             self._answered += 1
             worker = request.worker_id
-            if worker is not None and not self._note_result(worker, result):
+            if worker is not None and not self._note_result(worker, request, result):
                 continue
             self.batch += 1
             self.samples += self.source.count(request.index)
@@ -201,7 +204,7 @@ class Planner:
         later = self._epochs[1].first_task if len(self._epochs) > 1 else self._next_task
         return self._epochs[0].first_task + self._answered < later
 
-    def _note_result(self, worker: int, result: Result) -> bool:
+    def _note_result(self, worker: int, request: BatchRequest, result: Result) -> bool:
         """Record the result of a worker that takes turns; return whether to pass it on."""
         ended, states = self._epochs[0].ended, self.worker_states
         is_batch = worker not in ended
@@ -215,10 +218,20 @@ class Planner:
                 self._put_missing()
         elif isinstance(result, Failure) and self.source.kind == "iterable":
             ended.add(worker)  # a replacement would read to the same point
-        elif isinstance(result, BatchResult) and result.state is not None:
-            states[worker] = result.state
+        elif isinstance(result, BatchResult | BatchError) and self._counts_since:
+            states[worker] = result.state or self._read_since(states[worker], request)
         self.next_worker = (worker + 1) % self._turns
         return is_batch
+
+    def _read_since(self, state: WorkerState, request: BatchRequest) -> WorkerState:
+        """Return a worker's state after a batch without one: it was read since the last."""
+        since = state.since
+        if self.source.kind == "iterable":
+            assert isinstance(since, int)
+            return state._replace(since=since + self.source.count(request.index))
+        indices: list[Any] = since if isinstance(since, list) else []
+        indices.append(request.index)
+        return state._replace(since=indices)
 
     def _warn_of_copies(self) -> None:
         warnings.warn(
@@ -256,7 +269,8 @@ class Planner:
     def _drop(self, first: int) -> None:
         """Drop all requests with a task number below `first`."""
         with self._requesting:
-            if next(iter(self._requests), first) >= first and not self._turns:
+            self._was_left = next(iter(self._requests), first) < first
+            if not self._was_left and not self._turns:
                 return  # at the end of an epoch there are none
             self._requests = {task: each for task, each in self._requests.items() if task >= first}
             self._sampler_states = {
@@ -424,6 +438,8 @@ class Planner:
             preceding,
             epoch.worker_seed,
             self.shared_seed,
+            # Workers may have read batches that nobody took.
+            self._was_left and not preceding,
         )
         if states is not None:
             self._sampler_states[task] = states

@@ -101,7 +101,9 @@ class Position:
     @property
     def knows_workers(self) -> bool:
         """Return whether it includes a state of any worker's copy of the dataset."""
-        return any(each.dataset is not None or each.iterator for each in self.worker_states)
+        return any(
+            each.dataset is not None or each.iterator or each.since for each in self.worker_states
+        )
 
     @property
     def start(self) -> Start:
@@ -178,6 +180,13 @@ class Position:
             f"draws_base_seed {self.draws_base_seed}": not (self.draws_base_seed or self.epoch > 0),
             f"worker_states of {counted(len(self.worker_states), 'worker')}": (
                 len(self.worker_states) not in (0, workers if is_torchs else 0)
+            ),
+            f"since {shortened([each.since for each in self.worker_states])}": any(
+                # Indices are of a map-style dataset; of a stream only samples are counted.
+                isinstance(each.since, list)
+                if made.kind == "iterable"
+                else type(each.since) is int and each.since
+                for each in self.worker_states
             ),
             f"next_worker {self.next_worker} of {workers}": self.next_worker >= workers,
             f"mixture {shortened(self.mixture)} of {len(sources)} sources": (
@@ -368,8 +377,12 @@ def _is_sampler_state(value: Any) -> bool:
 
 
 def _is_worker_state(value: Any) -> bool:
-    is_triple = isinstance(value, list | tuple) and len(value) == 3
-    return is_triple and value[2] in ("before", "within", "ended")
+    if not isinstance(value, list | tuple) or len(value) != 4:
+        return False
+    since = value[3]
+    return value[2] in ("before", "within", "ended") and (
+        isinstance(since, list) or _is_count(since)
+    )
 
 
 def _is_sources(value: Any) -> bool:

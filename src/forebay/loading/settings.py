@@ -399,6 +399,8 @@ class Settings:
             first_epoch=first_epoch,
             worker_states=worker_states,
             tracks_state=self.tracks_state and not self.is_local,
+            keeps_workers=self.keeps_workers,
+            snapshot_every=loader.snapshot_every_n_steps,
             concurrency=self.concurrency,
         )
 
@@ -517,6 +519,8 @@ def check(settings: Settings) -> None:
         raise OptionError(f"seed={loader.seed!r} is not valid; it must be an integer or None")
     if loader.concurrency is not None:
         check_positive("concurrency", loader.concurrency, " or None")
+    if loader.snapshot_every_n_steps is not None:
+        check_positive("snapshot_every_n_steps", loader.snapshot_every_n_steps, " or None")
     if loader.timeout and loader.num_workers:  # torch itself refuses negative values
         check_timeout(loader.timeout)
     if not settings.by_torchs_rules:

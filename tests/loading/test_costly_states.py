@@ -1,0 +1,245 @@
+"""States that are too large for every batch: taken now and then, and exact after every batch."""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+
+import pytest
+import torch
+from datasets import Squares
+from streams import taken
+from torch.utils.data import IterableDataset, get_worker_info
+
+from forebay import DataLoader
+
+# A machine of few cores is warned of several workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Terabyte:
+    """What a state has in it so that no test takes long enough for a second one."""
+
+    nbytes = 10**12
+
+
+class Calls:
+    """Counts calls in any process."""
+
+    def __init__(self):
+        self.counts = mmap.mmap(-1, 8)
+
+    def __call__(self):
+        worker = 0 if get_worker_info() is None else get_worker_info().id
+        self.counts[worker] = min(self.counts[worker] + 1, 255)
+
+
+class Drawn(IterableDataset):
+    """Numbers that are drawn by a generator of its own, on from epoch to epoch."""
+
+    def __init__(self, given=6, raises_at=None):
+        self.random, self.at, self.given = torch.Generator().manual_seed(3), 0, given
+        self.raises_at, self.calls = raises_at, Calls()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == self.given:
+            self.at = 0
+            raise StopIteration
+        self.at += 1
+        if self.at == self.raises_at:
+            raise ValueError("bad")
+        worker = 0 if get_worker_info() is None else get_worker_info().id
+        return 10**6 * worker + int(torch.randint(10**6, (), generator=self.random))
+
+    def state_dict(self):
+        self.calls()
+        return {"at": self.at, "random": self.random.get_state(), "large": Terabyte()}
+
+    def load_state_dict(self, state):
+        assert isinstance(state["large"], Terabyte)
+        self.at = state["at"]
+        self.random.set_state(state["random"])
+
+
+class Counting(Squares):
+    """Samples with the number of samples that this copy was asked for."""
+
+    def __init__(self, count=14):
+        super().__init__(count)
+        self.asked, self.calls = 0, Calls()
+
+    def __getitem__(self, index):
+        self.asked += 1
+        return torch.tensor([index, self.asked])
+
+    def state_dict(self):
+        self.calls()
+        return {"asked": self.asked, "large": Terabyte()}
+
+    def load_state_dict(self, state):
+        self.asked = state["asked"]
+
+
+WAYS = {
+    "here": {},
+    "workers": {"num_workers": 2},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+    "every third": {"num_workers": 2, "snapshot_every_n_steps": 3},
+    "every third, persistent": {
+        "num_workers": 2,
+        "persistent_workers": True,
+        "snapshot_every_n_steps": 3,
+    },
+    "buffer": {"num_workers": 2, "buffer": "1MB"},
+}
+
+
+def resumed(state, make):
+    """Return a new loader that goes on from a state, which travels as bytes."""
+    loader = make()
+    loader.load_state_dict(pickle.loads(pickle.dumps(state)))
+    return loader
+
+
+def lists(batches):
+    """Return batches as lists."""
+    return [batch.tolist() for batch in batches]
+
+
+def check_any_batch(make, epochs, every=1):
+    """Go on from states within an epoch; compare the rest of it, and the next epoch."""
+    with make() as loader:
+        iterator, found = taken(loader, epochs, 0)
+        states = [loader.state_dict()]
+        for batch in iterator:
+            found.append(batch.tolist())
+            states.append(loader.state_dict())
+        following = lists(loader)
+        del iterator
+    for batch in range(0, len(found), every):
+        with resumed(states[batch], make) as again:
+            assert [lists(again), lists(again)] == [found[batch:], following], batch
+
+
+CUTS = [
+    (0, "here"),
+    (0, "workers"),
+    (0, "every third"),
+    (1, "persistent"),
+    (1, "buffer"),
+    *(pytest.param(1, way, marks=pytest.mark.thorough) for way in ("here", "workers")),
+    *(pytest.param(0, way, marks=pytest.mark.thorough) for way in ("persistent", "buffer")),
+    pytest.param(1, "every third, persistent", marks=pytest.mark.thorough),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("epochs", "way"), CUTS)
+def test_a_stream_with_a_large_state_goes_on_from_any_batch(epochs, way):
+    """Also of a generator in its state, and into the epoch after it."""
+
+    def make():
+        return DataLoader(Drawn(), batch_size=2, **WAYS[way])
+
+    check_any_batch(make, epochs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("epochs", "way"), [cut for cut in CUTS if "buffer" not in str(cut)])
+def test_a_dataset_with_a_large_state_goes_on_from_any_batch(epochs, way):
+    """What each worker read since its last state is read again by the worker in its place."""
+
+    def make():
+        return DataLoader(Counting(), batch_size=2, **WAYS[way])
+
+    check_any_batch(make, epochs, every=2)
+
+
+def test_a_state_of_a_state_that_was_loaded_is_exact():
+    """What was read before both is counted."""
+
+    def make():
+        return DataLoader(Counting(), batch_size=2, num_workers=2)
+
+    with make() as loader:
+        expected = lists(loader)
+    state = None
+    for batch in range(7):
+        with make() as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            iterator = iter(loader)
+            assert next(iterator).tolist() == expected[batch]
+            state = loader.state_dict()
+            del iterator
+
+
+@pytest.mark.parametrize("dataset", [Drawn, Counting])
+def test_workers_ask_once_for_a_state_that_takes_long(dataset):
+    """That call shows how large it is; the next one is due when it is a small share of the time."""
+    with DataLoader(dataset(40), batch_size=1, num_workers=2) as loader:
+        list(loader)
+        assert list(loader.dataset.calls.counts[:3]) == [1, 1, 0]
+
+
+def test_workers_that_live_on_are_asked_at_the_end_of_their_epoch():
+    """The next epoch begins where this one ends."""
+    with DataLoader(
+        Drawn(40), num_workers=1, persistent_workers=True, snapshot_every_n_steps=1000
+    ) as loader:
+        for _ in range(3):
+            list(loader)
+        assert loader.dataset.calls.counts[0] == 3
+
+
+def test_after_an_epoch_that_was_left_early_the_first_batch_has_a_state():
+    """A worker may have read batches that nobody took."""
+
+    def make():
+        return DataLoader(Counting(), batch_size=2, num_workers=1, persistent_workers=True)
+
+    with make() as loader:
+        iterator = iter(loader)
+        for _ in range(2):
+            next(iterator)
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        expected = lists(iterator)
+        del iterator
+    with resumed(state, make) as again:
+        assert lists(again) == expected
+
+
+def test_a_batch_that_raised_is_read_again_like_any_other():
+    """It counts as returned, and what follows it is the same."""
+
+    def make():
+        return DataLoader(Drawn(12, raises_at=4), batch_size=3, num_workers=1)
+
+    with make() as loader:
+        iterator, _ = taken(loader, 0, 1)
+        with pytest.raises(ValueError, match="bad"):
+            next(iterator)
+        state = loader.state_dict()
+        assert state["batch"] == 2
+        expected = lists(iterator)
+        del iterator
+    assert len(expected) == 3
+    with resumed(state, make) as again:
+        assert lists(again) == expected
+
+
+def test_without_strict_a_stream_goes_on_in_other_batches():
+    """What was read since a state is counted in samples."""
+    with DataLoader(Drawn(), batch_size=2, num_workers=1) as loader:
+        iterator, _ = taken(loader, 0, 2)
+        state = loader.state_dict()
+        expected = torch.cat(list(iterator)).tolist()
+        del iterator
+    with DataLoader(Drawn(), batch_size=1, num_workers=1) as again:
+        again.load_state_dict(state, strict=False)
+        assert torch.cat(list(again)).tolist() == expected
