@@ -49,7 +49,6 @@ from forebay.loading.samplers import (
     states_of,
 )
 from forebay.loading.settings import Settings
-from forebay.loading.snapshots import unpickled
 from forebay.loading.sources import IterableSource, PlanSource, SamplerSource, Source
 from forebay.loading.workers import WorkerTuning
 from forebay.observe.figures import Statistics, statistics_of
@@ -246,7 +245,7 @@ class Pipeline:
             ):
                 seed = self.seed
             self._replaces_workers, self._dataset_seen = False, seen
-            states = tuple(map(owned, planner.worker_states))
+            states = tuple(each.copied() for each in planner.worker_states)
             spec = settings.spec(base_seed, seed, position.epoch, states)
             device = self.hand_out.device
             if spec.seeds_owned and not self._has_searched and not settings.is_sliced:
@@ -300,7 +299,7 @@ class Pipeline:
         if position.worker_states:
             return copy.deepcopy(list(position.worker_states))
         if self.keeps_workers and planner.worker_states:
-            return [before_epoch(state) for state in planner.worker_states]
+            return [state.before_epoch() for state in planner.worker_states]
         return [WorkerState()] * (1 if settings.is_local else settings.loader.num_workers)
 
     def _dataset_fingerprint(self, settings: Settings) -> Any:
@@ -503,7 +502,7 @@ class LoaderProgress:
             keeps_seed = settings.loader.persistent_workers and settings.by_torchs_rules
             return replace(
                 position,
-                worker_states=tuple(before_epoch(owned(each)) for each in states if lives_on),
+                worker_states=tuple(each.copied().before_epoch() for each in states if lives_on),
                 draws_base_seed=not keeps_seed,
             )
         if planner.batch > planner.start.batch and not settings.in_order:
@@ -516,7 +515,7 @@ class LoaderProgress:
             counts_samples=planner.start.by_sample,
             generator=pipeline.generator_before if settings.draws else None,
             draws_base_seed=pipeline.drew_base_seed,
-            worker_states=tuple(map(owned, states)),
+            worker_states=tuple(each.copied() for each in states),
             next_worker=planner.next_worker,
         )
 
@@ -603,20 +602,6 @@ class LoaderProgress:
             sources=sources,
             tokens=tokens,
         )
-
-
-def before_epoch(state: WorkerState) -> WorkerState:
-    """Return the state of a worker that lives on, before its next epoch."""
-    # A stream has ended, with a state of its end; the indices of a map-style dataset stay known.
-    since = state.since if isinstance(state.since, list) else 0
-    return state._replace(phase="before", since=since)
-
-
-def owned(state: WorkerState) -> WorkerState:
-    """Return a copy of a state that nothing changes, with what a worker pickled unpickled."""
-    dataset, iterator, phase, since = state
-    since = list(since) if isinstance(since, list) else since
-    return WorkerState(unpickled(dataset), unpickled(iterator), phase, since)
 
 
 def restore_states(settings: Settings, position: Position) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from forebay.errors import shortened
 from forebay.failures import Failure
+from forebay.loading.snapshots import unpickled
 from forebay.memory.layout import Slot
 from forebay.memory.packed_batch import PackedBatch
 from forebay.observe.record import Timing
@@ -39,6 +40,27 @@ class WorkerState(NamedTuple):
     iterator: Any = None
     phase: str = "before"
     since: int | list[Any] = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether it says anything of the worker's copy of the dataset."""
+        return self.dataset is not None or bool(self.iterator or self.since)
+
+    def fits(self, kind: str) -> bool:
+        """Return whether a loader of this kind can have it: only a stream counts samples."""
+        return not self.since or isinstance(self.since, int) == (kind == "iterable")
+
+    def copied(self) -> WorkerState:
+        """Return a copy of its own, with what a worker pickled unpickled."""
+        dataset, iterator, phase, since = self
+        since = list(since) if isinstance(since, list) else since
+        return WorkerState(unpickled(dataset), unpickled(iterator), phase, since)
+
+    def before_epoch(self) -> WorkerState:
+        """Return the state of a worker that lives on, before its next epoch."""
+        # A stream has ended, with a state of its end; the indices of a map-style dataset stay.
+        since = self.since if isinstance(self.since, list) else 0
+        return self._replace(phase="before", since=since)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

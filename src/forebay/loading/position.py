@@ -101,9 +101,7 @@ class Position:
     @property
     def knows_workers(self) -> bool:
         """Return whether it includes a state of any worker's copy of the dataset."""
-        return any(
-            each.dataset is not None or each.iterator or each.since for each in self.worker_states
-        )
+        return any(each.is_known for each in self.worker_states)
 
     @property
     def start(self) -> Start:
@@ -181,13 +179,7 @@ class Position:
             f"worker_states of {counted(len(self.worker_states), 'worker')}": (
                 len(self.worker_states) not in (0, workers if is_torchs else 0)
             ),
-            f"since {shortened([each.since for each in self.worker_states])}": any(
-                # Indices are of a map-style dataset; of a stream only samples are counted.
-                isinstance(each.since, list)
-                if made.kind == "iterable"
-                else type(each.since) is int and each.since
-                for each in self.worker_states
-            ),
+            "what workers read since": not all(each.fits(made.kind) for each in self.worker_states),
             f"next_worker {self.next_worker} of {workers}": self.next_worker >= workers,
             f"mixture {shortened(self.mixture)} of {len(sources)} sources": (
                 len(weights) != len(sources) or len(counts) not in (0, len(sources))
@@ -349,9 +341,6 @@ class Position:
         )
 
 
-# ---- what each value may be ----------------------------------------------------------------------
-
-
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < MOST
 
@@ -379,10 +368,8 @@ def _is_sampler_state(value: Any) -> bool:
 def _is_worker_state(value: Any) -> bool:
     if not isinstance(value, list | tuple) or len(value) != 4:
         return False
-    since = value[3]
-    return value[2] in ("before", "within", "ended") and (
-        isinstance(since, list) or _is_count(since)
-    )
+    phase, since = value[2:]
+    return phase in ("before", "within", "ended") and (_is_count(since) or isinstance(since, list))
 
 
 def _is_sources(value: Any) -> bool:
