@@ -10,7 +10,7 @@ from forebay.loading.snapshots import (
     SHARE,
     Pickled,
     Snapshots,
-    pickled,
+    as_bytes,
     time_to_copy,
     unpickled,
 )
@@ -147,12 +147,12 @@ def test_an_object_that_is_not_a_container_is_looked_into():
 
 def test_a_pickled_state_is_a_copy_each_time_it_is_asked_for():
     """Whoever loads one may change it."""
-    kept = pickled({"asked": [1]})
+    kept = as_bytes({"asked": [1]})
     assert isinstance(kept, Pickled)
     first = unpickled(kept)
     first["asked"].append(2)
     assert unpickled(kept) == {"asked": [1]}
-    assert pickled(None) is None
+    assert as_bytes(None) is None
     plain = {"asked": [1]}
     unpickled(plain)["asked"].append(2)
     assert plain == {"asked": [1]}

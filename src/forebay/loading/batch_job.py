@@ -49,7 +49,7 @@ from forebay.loading.messages import (
     WorkerExhausted,
     WorkerState,
 )
-from forebay.loading.snapshots import Snapshots, pickled, unpickled
+from forebay.loading.snapshots import Snapshots, as_bytes, unpickled
 from forebay.memory.packing import Packer, collate_into
 from forebay.memory.slab import Slab
 from forebay.observe.record import FINEST_S, MEASURED_S, SAMPLED_S, SlowSample, Timing
@@ -191,7 +191,7 @@ class BatchJob:
             except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
                 self._init_error = error
         # Each thread has a shallow copy of the job.
-        keep = pickled if self.is_process else copy.deepcopy
+        keep = as_bytes if self.is_process else copy.deepcopy
         self._snapshots = Snapshots(
             lambda state: WorkerState(*map(keep, state[:2]), state.phase),
             time.perf_counter,

@@ -149,7 +149,7 @@ class Pickled(NamedTuple):
     body: bytes
 
 
-def pickled(state: Any) -> Pickled | None:
+def as_bytes(state: Any) -> Pickled | None:
     """Return a state as bytes, with which the trainer has little to do; None for no state."""
     return None if state is None else Pickled(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
 
