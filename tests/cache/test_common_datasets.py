@@ -67,6 +67,7 @@ def test_other_programs_read_the_files(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full  # as in test_cache_kills.py
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["coco", "hugging_face"])
 def test_a_killed_run_is_continued(name, tmp_path):

@@ -133,8 +133,7 @@ def _marked_environment() -> Iterator[None]:
 
 def everything() -> set[Hashable]:
     """Return everything that exists now, including all processes."""
-    processes = ((pid, _started(stat)) for pid, stat in _stats().items())
-    return {*threading.enumerate(), *processes, *_descriptors(), *_shm_names(), *_memfds()}
+    return {*threading.enumerate(), *_pids(), *_descriptors(), *_shm_names(), *_memfds()}
 
 
 def left_since(before: set[Hashable]) -> list[str]:
@@ -163,24 +162,24 @@ def left_since(before: set[Hashable]) -> list[str]:
 # ---- processes ----------------------------------------------------------------------------------
 
 
+def _pids() -> set[int]:
+    # A twentieth of the time that it takes to read when each process was started. That would tell
+    # processes with one ID apart, but within a test no ID comes round again.
+    return {int(name) for name in _names(_PROC) if name.isdigit()}
+
+
 def _stats() -> dict[int, bytes]:
     """Return /proc/PID/stat of all processes; those that go meanwhile are left out."""
     found = {}
-    for name in filter(str.isdigit, _names(_PROC)):
-        # Not by `Path` or a file object, which are slow: all are read twice per test.
+    for pid in _pids():
+        # Not by `Path` or a file object, which are slow.
         with contextlib.suppress(OSError):
-            descriptor = os.open(f"/proc/{name}/stat", os.O_RDONLY)
+            descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
             try:
-                found[int(name)] = os.read(descriptor, _STAT_BYTES)
+                found[pid] = os.read(descriptor, _STAT_BYTES)
             finally:
                 os.close(descriptor)
     return found
-
-
-def _started(stat: bytes) -> bytes:
-    """Return when a process was started: its ID may be used again."""
-    # The name in brackets may itself hold brackets and spaces; fields are counted after the last.
-    return stat.rpartition(b")")[2].split(None, 20)[19]
 
 
 def _process(pid: int, stat: bytes) -> _Process:
@@ -199,16 +198,11 @@ def _processes(stats: dict[int, bytes]) -> dict[int, _Process]:
 
 
 def _left_processes(before: set[Hashable]) -> list[str]:
-    stats, kept = _stats(), _library("_pid", "_forkserver_pid")
-    new = [
-        pid
-        for pid, stat in stats.items()
-        if (pid, _started(stat)) not in before and pid not in kept
-    ]
-    if not new or os.getpid() not in stats:
+    new = _pids() - before - _library("_pid", "_forkserver_pid")
+    if not new:
         return []
-    everyone = _processes(stats)
-    return [str(everyone[pid]) for pid in new if _is_own(everyone[pid], everyone)]
+    everyone = _processes(_stats())
+    return [str(everyone[pid]) for pid in new & everyone.keys() if _is_own(everyone[pid], everyone)]
 
 
 def _is_own(process: _Process, everyone: dict[int, _Process]) -> bool:

@@ -85,6 +85,7 @@ def test_other_programs_read_the_predictions(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full  # as in test_predict_kills.py
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["detector", "pipeline", "records"])
 def test_a_killed_run_is_continued(name, tmp_path):

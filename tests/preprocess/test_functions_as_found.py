@@ -88,6 +88,7 @@ def test_a_function_runs_as_it_is(tmp_path, inputs, name):
     assert (again.resumed, again.done) == (COUNT, COUNT)
 
 
+@pytest.mark.full  # as in test_kills.py
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "point"),

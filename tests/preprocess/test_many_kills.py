@@ -33,6 +33,7 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full  # as in test_kills.py
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "times"),

@@ -70,6 +70,7 @@ def kill_one_of(process, chance):
     return True
 
 
+@pytest.mark.full  # as in test_kills.py
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(

@@ -171,6 +171,7 @@ TRAINING = textwrap.dedent(
 )
 
 
+@pytest.mark.full  # waiting and groups are shown by tests of their own
 @pytest.mark.slow
 def test_ranks_of_a_process_group_cache_before_they_train(tmp_path, monkeypatch):
     """All of them call `cache`, as the script of one process does; each then has its samples."""
