@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 # The public names of each module, with their types in `__init__.pyi`.
 _NAMES = {
+    "buffer": ("Buffer",),
     "caching.dataset": ("CachedDataset", "open_cache"),
     "errors": (
         "BusyError",
@@ -34,7 +35,7 @@ _NAMES = {
     "mixing": ("MixedDataset", "mix"),
     "observe.diagnosis": ("Diagnosis",),
     "observe.figures": ("Statistics",),
-    "options": ("AutoWorkers", "Buffer", "Ray"),
+    "options": ("AutoWorkers", "Ray"),
     "outputs.tars": ("open_output",),
     "outputs.staging": ("get_output",),
     "packed": ("PackedSequence",),

@@ -1,5 +1,6 @@
 # The types of the public names; `__init__.py` imports each when it is used.
 from forebay import collate as collate
+from forebay.buffer import Buffer as Buffer
 from forebay.caching.dataset import CachedDataset as CachedDataset
 from forebay.caching.dataset import open_cache as open_cache
 from forebay.errors import BusyError as BusyError
@@ -25,7 +26,6 @@ from forebay.mixing import mix as mix
 from forebay.observe.diagnosis import Diagnosis as Diagnosis
 from forebay.observe.figures import Statistics as Statistics
 from forebay.options import AutoWorkers as AutoWorkers
-from forebay.options import Buffer as Buffer
 from forebay.options import Ray as Ray
 from forebay.outputs.staging import get_output as get_output
 from forebay.outputs.tars import open_output as open_output

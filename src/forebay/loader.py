@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from forebay.base.randomness import generators_kept
+from forebay.buffer import Buffer, buffer_of
 from forebay.errors import OptionError
 from forebay.failures import Failure, short_tracebacks
 from forebay.loading.epochs import LoaderProgress, restore_states
@@ -46,9 +47,7 @@ from forebay.observe.figures import Statistics
 from forebay.observe.record import PUBLISH_S
 from forebay.options import (
     AutoWorkers,
-    Buffer,
     Ray,
-    buffer_of,
     checked_name,
     checked_workers,
     cluster_of,

@@ -150,7 +150,7 @@ def small_group():
 HALF = """
 import os, sys
 open(sys.argv[1], "w").write(str(os.getpid()))
-from forebay.options import buffer_of
+from forebay.buffer import buffer_of
 print(buffer_of("50%").nbytes)
 buffer_of("200MB")
 buffer_of("300MB")

@@ -19,10 +19,11 @@ from torch.utils.data import (
 )
 
 from forebay import Buffer, DataLoader, OptionError
+from forebay.buffer import buffer_of
 from forebay.engine.tasks import State
 from forebay.loading import planner
 from forebay.loading.messages import CHUNK
-from forebay.options import buffer_of, parse_bytes
+from forebay.options import parse_bytes
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import forebay
 from forebay import Buffer, DataLoader, OptionError
 from forebay.base.torch_internals import accepts
-from forebay.options import buffer_of
+from forebay.buffer import buffer_of
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

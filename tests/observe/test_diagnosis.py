@@ -16,12 +16,12 @@ from torch.utils.data import Dataset
 
 from forebay import AutoWorkers, Buffer, DataLoader, Diagnosis
 from forebay.base.formatting import byte_size, short_number
+from forebay.buffer import buffer_of
 from forebay.observe.causes import BUSY_CORES, IDLE_CORES, Causes
 from forebay.observe.diagnosis import LEAST_STEPS, OTHER_RATE, diagnose
 from forebay.observe.record import FINEST_S, Fetched, MadeRecord, SlowSample, StepRecord
 from forebay.observe.recorded_work import FILLED, SimulatedLoader, recorded_work, slowdown
 from forebay.observe.simulation import UNLIMITED, Arrangement, Setup, Work, simulate, stretched
-from forebay.options import buffer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

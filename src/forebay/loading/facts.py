@@ -25,6 +25,7 @@ from forebay.base.libraries import one_thread
 from forebay.base.open_files import moved_since, read_positions
 from forebay.base.process import memory_for_files, pressure, read_limit, usable_cores
 from forebay.base.randomness import generators_kept
+from forebay.buffer import Buffer, capacity_shown, low_mark_of
 from forebay.errors import OptionError
 from forebay.loading.batch_job import BatchJob
 from forebay.loading.epochs import LoaderProgress, Pipeline
@@ -36,7 +37,7 @@ from forebay.loading.settings import Settings
 from forebay.loading.sources import PlanSource, SamplerSource, Source, Start
 from forebay.observe.figures import numbers_in
 from forebay.observe.record import Trace
-from forebay.options import AutoWorkers, Buffer, backend_name, capacity_shown, low_mark_of
+from forebay.options import AutoWorkers, backend_name
 from forebay.ranks import ranks_sharing_cores
 from forebay.show.top import LivePage, RecentWork
 

@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from forebay.buffer import MAX_BATCHES
 from forebay.engine.engine import NewTask
 from forebay.failures import Failure
 from forebay.loading.feed import CLOSED
@@ -48,7 +49,6 @@ from forebay.loading.samplers import (
 )
 from forebay.loading.settings import Settings
 from forebay.loading.sources import Reader, Selection, Source, Start
-from forebay.options import MAX_BATCHES
 from forebay.plan import worker_seed_of
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from torch.utils.data.graph_settings import apply_sharding
 
 from forebay.base.datasets import cached_samples, getitems_of, sequence_rows
 from forebay.base.torch_internals import accepts
+from forebay.buffer import MAX_BATCHES, capacity_shown, low_mark_of, warn_of_unfilled_buffer
 from forebay.columns.slicing import Slicer, slicing
 from forebay.devices.device import check_loader_device
 from forebay.engine.limits import Limits
@@ -55,17 +56,13 @@ from forebay.mixing import MixedDataset
 from forebay.observe.progress import log
 from forebay.observe.record import Trace
 from forebay.options import (
-    MAX_BATCHES,
     AutoWorkers,
     Ray,
-    capacity_shown,
     check_backend,
     check_killable,
     check_positive,
     check_timeout,
     cluster_of,
-    low_mark_of,
-    warn_of_unfilled_buffer,
 )
 from forebay.plan import Plan
 from forebay.ranks import Ranks, process_group

@@ -19,6 +19,7 @@ import torch
 from forebay.base.process import LONGEST_WAIT_S, usable_memory
 from forebay.base.system_limits import start_thread
 from forebay.base.thread_ends import join_threads
+from forebay.buffer import warn_of_full_disk
 from forebay.devices.device import Copy, Device
 from forebay.devices.flow import Allocate, Command, Discard, StartCopy, TransferFlow
 from forebay.devices.slab import MOST, SHARE, DeviceSlab, PinnedWindow, Rebuilding
@@ -32,7 +33,7 @@ from forebay.memory.packed_batch import PackedBatch, memory_of, unpack
 from forebay.memory.slab import Slab
 from forebay.observe.progress import log
 from forebay.observe.record import Trace, Transfers
-from forebay.options import warn_of_full_disk, whole_cores
+from forebay.options import whole_cores
 from forebay.pools.base import Pool, ThreadPool
 from forebay.pools.processes import ProcessPool
 from forebay.ranks import ranks_sharing_cores
