@@ -17,25 +17,29 @@ SOURCE = Path(__file__).parents[1] / "src" / "forebay"
 
 # Each floor imports only from those below it, and nothing from its own.
 FLOORS = (
-    ("errors", "plan"),
-    ("failures", "grouping"),
+    ("errors", "seeds"),
+    ("failures", "mixture", "sample_rows", "windows"),
     ("base",),
-    ("options", "packed", "devices", "memory", "columns"),
+    ("options", "packed", "plan", "devices", "memory", "columns"),
     ("observe", "pools", "collating", "buffer", "mixing", "ranks", "lengths"),
     ("engine", "ledger", "show", "collate"),
     ("caching",),
     ("loading", "outputs"),
     ("inputs", "loader"),
     ("runs", "items"),
-    ("predicting",),
+    ("predicting", "cli_options"),
+    ("cli_status",),
     ("cli", "__init__"),
     ("__main__",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Decisions only: what happened goes in, what to do comes out.
 PURE = (
+    "seeds",
+    "mixture",
     "plan",
-    "grouping",
+    "sample_rows",
+    "windows",
     "engine/flow",
     "engine/commands",
     "engine/limits",
@@ -73,8 +77,6 @@ STILL_LONG = frozenset(
         "caching/fetch_policy.py",
         "caching/fetcher.py",
         "caching/remote.py",
-        "cli.py",
-        "grouping.py",
         "items.py",
         "loader.py",
         "loading/batch_job.py",
@@ -88,7 +90,6 @@ STILL_LONG = frozenset(
         "observe/record.py",
         "observe/recorded_work.py",
         "observe/simulation.py",
-        "plan.py",
         "pools/ray_cluster.py",
         "pools/ray_nodes.py",
         "pools/ray_pool.py",

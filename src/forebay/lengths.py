@@ -1,6 +1,6 @@
 """`forebay.pack_sequences` and `forebay.batch_by_length`: rows and batches by tokens.
 
-    dataset, lengths ──> grouping.py: which share a row ──> SequenceRows: a map-style dataset
+    dataset, lengths ──> sample_rows.py: which share a row ──> SequenceRows: a map-style dataset
 
 A row is a list of samples. Everything else is a loader's usual work: the rows are shuffled, shared
 by ranks, resumed, mixed and made in workers as any samples are.
@@ -25,10 +25,17 @@ from forebay.base.datasets import getitems_of, is_map_style
 from forebay.base.formatting import counted, noun_for
 from forebay.errors import InputError, OptionError
 from forebay.failures import short_tracebacks
-from forebay.grouping import PatternsOf, Rows, arranged, grouped_patterns, packed_patterns, tally
 from forebay.options import check_positive
 from forebay.packed import PackedSequence
-from forebay.plan import EPOCH, Integers
+from forebay.sample_rows import (
+    PatternsOf,
+    SampleRows,
+    arranged,
+    grouped_patterns,
+    packed_patterns,
+    tally,
+)
+from forebay.seeds import EPOCH, Integers
 
 Long = Literal["split", "truncate", "drop", "raise"]
 _LONG = ("split", "truncate", "drop", "raise")
@@ -287,7 +294,7 @@ def _rows(
     patterns_of: PatternsOf,
     bounds: Integers,
     ratio: float = 1.0,
-) -> Rows:
+) -> SampleRows:
     """Return the rows of samples or pieces of these lengths; see `arranged`."""
     most = int(lengths.max())
     is_table = most < 4 * len(lengths)  # ten times as fast as a search
@@ -331,7 +338,7 @@ class SequenceRows(Dataset[Any]):
 
     dataset: Any
     lengths: Integers
-    rows: Rows
+    rows: SampleRows
     size: int
     tokens: int
     firsts: Integers | None = None

@@ -22,8 +22,9 @@ from forebay.base.datasets import getitems_of, is_map_style, sequence_rows
 from forebay.base.formatting import summary
 from forebay.errors import OptionError
 from forebay.failures import short_tracebacks
+from forebay.mixture import Mixture
 from forebay.options import check_positive
-from forebay.plan import EPOCH, Integers, Mixture
+from forebay.seeds import EPOCH, Integers
 
 Schedule = tuple[tuple[int, tuple[float, ...]], ...]
 

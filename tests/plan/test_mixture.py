@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.plan import GOLDEN, Mixture, _count
+from forebay.mixture import Mixture, _count
+from forebay.seeds import GOLDEN
 
 WHOLE = 1 << 64
 MIXTURE = Mixture(lengths=(1000, 77, 10), weights=(0.7, 0.2, 0.1))

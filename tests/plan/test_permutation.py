@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.plan import ORDER, Permutation, seed_of
+from forebay.seeds import ORDER, Permutation, seed_of
 
 THOROUGH = pytest.mark.thorough
 

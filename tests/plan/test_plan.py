@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.plan import Mixture, Plan
+from forebay.mixture import Mixture
+from forebay.plan import Plan
 
 WORLDS = (1, 2, 3, 4, 6, 8, 12)
 PLAN = Plan(length=103, batch_size=24, seed=5, shuffle=True)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.grouping import packed_patterns
 from forebay.lengths import batch_by_length, pack_sequences
-from forebay.plan import EPOCH, balanced, permuted
+from forebay.plan import balanced
+from forebay.sample_rows import packed_patterns
+from forebay.seeds import EPOCH, permuted
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=120)
 

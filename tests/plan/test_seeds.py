@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.plan import COLLATE, ORDER, SAMPLE, SAMPLER, WORKER, seed_of
+from forebay.seeds import COLLATE, ORDER, SAMPLE, SAMPLER, WORKER, seed_of
 
 SEEDS = st.integers(-(2**70), 2**70)
 PATHS = st.lists(st.integers(0, 2**40), min_size=1, max_size=5)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.grouping import LEAST_BLOCKS, MOST_LANES, InOrder, Windows, lanes_for
 from forebay.plan import Plan
+from forebay.windows import LEAST_BLOCKS, MOST_LANES, InOrder, Windows, lanes_for
 
 ROWS = st.lists(st.integers(1, 30), min_size=1, max_size=150)
 

@@ -40,12 +40,7 @@ from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import FailedInput, Input
 from forebay.observe.progress import FIRST_LINE_S, SLOWEST_LINE_S, Progress
 from forebay.options import Ray
-from forebay.runs.recorded_settings import (
-    SETTINGS,
-    recorded_settings,
-    settings_shown,
-    settings_to_json,
-)
+from forebay.runs.calls import SETTINGS, recorded_settings, settings_shown, settings_to_json
 
 DONE, COULD_NOT_RUN, USAGE, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -410,9 +405,9 @@ def test_a_full_disk_under_stdout_is_a_message(inputs, output, command):
 def test_ctrl_c_in_a_command_that_only_looks_promises_nothing(tmp_path, command):
     """There is no work of its own that the same command would continue."""
     program = (
-        "from forebay import cli\n"
+        "from forebay import cli, cli_status\n"
         "def interrupted(_): raise KeyboardInterrupt\n"
-        "cli.snapshot_of = cli.read_run_state = interrupted\n"
+        "cli.snapshot_of = cli_status.read_run_state = interrupted\n"
         "cli.main()"
     )
     code, _, err = finish(start(command, tmp_path, program=("-c", program)))

@@ -21,7 +21,7 @@ from forebay.errors import FailuresError, SampleTimeoutError, WorkerDiedError
 from forebay.failures import MAX_TEXT
 from forebay.inputs.listing import local_inputs
 from forebay.runs import job as work
-from forebay.runs.stopping import FailureBudget
+from forebay.runs.processing import FailureBudget
 from kit.faults import meet_fault
 
 # Time limit of runs in which an input hangs; no other may reach it, on a loaded machine either.

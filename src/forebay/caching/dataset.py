@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from forebay.caching.remote import BucketReader, Lookahead
-    from forebay.grouping import Windows
     from forebay.observe.record import Fetched
+    from forebay.windows import Windows
 
 # What `window="auto"` is for a cache in a bucket.
 WINDOW = 4_000_000_000
@@ -111,7 +111,7 @@ class CachedDataset(Dataset[Any]):
             return None
         key = batch, self.window
         if key not in self._orders:
-            from forebay.grouping import Windows, lanes_for
+            from forebay.windows import Windows, lanes_for
 
             blocks = self._source.blocks
             together = max(int(self.window / blocks.mean_bytes), 1)
@@ -159,7 +159,7 @@ class CachedDataset(Dataset[Any]):
             fetched: Where to note what is fetched.
         """
         from forebay.caching.remote import Lookahead
-        from forebay.grouping import InOrder
+        from forebay.windows import InOrder
 
         if self.remote is None:
             return None

@@ -55,9 +55,9 @@ from forebay.caching.layout import BLOCKS, DAMAGES, INDEX, Blocks, shard_name
 from forebay.caching.link import ALIVE, accepted, entry_of, error_as_sent, messages, packed_message
 from forebay.caching.stores import BucketError, bucket_at
 from forebay.errors import ChangedError, ForebayError, InputError, shortened, shown_location
-from forebay.grouping import dealt
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
+from forebay.windows import dealt
 
 # How often clients hear what was fetched, and that this process lives.
 _FACTS_S = 1.0

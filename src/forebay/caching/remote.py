@@ -35,12 +35,12 @@ from forebay.caching.layout import Blocks
 from forebay.caching.link import Link, LinkBrokenError, offset_of
 from forebay.caching.structure import rebuilder
 from forebay.errors import ForebayError, InputError, shown_location
-from forebay.grouping import InOrder, Window, Windows
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
 from forebay.observe.progress import log
 from forebay.observe.record import Fetched
 from forebay.options import ranks_on_node
+from forebay.windows import InOrder, Window, Windows
 
 # A block is fetched whole if so large a share of it is read at once, if it is read in order, or if
 # it is so small that its parts would be no less.

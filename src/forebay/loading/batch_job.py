@@ -53,9 +53,9 @@ from forebay.loading.snapshots import Snapshots, as_bytes, unpickled
 from forebay.memory.packing import Packer, collate_into
 from forebay.memory.slab import Slab
 from forebay.observe.record import FINEST_S, MEASURED_S, SAMPLED_S, SlowSample, Timing
-from forebay.plan import scrambled
 from forebay.pools.events import Answer, Assignment, Refusal
 from forebay.ranks import process_group
+from forebay.seeds import scrambled
 
 # ---- batch timer ---------------------------------------------------------------------------------
 # Measures the time that a worker spends on its batches, in its own thread.

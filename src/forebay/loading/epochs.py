@@ -51,10 +51,12 @@ from forebay.loading.samplers import (
 from forebay.loading.settings import Settings
 from forebay.loading.sources import IterableSource, PlanSource, SamplerSource, Source
 from forebay.loading.workers import WorkerTuning
+from forebay.mixture import Mixture
 from forebay.observe.figures import Statistics, statistics_of
 from forebay.observe.record import Trace
-from forebay.plan import DEVICE, Mixture, Plan, seed_of, worker_seed_of
+from forebay.plan import Plan
 from forebay.ranks import Ranks, check_agreement, check_still
+from forebay.seeds import DEVICE, seed_of, worker_seed_of
 
 # ---- hand out ------------------------------------------------------------------------------------
 # Prepare a batch for the user: on the loader's device, and transformed there.

@@ -49,7 +49,7 @@ from forebay.loading.samplers import (
 )
 from forebay.loading.settings import Settings
 from forebay.loading.sources import Reader, Selection, Source, Start
-from forebay.plan import worker_seed_of
+from forebay.seeds import worker_seed_of
 
 if TYPE_CHECKING:
     from forebay.loading.feed import Feed, LocalFeed

@@ -20,7 +20,7 @@ from forebay.loading.messages import WorkerState
 from forebay.loading.samplers import SamplerStates
 from forebay.loading.sources import Start
 from forebay.mixing import checked_weights
-from forebay.plan import Mixture
+from forebay.mixture import Mixture
 
 if TYPE_CHECKING:
     from forebay.loading.settings import Settings

@@ -33,7 +33,8 @@ from forebay.loading.samplers import (
     set_states,
     states_of,
 )
-from forebay.plan import SAMPLER, Plan, seed_of, share_of
+from forebay.plan import Plan, share_of
+from forebay.seeds import SAMPLER, seed_of
 
 if TYPE_CHECKING:
     from forebay.loading.settings import Settings

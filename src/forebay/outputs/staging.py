@@ -21,8 +21,8 @@ from forebay.base.output_names import (
 )
 from forebay.errors import OutputError
 from forebay.ledger.records import FileFields
-from forebay.outputs.open_files import MOST_LEASES, closed_status, was_open
 from forebay.outputs.staging_folders import StagingFolders, refuse_link, removed_if_empty
+from forebay.outputs.unclosed_files import MOST_LEASES, closed_status, was_open
 
 if TYPE_CHECKING:
     from forebay.outputs.tars import OutputTar

@@ -36,8 +36,8 @@ from forebay.predicting.outputs import (
 )
 from forebay.predicting.part_writer import PartWriter, earlier_predictions, part_name
 from forebay.predicting.reader import Loaded, RangeReader
+from forebay.runs.processing import FailureBudget
 from forebay.runs.run_state import failed_samples, range_of
-from forebay.runs.stopping import FailureBudget
 
 if TYPE_CHECKING:
     from forebay.predicting.factory import ModelFactory

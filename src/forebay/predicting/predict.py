@@ -21,6 +21,7 @@ from forebay.ledger.records import Todo
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, check_killable, cluster_of
 from forebay.runs.bases import describe_bases
+from forebay.runs.calls import saying_what_stays, settings_to_json
 from forebay.runs.fingerprint import Fingerprint, describe_parts
 from forebay.runs.ranges import (
     Cut,
@@ -30,12 +31,10 @@ from forebay.runs.ranges import (
     recorded_cut,
     sample_ranges,
 )
-from forebay.runs.recorded_settings import settings_to_json
 from forebay.runs.report import PredictionReport
 from forebay.runs.run import Session
 from forebay.runs.run_state import range_of
 from forebay.runs.samples import Samples, samples_of
-from forebay.runs.stopping import saying_what_stays
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import pyarrow as pa

@@ -34,6 +34,7 @@ from forebay.ledger.database import reading
 from forebay.ledger.snapshot import read_entries
 from forebay.options import SHARD_BYTES, PreprocessOptions, Ray
 from forebay.runs.bases import describe_bases
+from forebay.runs.calls import settings_to_json
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.named_samples import enrol_named, forget_earlier, hashes_of
 from forebay.runs.ranges import (
@@ -45,7 +46,6 @@ from forebay.runs.ranges import (
     sample_ranges,
     text_of,
 )
-from forebay.runs.recorded_settings import settings_to_json
 from forebay.runs.report import Report
 from forebay.runs.run import Session
 from forebay.runs.run_state import failed_in, range_of

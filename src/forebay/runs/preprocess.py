@@ -23,14 +23,12 @@ from forebay.ledger.records import Todo, key_of
 from forebay.options import PreprocessOptions, Ray
 from forebay.outputs.places import snapshot_of
 from forebay.runs.bases import describe_bases
+from forebay.runs.calls import inputs_text, recorded_settings, saying_what_stays, settings_to_json
 from forebay.runs.fingerprint import Fingerprint, describe, describe_parts
-from forebay.runs.recorded_settings import recorded_settings, settings_to_json
 from forebay.runs.report import Report
 from forebay.runs.run import Session
 from forebay.runs.run_state import verb_of
-from forebay.runs.same_call import inputs_text
 from forebay.runs.samples import Samples, sample_listing, samples_of
-from forebay.runs.stopping import saying_what_stays
 
 # What a function is called with.
 _PARAMETERS = "source", "out"

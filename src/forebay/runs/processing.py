@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from forebay.outputs.folder import OutputFolder
 from forebay.pools.base import Pool, ThreadPool
 from forebay.pools.processes import ProcessPool
 from forebay.runs.commits import Commit, Commits
-from forebay.runs.stopping import FailureBudget, first_failure, no_more_space, too_many
+from forebay.runs.stopping import first_failure, no_more_space, too_many
 
 if TYPE_CHECKING:
     from forebay.runs.tuning import RunTuning
@@ -272,3 +273,121 @@ def _advice_if_stuck(pool: Pool, _payload: object) -> list[str]:
         *(() if isinstance(pool, ThreadPool) else threads),
         "If it may take that long, nothing is wrong; timeout= ends an input that takes longer.",
     ]
+
+
+# If the first inputs all fail with the same error, that many are enough to stop.
+ALIKE = 20
+# Later, that many in a row: the cause is probably not in the inputs, but some may be beside others
+# that are as damaged. Outputs that are refused have names that other inputs took, which a function
+# does again and again.
+ALIKE_LATER = 100
+REFUSED = 20
+
+
+class FailureBudget:
+    """Counts failures against the number that the user allows.
+
+    Args:
+        max_failures: How many inputs may fail: a count, or a fraction of all (0 < x < 1);
+            None for any number that are not in a row.
+        known: The inputs that failed in earlier runs, in order: they are in no row.
+        counts_rows: Whether many failures in a row are enough to stop.
+    """
+
+    def __init__(
+        self,
+        max_failures: int | float | None,
+        total: int,
+        watch: bool = True,
+        unit: str = "input",
+        known: Sequence[int] = (),
+        counts_rows: bool = True,
+    ) -> None:
+        self._max_failures, self._unit, self._known = max_failures, unit, known
+        # Whoever says how many may fail means the first ones and those in a row, too.
+        self._has_limit = max_failures is not None
+        self._counts_rows = counts_rows and not self._has_limit
+        self.set_total(total)
+        self._failed = 0
+        self._tried: set[int] = set()  # the first inputs, until one of them differs
+        self._alike: str | None = None
+        self._watching = watch and not self._has_limit
+        self._row, self._row_error, self._refused = 0, "", 0
+
+    def set_total(self, total: int) -> None:
+        """Set the number of inputs, once more of them are known."""
+        allowed = self._max_failures
+        self._limit = int(allowed * total) if isinstance(allowed, float) else allowed
+        self._total = total
+
+    def succeeded(self) -> None:
+        """Begin a new row, and stop watching the first inputs: one of them succeeded."""
+        self._watching, self._row = False, 0
+
+    def attempt_failed(self, ordinal: int, error: str) -> str | None:
+        """Return why to stop if the first inputs all failed with this `error`; else None."""
+        if not self._watching:
+            return None
+        if self._alike not in (None, error):
+            self._watching = False
+            return None
+        self._alike = error
+        self._tried.add(ordinal)
+        if len(self._tried) < ALIKE:
+            return None
+        return self._allowing(f"the first {ALIKE} {self._unit}s all failed alike, with {error}")
+
+    def failed(self, error: str, ordinal: int = 0) -> str | None:
+        """Count an input that failed for good; return why to stop, if it is one too many."""
+        if reason := self._counted():
+            return reason
+        if self._is_known(ordinal):
+            return None
+        self._row = self._row + 1 if error == self._row_error else 1
+        self._row_error = error
+        if not self._counts_rows or self._row < ALIKE_LATER:
+            return None
+        return self._allowing(
+            f"{ALIKE_LATER} {self._unit}s in a row all failed alike, with {error}"
+        )
+
+    def refused(self, published: Iterable[int], refused: Collection[int]) -> str | None:
+        """Count inputs whose outputs were refused; return why to stop, if they are too many.
+
+        Args:
+            published: Inputs whose outputs were to be published, in the order in which they ended.
+        """
+        if not refused:  # the usual case
+            self._refused = 0
+            return None
+        reasons = [self._counted() for _ in refused]
+        for ordinal in published:
+            if ordinal not in refused:
+                self._refused = 0
+            elif not self._is_known(ordinal):
+                self._refused += 1
+            if self._counts_rows and self._refused >= REFUSED:
+                what = f"the outputs of {REFUSED} {self._unit}s in a row were refused"
+                reasons.append(self._allowing(what))
+        return next(filter(None, reasons), None)
+
+    def _counted(self) -> str | None:
+        self._failed += 1
+        if self._limit is None or self._failed <= self._limit:
+            return None
+        return (
+            f"{self._failed} input{'s' * (self._failed != 1)} failed, more than "
+            f"max_failures allows ({self._limit} of {self._total})"
+        )
+
+    def _is_known(self, ordinal: int) -> bool:
+        at = bisect_left(self._known, ordinal)
+        return at < len(self._known) and self._known[at] == ordinal
+
+    def _allowing(self, what: str) -> str:
+        """Return a reason to stop, with the argument that allows more failures, if there is one."""
+        if not self._counts_rows:
+            return what
+        return (
+            f"{what}\n  If more of them may fail, say how many: max_failures=, or --max-failures."
+        )

@@ -46,17 +46,15 @@ from forebay.pools.job_loading import check_not_loading
 from forebay.pools.processes import ProcessPool, occupy_standard_descriptors
 from forebay.runs import notes
 from forebay.runs.bases import number_bases
+from forebay.runs.calls import SETTINGS, call_id, take_folder
 from forebay.runs.commits import Commit, perform_pending
 from forebay.runs.differences import changed_name, difference, words_of_change
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.job import PreprocessJob, name_of_work
 from forebay.runs.metadata_table import LedgerTable
-from forebay.runs.processing import Processing
-from forebay.runs.recorded_settings import SETTINGS
+from forebay.runs.processing import FailureBudget, Processing
 from forebay.runs.report import Report, run_diagnosis
-from forebay.runs.same_call import call_id, take_folder
 from forebay.runs.source_code import sha256_of
-from forebay.runs.stopping import FailureBudget
 from forebay.show.top import LiveRun
 
 
