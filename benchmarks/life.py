@@ -71,7 +71,7 @@ WORKER: dict[str, tuple[str, ...]] = {
     ),
     "metadata": (
         "forebay.runs.job:encode",
-        "forebay.runs.job:rows_of",
+        "forebay.runs.job:rows_returned",
     ),
     "check files": (
         "forebay.outputs.staging:Output.collect",

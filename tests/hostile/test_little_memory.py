@@ -12,7 +12,7 @@ import pytest
 
 from forebay.errors import OutputError
 from forebay.predicting import part_writer
-from forebay.predicting.outputs import rows_of
+from forebay.predicting.outputs import rows_of_outputs
 
 # The limit is set after everything is loaded, below what `check_memory` asks for as the least. What
 # a process has freed is there again without asking, so that small rows would be written without it.
@@ -88,6 +88,6 @@ def test_memory_that_arrow_does_not_get_is_an_error_of_the_output(error, monkeyp
 
     monkeypatch.setattr(part_writer, "check_memory", refuse)
     writer = part_writer.PartWriter(lambda: tmp_path / "part.parquet", None)
-    writer.add(rows_of({"a": np.zeros(2)}, [0, 1], {})[0])
+    writer.add(rows_of_outputs({"a": np.zeros(2)}, [0, 1], {})[0])
     with pytest.raises(OutputError, match=r"predictions of 2 samples .* not enough memory"):
         writer.__exit__(None, None, None)

@@ -20,7 +20,7 @@ from worlds import World, digest
 import forebay
 from forebay import DataLoader, InputError, OptionError
 from forebay.collate import as_list, sequences
-from forebay.inputs.row_groups import RowGroups, file_identity
+from forebay.columns.row_groups import RowGroups, file_identity
 from forebay.items import ColumnDataset
 
 SIZE, TOGETHER = 64, 24

@@ -21,7 +21,7 @@ from models import Numbers
 import forebay
 from forebay.errors import OutputError
 from forebay.predicting.checkpoints import Checkpoint
-from forebay.predicting.outputs import rows_of
+from forebay.predicting.outputs import rows_of_outputs
 
 BATCH = torch.stack([Numbers(COUNT)[index] for index in range(COUNT)])
 # The columns of each, and what the table has for sample 55.
@@ -105,7 +105,7 @@ def test_a_killed_run_is_continued(name, tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_checkpoint_has_any_predictions(name):
     """They come back as they were, also the types that their columns have."""
-    rows, failures = rows_of(MODELS[name](BATCH), [*range(COUNT)], {})
+    rows, failures = rows_of_outputs(MODELS[name](BATCH), [*range(COUNT)], {})
     assert not failures
     data = Checkpoint(0, COUNT, [rows.some(0, 30), rows.some(30, COUNT)], []).to_bytes()
     found = Checkpoint.from_bytes(data, 0, range(COUNT))

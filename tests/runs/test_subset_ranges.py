@@ -12,7 +12,7 @@ from torch.utils import data
 
 import forebay
 from forebay.ledger.snapshot import read_entries
-from forebay.runs.ranges import text_of
+from forebay.runs.ranges import numbers_to_text
 from watched import Watched
 
 
@@ -184,6 +184,6 @@ def test_the_samples_of_a_range_are_read_back(tmp_path, numbers):
     items = Items("a", 2**41)
     predicted(data.Subset(items, numbers), tmp_path / "out")
     (entry,) = read_entries(tmp_path / "out" / ".forebay")
-    assert entry.identity == text_of(np.array(numbers))
+    assert entry.identity == numbers_to_text(np.array(numbers))
     with pytest.raises(forebay.ChangedError, match=rf"^{len(numbers) - 1 or 1} of the samples"):
         predicted(data.Subset(items, [numbers[0] if len(numbers) > 1 else 0]), tmp_path / "out")

@@ -124,7 +124,7 @@ def types_from_json(found: Any) -> Types:
 # ---- rows ----------------------------------------------------------------------------------------
 
 
-def rows_of(outputs: Any, indices: list[int], known: Types) -> tuple[Rows, list[Failure]]:
+def rows_of_outputs(outputs: Any, indices: list[int], known: Types) -> tuple[Rows, list[Failure]]:
     """Return the rows in a model's outputs, and the samples whose values fit no column.
 
     Args:

@@ -30,7 +30,7 @@ from forebay.predicting.outputs import (
     Rows,
     Types,
     checked_types,
-    rows_of,
+    rows_of_outputs,
     types_from_json,
     types_to_json,
 )
@@ -478,7 +478,7 @@ class PartWork:
             if isinstance(outcome, Failure):
                 yield outcome
                 continue
-            rows, failures = rows_of(outcome.outputs, outcome.indices, writer.types)
+            rows, failures = rows_of_outputs(outcome.outputs, outcome.indices, writer.types)
             yield from failures
             if rows.indices:
                 yield rows

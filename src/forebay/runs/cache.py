@@ -42,9 +42,9 @@ from forebay.runs.ranges import (
     SampleProgress,
     drop_gone_ranges,
     enrol_ranges,
+    numbers_to_text,
     recorded_cut,
     sample_ranges,
-    text_of,
 )
 from forebay.runs.report import Report
 from forebay.runs.run import Session
@@ -147,7 +147,7 @@ def cache(
             options,
             described=described,
             verb="cache",
-            inputs=f"{samples.lengths} {text_of(samples.places)}",
+            inputs=f"{samples.lengths} {numbers_to_text(samples.places)}",
             settings=settings,
         ) as session:
             index = Index.read(place) if session.has_waited else None
@@ -190,7 +190,7 @@ def _is_same(
 def _digest(samples: Samples) -> str:
     if samples.have_names:
         return sha256_of(hashes_of(samples.inputs()).tobytes())
-    return sha256_of(f"{samples.lengths} {text_of(samples.places)}".encode())
+    return sha256_of(f"{samples.lengths} {numbers_to_text(samples.places)}".encode())
 
 
 def _made(

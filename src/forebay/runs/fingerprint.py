@@ -30,6 +30,7 @@ from forebay.runs.source_code import (
     PLAIN,
     Holder,
     class_source,
+    code_label,
     definition_of,
     dotted_names,
     dumps,
@@ -39,7 +40,6 @@ from forebay.runs.source_code import (
     is_library,
     is_own,
     is_plain,
-    label_of,
     module_name,
     name_of,
     namespace_of,
@@ -170,8 +170,8 @@ class _Walk:
             return self.add_work(work.func)
         inner = inspect.unwrap(getattr(work, "__func__", work))
         if isinstance(inner, BuiltinFunctionType):
-            self.code[label_of(inner)] = "(built in)"
-            return label_of(inner)
+            self.code[code_label(inner)] = "(built in)"
+            return code_label(inner)
         inner = inner if isinstance(inner, _CODE) else type(inner)
         self._add(inner, is_work=module_name(inner).partition(".")[0] not in _FRAMEWORKS)
         owner = getattr(work, "__self__", work)
@@ -217,14 +217,14 @@ class _Walk:
         if not self._is_new(id(value), value):
             return True
         if isinstance(value, FunctionType):
-            self._put(self.code, label_of(value), source_of(value))
+            self._put(self.code, code_label(value), source_of(value))
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 with suppress(ValueError):  # not filled yet
                     self._add_parameter(name, cell.cell_contents)
             self._add_names(value, value.__code__)
             return True
         text, code = class_source(value)
-        self._put(self.code, label_of(value), text)
+        self._put(self.code, code_label(value), text)
         if code is not None and value.__module__ in sys.modules:
             self._add_names(sys.modules[value.__module__], code)
             return True
@@ -321,9 +321,9 @@ class _Walk:
             return array
         self._add(value)
         if isinstance(value, (*_CODE, BuiltinFunctionType)):
-            return label_of(value)
+            return code_label(value)
         state = state_of(value)
-        return {label_of(type(value)): self._plain(state)} if state else type_name(value)
+        return {code_label(type(value)): self._plain(state)} if state else type_name(value)
 
 
 def _hidden(name: str, plain: Any) -> Any:

@@ -23,7 +23,7 @@ from forebay.inputs.row_paths import located
 from forebay.ledger.records import FileFields, key_of
 from forebay.outputs.staging import Output, Staging, current
 from forebay.pools.events import Answer, Assignment, Refusal
-from forebay.runs.returned import encode, files_in, rows_of, rows_of_files
+from forebay.runs.returned import encode, files_in, rows_of_files, rows_returned
 
 # Errors of the machine, not of the input: every other input would fail with them too.
 _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -189,7 +189,7 @@ class PreprocessJob:
                 rows = rows_of_files(places, metadata)
                 files |= elsewhere
             else:
-                rows = rows_of(metadata)
+                rows = rows_returned(metadata)
             return files, _checked(encode(rows, names, final_name, out.asked))
         finally:
             self._restore_directory()

@@ -37,7 +37,7 @@ from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Input, Leftover, key_of
 from forebay.outputs.folder import OutputFolder
-from forebay.runs.ranges import Cut, enrol_ranges, lost_samples, numbers_in
+from forebay.runs.ranges import Cut, enrol_ranges, lost_samples, numbers_from_text
 from forebay.runs.run import Session
 from forebay.runs.run_state import failed_samples, range_of
 
@@ -215,7 +215,7 @@ def _taken_over(
     order = np.argsort(samples.keys, kind="stable")
     ordered = samples.keys[order]
     for number, each in enumerate(files):
-        numbers = np.asarray(numbers_in(each.numbers, each.samples), np.int64)
+        numbers = np.asarray(numbers_from_text(each.numbers, each.samples), np.int64)
         rows = np.delete(np.arange(each.samples), each.failed)
         # Of samples with one number, all.
         begin, end = (np.searchsorted(ordered, numbers[rows], side) for side in ("left", "right"))
@@ -243,7 +243,7 @@ def _holders_of(numbers: npt.NDArray[np.int64], files: list[_EarlierFile]) -> Co
     """
     holder = np.full(len(numbers), -1, np.int64)
     for number, each in enumerate(files if len(numbers) else ()):
-        own = np.asarray(numbers_in(each.numbers, each.samples), np.int64)
+        own = np.asarray(numbers_from_text(each.numbers, each.samples), np.int64)
         own = np.delete(own, each.failed)
         at = np.minimum(np.searchsorted(numbers, own), len(numbers) - 1)
         at = at[numbers[at] == own]
@@ -265,7 +265,7 @@ def _say_what_changed(
     unseen: tuple[str, ...],
 ) -> None:
     """Say which samples are new, changed or gone; raise ChangedError if all of them are others."""
-    ranges = [np.asarray(numbers_in(each.identity, range_of(each.row)[1])) for each in made]
+    ranges = [np.asarray(numbers_from_text(each.identity, range_of(each.row)[1])) for each in made]
     was = np.unique(np.concatenate([*ranges, np.empty(0, np.int64)]))
     if not len(was):
         return

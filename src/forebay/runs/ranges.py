@@ -40,7 +40,9 @@ class Cut:
 
     def listing_of(self, keys: Any) -> Listing:
         """List the ranges as rows; each has its samples' numbers as its identity."""
-        identities = [text_of(keys[at : at + self.size]) for at in range(0, len(keys), self.size)]
+        identities = [
+            numbers_to_text(keys[at : at + self.size]) for at in range(0, len(keys), self.size)
+        ]
 
         def rows() -> Iterator[Input]:
             firsts = range(0, self.samples, self.size)
@@ -110,7 +112,7 @@ def _number_lost(made: InputRow, present: Any) -> int:
     """Return how many samples of a range are not among these numbers, which are sorted."""
     import numpy as np
 
-    numbers = numbers_in(made.identity, range_of(made.row)[1])
+    numbers = numbers_from_text(made.identity, range_of(made.row)[1])
     if type(numbers) is not range:
         return int((~np.isin(numbers, present)).sum())
     ends = np.searchsorted(present, [numbers.stop, numbers.start])
@@ -138,7 +140,7 @@ def drop_gone_ranges(session: Session) -> None:
     session.perform_pending()
 
 
-def text_of(numbers: Any) -> str:
+def numbers_to_text(numbers: Any) -> str:
     """Return numbers, a range or an array, as a short string: "0-8191" if they are consecutive."""
     import numpy as np
 
@@ -150,8 +152,8 @@ def text_of(numbers: Any) -> str:
     return base64.b64encode(found.astype("<u8" if found.max() >> 32 else "<u4").tobytes()).decode()
 
 
-def numbers_in(text: str, count: int) -> Any:
-    """Return the numbers, a range or an array, that `text_of` made a string of."""
+def numbers_from_text(text: str, count: int) -> Any:
+    """Return the numbers, a range or an array, that `numbers_to_text` made a string of."""
     import numpy as np
 
     ends = text.split("-")

@@ -57,7 +57,7 @@ def files_in(returned: Any) -> tuple[list[str], Any]:
 def rows_of_files(places: Sequence[str], metadata: Any) -> list[dict[str, Any]] | None:
     """Return the rows for files that a function returned, given the `destination` of each."""
     if not any(places):  # it returned `out`: all that is in it
-        return rows_of(metadata)
+        return rows_returned(metadata)
     one = metadata is None or isinstance(metadata, Mapping)
     rows = [metadata or {}] * len(places) if one else list(metadata)
     if len(places) == 1:
@@ -105,7 +105,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _SCALARS = (str, bytes, os.PathLike)
 
 
-def rows_of(returned: Any) -> list[dict[str, Any]] | None:
+def rows_returned(returned: Any) -> list[dict[str, Any]] | None:
     """Return the rows in what a function returned, exhausting it if it is a generator.
 
     None is returned as it is. A mapping is one row, and an iterable of mappings is one row for

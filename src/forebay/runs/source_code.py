@@ -183,7 +183,7 @@ def place_of(value: Any) -> str:
     return _in_package(file)[1]
 
 
-def label_of(value: Any) -> str:
+def code_label(value: Any) -> str:
     """Name a class or function by its place and its own name, such as "split.py:windows".
 
     A wrapper keeps the name it was defined with: functools.wraps gives it that of the wrapped one.
@@ -196,7 +196,7 @@ def name_of(value: Any) -> str:
     """Return the label of a class or function; for a class of a library only its own name."""
     if isinstance(value, type) and is_library(file_of(value)):
         return value.__qualname__
-    return label_of(value)
+    return code_label(value)
 
 
 def reference_of(work: Any) -> str | None:
