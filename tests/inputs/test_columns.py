@@ -283,7 +283,7 @@ def large(tmp_path, monkeypatch):
         }
     )
     parquet.write_table(table, tmp_path / "large.parquet", row_group_size=GROUP)
-    monkeypatch.setattr("forebay.items.memory_for_files", lambda: 100)
+    monkeypatch.setattr("forebay.inputs.chosen_columns.memory_for_files", lambda: 100)
     return tmp_path / "large.parquet"
 
 
@@ -364,6 +364,6 @@ def test_memory_that_is_too_small_for_a_file_at_a_url_is_an_error(memory, monkey
     with memory.open("/t.parquet", "wb") as file:
         parquet.write_table(TABLE, file)
     assert len(from_table("memory://t.parquet", columns=["age"])) == ROWS
-    monkeypatch.setattr("forebay.items.memory_for_files", lambda: 10)
+    monkeypatch.setattr("forebay.inputs.chosen_columns.memory_for_files", lambda: 10)
     with pytest.raises(InputError, match=r"1 column of 10 rows take .* or more, and 10 B"):
         from_table("memory://t.parquet", columns=["age"])

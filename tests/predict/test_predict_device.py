@@ -9,7 +9,7 @@ from models import Numbers
 
 import forebay
 from forebay.failures import Failure
-from forebay.predicting.parts import Predicted, in_host_memory
+from forebay.predicting.model import Predicted, in_host_memory
 from kit.fake_device import FakeDevice
 
 

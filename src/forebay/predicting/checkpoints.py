@@ -30,7 +30,7 @@ from forebay.errors import OutputError
 from forebay.failures import Failure, failure_from_json, failure_to_json
 from forebay.ledger.database import DAMAGES
 from forebay.ledger.records import Todo
-from forebay.predicting.outputs import Rows, types_from_json, types_to_json
+from forebay.predicting.part_writer import Rows, types_from_json, types_to_json
 from forebay.runs.run import Session
 from forebay.runs.run_state import range_of
 from forebay.runs.source_code import hash_of_array

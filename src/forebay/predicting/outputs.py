@@ -25,103 +25,15 @@ from forebay.base.arrow_arrays import array_of_numpy
 from forebay.base.batches import field_names
 from forebay.base.value_classes import MOST_DEPTH, MisfitError, container_kind, items_of
 from forebay.base.value_inference import named_misfit, spec_of, widened_alike
-from forebay.base.value_types import Nested, Spec, arrow_type, nulls, type_from_json, type_to_json
+from forebay.base.value_types import Nested, Spec, arrow_type
 from forebay.errors import OutputError
 from forebay.failures import Failure
+from forebay.predicting.part_writer import Rows, Types, joined_type, widened_column
 
 ALONE = "prediction"
 # More columns are data, rather than fields.
 MOST_COLUMNS = 4096
 _FLOATS = (torch.float16, torch.float32, torch.float64)
-
-# The type of each column, by name.
-Types = dict[str, Spec]
-
-
-def checked_types(known: Types, found: Types, index: int) -> Types:
-    """Return the types for both; raise OutputError if there are none.
-
-    Args:
-        index: A sample of those that were found.
-    """
-    try:
-        return joined_types(known, found)
-    except MisfitError as error:
-        raise OutputError(
-            f"sample {index}: {error}\n"
-            "  A column has one type. Nothing of this part was kept. Have the model return the "
-            "same for every sample. To switch to the new columns, start over: resume=False, or "
-            "--restart."
-        ) from error
-
-
-class Rows(NamedTuple):
-    """Predictions of some samples, with the types that their columns have here."""
-
-    indices: list[int]
-    types: Types
-    columns: dict[str, pa.Array | pa.ChunkedArray]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all columns."""
-        return sum(int(column.nbytes) for column in self.columns.values())
-
-    def some(self, first: int, end: int) -> Rows:
-        """Return the rows between two places."""
-        if (first, end) == (0, len(self.indices)):
-            return self
-        columns = {name: each.slice(first, end - first) for name, each in self.columns.items()}
-        return Rows(self.indices[first:end], self.types, columns)
-
-    def as_types(self, types: Types) -> dict[str, pa.ChunkedArray]:
-        """Return all columns of a table with types that hold these rows."""
-        found = {}
-        for name, spec in types.items():
-            column = self.columns.get(name)
-            if column is None:
-                found[name] = pa.chunked_array([nulls(len(self.indices), arrow_type(spec))])
-                continue
-            chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-            wide = [_widened(chunk, self.types[name], spec) for chunk in chunks]
-            found[name] = pa.chunked_array(wide, arrow_type(spec))
-        return found
-
-
-def _widened(array: pa.Array, own: Spec, wanted: Spec) -> pa.Array:
-    if own == wanted:
-        return array
-    from forebay.base.value_casts import widened_array
-
-    return widened_array(array, own, wanted)
-
-
-def joined_types(known: Types, found: Types) -> Types:
-    """Return the types of columns that hold the rows of both; MisfitError if there are none."""
-    types = dict(known)
-    for name, spec in found.items():
-        types[name] = _joined(name, types.get(name, Spec("none")), spec)
-    return types
-
-
-def _joined(name: str, known: Spec, found: Spec) -> Spec:
-    try:
-        return widened_alike(known, found)
-    except MisfitError as error:
-        raise named_misfit(name, error) from None
-
-
-def types_to_json(types: Types) -> dict[str, Any]:
-    """Return the types of columns as JSON values."""
-    return {name: type_to_json(spec) for name, spec in types.items()}
-
-
-def types_from_json(found: Any) -> Types:
-    """Return the types that `types_to_json` described."""
-    return {str(name): type_from_json(spec) for name, spec in found.items()}
-
-
-# ---- rows ----------------------------------------------------------------------------------------
 
 
 def rows_of_outputs(outputs: Any, indices: list[int], known: Types) -> tuple[Rows, list[Failure]]:
@@ -166,7 +78,7 @@ class _Values(NamedTuple):
         if isinstance(value, np.ndarray):
             own = _spec_of_array(value)
             try:
-                return cls(_joined(name, known, own), value)
+                return cls(joined_type(name, known, own), value)
             except MisfitError as error:
                 failed.update((row, error) for row in range(len(value)) if row not in failed)
                 return cls(known, [None] * len(value))
@@ -186,7 +98,7 @@ class _Values(NamedTuple):
         if isinstance(self.values, np.ndarray):
             own = _spec_of_array(self.values)
             some = self.values if len(kept) == len(self.values) else self.values[kept]
-            return _widened(_array_of(some, own), own, self.spec)
+            return widened_column(_array_of(some, own), own, self.spec)
         from forebay.base.value_columns import column_of
 
         column = column_of(self.spec)
@@ -220,9 +132,6 @@ def _ragged(spec: Spec, depth: int = 0) -> Spec:
         fields = (spec.dtype, spec.shape, parts, spec.keys, spec.home, spec.states)
         return Nested(spec.kind, *fields)
     return Spec("array", spec.dtype, None) if depth and spec.kind == "array" else spec
-
-
-# ---- outputs -------------------------------------------------------------------------------------
 
 
 def _columns(

@@ -1,4 +1,4 @@
-"""The files of parts: written row group by row group, read again, and written with wider types."""
+"""The rows of parts and their files: written by row groups, read again, and widened."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,23 +17,106 @@ from forebay.base.arrow_arrays import array_of, check_memory
 from forebay.base.earlier_rows import Taken
 from forebay.base.files import local_file, location_in
 from forebay.base.formatting import counted
-from forebay.base.value_types import arrow_type, nulls
+from forebay.base.value_classes import MisfitError
+from forebay.base.value_inference import named_misfit, widened_alike
+from forebay.base.value_types import Spec, arrow_type, nulls, type_from_json, type_to_json
 from forebay.errors import OutputError, shown_location
 from forebay.ledger.database import DAMAGES
-from forebay.predicting.outputs import (
-    Rows,
-    Types,
-    checked_types,
-    joined_types,
-    types_from_json,
-    types_to_json,
-)
 from forebay.predicting.reader import INDEX
 
 # Size of the rows in one row group of the file.
 GROUP_BYTES = 16 * 2**20
 # The key in a file's schema under which the types of the predictions are described.
 KEY = "forebay"
+
+
+# The type of each column, by name.
+Types = dict[str, Spec]
+
+
+def checked_types(known: Types, found: Types, index: int) -> Types:
+    """Return the types for both; raise OutputError if there are none.
+
+    Args:
+        index: A sample of those that were found.
+    """
+    try:
+        return joined_types(known, found)
+    except MisfitError as error:
+        raise OutputError(
+            f"sample {index}: {error}\n"
+            "  A column has one type. Nothing of this part was kept. Have the model return the "
+            "same for every sample. To switch to the new columns, start over: resume=False, or "
+            "--restart."
+        ) from error
+
+
+class Rows(NamedTuple):
+    """Predictions of some samples, with the types that their columns have here."""
+
+    indices: list[int]
+    types: Types
+    columns: dict[str, pa.Array | pa.ChunkedArray]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(int(column.nbytes) for column in self.columns.values())
+
+    def some(self, first: int, end: int) -> Rows:
+        """Return the rows between two places."""
+        if (first, end) == (0, len(self.indices)):
+            return self
+        columns = {name: each.slice(first, end - first) for name, each in self.columns.items()}
+        return Rows(self.indices[first:end], self.types, columns)
+
+    def as_types(self, types: Types) -> dict[str, pa.ChunkedArray]:
+        """Return all columns of a table with types that hold these rows."""
+        found = {}
+        for name, spec in types.items():
+            column = self.columns.get(name)
+            if column is None:
+                found[name] = pa.chunked_array([nulls(len(self.indices), arrow_type(spec))])
+                continue
+            chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+            wide = [widened_column(chunk, self.types[name], spec) for chunk in chunks]
+            found[name] = pa.chunked_array(wide, arrow_type(spec))
+        return found
+
+
+def widened_column(array: pa.Array, own: Spec, wanted: Spec) -> pa.Array:
+    """Return a column of one type as one of another, which holds its values, too."""
+    if own == wanted:
+        return array
+    from forebay.base.value_casts import widened_array
+
+    return widened_array(array, own, wanted)
+
+
+def joined_types(known: Types, found: Types) -> Types:
+    """Return the types of columns that hold the rows of both; MisfitError if there are none."""
+    types = dict(known)
+    for name, spec in found.items():
+        types[name] = joined_type(name, types.get(name, Spec("none")), spec)
+    return types
+
+
+def joined_type(name: str, known: Spec, found: Spec) -> Spec:
+    """Return the type for the values of both; MisfitError, with the column's name, if none is."""
+    try:
+        return widened_alike(known, found)
+    except MisfitError as error:
+        raise named_misfit(name, error) from None
+
+
+def types_to_json(types: Types) -> dict[str, Any]:
+    """Return the types of columns as JSON values."""
+    return {name: type_to_json(spec) for name, spec in types.items()}
+
+
+def types_from_json(found: Any) -> Types:
+    """Return the types that `types_to_json` described."""
+    return {str(name): type_from_json(spec) for name, spec in found.items()}
 
 
 def part_name(number: int) -> str:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # importing forebay's command line must not load torch
 
     from forebay.predicting.data import Table
     from forebay.predicting.factory import ModelFactory
-    from forebay.predicting.outputs import Types
+    from forebay.predicting.part_writer import Types
     from forebay.predicting.reader import RangeReader
 
 PART_SIZE = 8192
@@ -146,7 +146,8 @@ def predict(
     from forebay.devices.device import check_device, device_of
     from forebay.predicting.checkpoints import checkpoints_of
     from forebay.predicting.data import names_table, reader_of, shown_rows, table_of
-    from forebay.predicting.parts import CompletedParts, MadeHere, PartWork, evaluating, is_factory
+    from forebay.predicting.model import evaluating, is_factory
+    from forebay.predicting.parts import CompletedParts, MadeHere, PartWork
 
     began, settings = time.monotonic(), settings_to_json(locals())
     has_factory, trace = is_factory(model), Trace()
