@@ -8,6 +8,7 @@ what is always run together stays together, and what is rarely run is elsewhere.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -95,7 +96,7 @@ def walks(tmp_path_factory):
     with RangeServer(folder) as endpoint:
         done = subprocess.run(
             [sys.executable, script, folder, "s3://bucket/cache"],
-            env=endpoint.environment | {"PATH": "/usr/bin:/bin", "HOME": str(folder)},
+            env=os.environ | endpoint.environment,
             capture_output=True,
             text=True,
         )

@@ -1,4 +1,4 @@
-"""The same call in several processes: one of them works, the others wait and find it done.
+"""The calls that work on an output folder: which are the same, and what an earlier one leaves.
 
     rank 0   takes the folder ── works ──> ends
     rank 1   the same call: waits ───────> takes the folder, and finds all done
@@ -6,6 +6,12 @@
 Which call a process makes is in the record of its lock, so any process that sees the folder can
 tell, also on another node. Another call ends with a BusyError. If the process that works dies, one
 that waits takes the folder, and continues the work.
+
+    preprocess(…, timeout=60) ──> ledger: {"timeout": 60} ──> retry(work, output)
+                                                         └──> forebay retry OUTPUT … --timeout 60
+
+The settings of a call hold for a retry of what failed. A folder is data: functions and clusters are
+named there, for people, and never loaded or joined.
 """
 
 from __future__ import annotations

@@ -113,17 +113,15 @@ def note_on_unstaged(count: int, name: str, folder: str, function: str) -> str:
     )
 
 
-def note_on_arrays(metadata: Sequence[str], total: int, function: str, call: str) -> str | None:
-    """Return what to say if one of these metadata, as JSON, is large and has an array.
+def note_on_arrays(metadata: str, total: int, function: str, call: str) -> str | None:
+    """Return what to say if the metadata of an input, large as JSON, have an array.
 
     Args:
         total: How many inputs there are.
         call: As for `note_on_strays`.
     """
-    largest = max(metadata, key=len, default="")
-    if len(largest) < LARGE_METADATA or not any(
-        found.group().count(",") >= MANY_NUMBERS for found in _NUMBERS.finditer(largest)
-    ):
+    numbers = _NUMBERS.finditer(metadata)
+    if not any(found.group().count(",") >= MANY_NUMBERS for found in numbers):
         return None
     way = f"{function} writes it to {call}(), with numpy.save for example, and returns a dict"
     if call != "out.file":
@@ -131,8 +129,8 @@ def note_on_arrays(metadata: Sequence[str], total: int, function: str, call: str
             f"pass save=, a function(sample, out) that writes what {function} returns to out.file()"
         )
     return (
-        f"the metadata of one input have {byte_size(len(largest))}, with an array of numbers; for "
-        f"all {total:,} that may be {byte_size(len(largest) * total)}\n"
+        f"the metadata of one input have {byte_size(len(metadata))}, with an array of numbers; for "
+        f"all {total:,} that may be {byte_size(len(metadata) * total)}\n"
         "  The table keeps them as lists, which is slow. It is meant for what describes a file: "
         f"{way}."
     )

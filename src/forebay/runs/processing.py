@@ -1,9 +1,11 @@
-"""Process inputs: send them to workers, and commit what comes back.
+"""Process inputs: send them to workers, commit what comes back, and stop if too many fail.
 
-todo ──> engine ──> pool ──> workers
-│ outcomes
-├──> commits ──> ledger, output folder
-└──> progress, failure budget, number of workers
+    todo ──> engine ──> pool ──> workers
+               │ outcomes
+               ├──> commits ──> ledger, output folder
+               └──> progress, failure budget, number of workers
+
+One loop does it all, in the calling thread.
 """
 
 from __future__ import annotations

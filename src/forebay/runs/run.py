@@ -244,8 +244,9 @@ class Session:
         if enrolment.gone and self._has_table:
             self.say(notes.note_on_gone(enrolment, listing.kind))
         kind = listing.kind if self._has_table else self.verb
-        for each in notes.notes_on_inputs(enrolment, kind):
-            self.note(each)
+        if enrolment.unseen or enrolment.kept or enrolment.changed:
+            for each in notes.notes_on_inputs(enrolment, kind):
+                self.note(each)
 
     def _find_missing(self) -> None:
         """Have those inputs done again of which an output is no longer in the folder."""
@@ -344,8 +345,9 @@ class Session:
 
     def _saw(self, commit: Commit, total: int) -> None:
         """Say once, early, that the metadata of a commit are large arrays."""
-        if self._has_table and not self.notes:
-            found = notes.note_on_arrays(commit.metadata, total, *self._user)
+        largest = max(commit.metadata, key=len, default="")
+        if self._has_table and not self.notes and len(largest) >= notes.LARGE_METADATA:
+            found = notes.note_on_arrays(largest, total, *self._user)
             if found is not None:
                 self.note(found)
 
@@ -442,5 +444,7 @@ class Session:
         was = None if self.starts_over else self.ledger.get_meta("work")
         known = () if was is None else Fingerprint.from_json(was).bases
         found, accepts = self._described().bases, self.accepts_changes
+        if not (known or found):  # the usual case: inputs are no samples of Datasets
+            return self._described(), []
         bases, numbers = number_bases(known, found, accepts=accepts)
         return replace(self._described(), bases=bases), numbers

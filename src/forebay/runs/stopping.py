@@ -1,4 +1,4 @@
-"""When a run stops early, and the error that it raises then."""
+"""The errors of runs that stop early."""
 
 from __future__ import annotations
 
