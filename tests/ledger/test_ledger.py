@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
 from forebay.ledger.database import files_of
-from forebay.ledger.enrolment import Enrolment
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import (
     Counts,
     Done,
+    Enrolment,
     FailedInput,
     FileChange,
     Input,

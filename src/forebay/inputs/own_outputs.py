@@ -13,7 +13,7 @@ from forebay.base.file_stores import Store
 from forebay.base.files import is_url, local_path
 from forebay.errors import InputError, OptionError, shown_location
 from forebay.inputs.listing import Listing
-from forebay.ledger.identity import is_of_folder
+from forebay.ledger.identity import FOLDER
 from forebay.ledger.records import Input, LinkInput
 
 
@@ -47,7 +47,7 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
             # A listing of files knows which are links; a row may name one.
             is_file = each.row is None
             path = each.source if is_file else _path_of(each, listing.folder)
-            is_folder = is_of_folder(each.identity)
+            is_folder = each.identity.startswith(FOLDER)
             holds = is_folder and is_output.is_below(path)
             is_inside = is_output(path, not is_file or type(each) is LinkInput)
             is_inside = is_inside or (is_folder and is_output.leads_inside(path))

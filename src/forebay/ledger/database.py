@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count, islice
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from forebay.base.files import open_regular
 from forebay.base.output_names import recorded_name
 from forebay.errors import BusyError, ForebayError, LedgerError, shortened
 from forebay.failures import Failure, failure_from_json, failure_to_json
-from forebay.ledger.records import Counts, OutputFile
+from forebay.ledger.records import Counts, Input, OutputFile
 
 NAME = "ledger.sqlite"
 JOURNAL = f"{NAME}-journal"
@@ -393,3 +394,11 @@ def listed_rows(query: Query, where: str = "1") -> Iterator[InputRow]:
     sql = f"SELECT {_COLUMNS} FROM inputs WHERE ordinal > ? AND {where} ORDER BY ordinal LIMIT ?"
     for page in pages(query, sql):
         yield from map(_make_row, page)
+
+
+def numbered_columns(listing: Iterator[Input], known: int) -> Iterator[tuple[Any, ...]]:
+    """Yield source, row, identity and ordinal in the form in which SQLite stores them."""
+    ordinals = count(known + 1)
+    while page := [*islice(listing, PAGE)]:
+        columns = map(storables, zip(*page, strict=True))
+        yield from zip(*columns, ordinals, strict=False)  # the ordinals have no end

@@ -1,127 +1,46 @@
-"""A listing, merged with the inputs in the ledger.
+"""A listing, compared with the inputs in the ledger.
 
 A listing equal to the ledger is only compared with it, and new inputs after the known ones are
 appended, a page at a time, while earlier ones are worked on. From any other difference on, the
-whole listing goes into temporary tables and SQLite does the joins, so memory does not grow with it:
-
-    listing   position, source, row, identity       what was listed, unique by key
-    places    old ordinal -> new ordinal; `what` is how the two compare, see `identity.py`
-    lifted    the inputs that move or change, removed from `inputs` before they are inserted again
+whole listing is joined with the ledger, see `rearrangement.py`.
 
 An input has one of four states against the ledger. As it was: its result stays. Not to be seen now:
 all that the ledger has of it stays. Changed: it is to be done again, and its outputs stay until
 then. No longer listed: it leaves the table, and its outputs stay until `forebay prune`.
+
+No input may be listed twice, which is found in bounded memory, once the ledger has all of them: the
+hashes of the keys are divided into 256 parts, which go to a temporary file when there are many.
+Each part is then small enough to be looked through in memory.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, islice
-from typing import Any
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
+from forebay.errors import InputError
 from forebay.ledger.database import (
     DONE,
-    PAGE,
-    TODO,
     change_counts,
     last_ordinal,
     listed_rows,
+    numbered_columns,
     query_of,
-    recount,
-    storables,
 )
-from forebay.ledger.duplicates import find_duplicate, listed_twice
 from forebay.ledger.identity import (
     CHANGED,
-    RETIMED,
     SAME,
     UNSEEN,
-    content_of,
     identity_change,
-    merged_identity,
 )
-from forebay.ledger.records import Input
-
-# How many of the inputs that cannot be seen are named.
-NAMED = 1000
-
-# Yields the numbers of those inputs whose files have the content of the hash beside them.
-SameContents = Callable[[Iterable[tuple[int, Input, str]]], Iterator[int]]
-
-# In `places`, besides what `identity_change` returns.
-_UNLISTED = 4
-
-_KEY = "coalesce({0}row, {0}source)"
-
-_TABLES = f"""
-CREATE TEMP TABLE listing(position INTEGER PRIMARY KEY, source TEXT, row TEXT, identity TEXT);
-CREATE TEMP TABLE places(old INTEGER PRIMARY KEY, new INTEGER, what INTEGER, stays INTEGER);
-CREATE TEMP TABLE unlisted(n INTEGER PRIMARY KEY, old INTEGER);
-CREATE TEMP TABLE lifted AS SELECT * FROM inputs WHERE 0;
-CREATE UNIQUE INDEX temp.listing_key ON listing({_KEY.format("")});
-"""
-
-# CROSS JOIN keeps the order: each input looks itself up in the listing's index.
-_MATCH = f"""
-INSERT INTO places
-SELECT i.ordinal, l.position, identity_change(i.identity, l.identity),
-    i.ordinal = l.position AND l.source = i.source AND l.row IS i.row
-FROM inputs i CROSS JOIN listing l ON {_KEY.format("l.")} = {_KEY.format("i.")}
-WHERE i.ordinal < 0 OR i.ordinal > :known
-"""
-
-_ONE_MATCH = """
-DELETE FROM places WHERE new BETWEEN 1 AND :known OR (
-    new IN (SELECT new FROM places GROUP BY new HAVING count(*) > 1)
-    AND old NOT IN (SELECT max(old) FROM places GROUP BY new))
-"""
-
-# Of a changed input the outputs stay, to be replaced by those of its next result.
-_LIFT = f"""
-INSERT INTO lifted
-SELECT p.new,
-    CASE WHEN l.position IS NULL OR l.source = '' THEN i.source ELSE l.source END,
-    CASE WHEN l.position IS NULL THEN i.row ELSE l.row END,
-    CASE WHEN l.position IS NULL THEN i.identity
-        WHEN p.what = {CHANGED} THEN l.identity ELSE merged_identity(i.identity, l.identity) END,
-    CASE p.what WHEN {CHANGED} THEN {TODO} ELSE i.state END,
-    CASE p.what WHEN {CHANGED} THEN 0 ELSE i.attempts END,
-    CASE p.what WHEN {CHANGED} THEN 0 ELSE i.seconds END,
-    i.outputs,
-    CASE p.what WHEN {CHANGED} THEN NULL ELSE i.metadata END,
-    CASE p.what WHEN {CHANGED} THEN NULL ELSE i.error END
-FROM places p JOIN inputs i ON i.ordinal = p.old LEFT JOIN listing l ON l.position = p.new
-WHERE NOT (p.stays AND p.what IN ({SAME}, {UNSEEN}, {_UNLISTED})) ORDER BY p.new
-"""
-
-_LIFTED = f"SELECT old FROM places WHERE NOT (stays AND what IN ({SAME}, {UNSEEN}, {_UNLISTED}))"
-
-
-@dataclass(frozen=True, slots=True)
-class Enrolment:
-    """How a listing compared with the ledger.
-
-    Attributes:
-        same: Inputs whose results stay as they are, `unseen` ones among them.
-        changed: Done inputs that hold something else now, and are to be done again.
-        retimed: How many of `changed` have the size that they had, and another time.
-        kept: Files that have another time and the content that they had; they are in `same`.
-        unseen: Done inputs that cannot be seen now.
-        unseen_names: The names of the first of these.
-    """
-
-    new: int
-    same: int
-    changed: int
-    gone: int
-    moved: int = 0
-    retimed: int = 0
-    kept: int = 0
-    unseen: int = 0
-    unseen_names: tuple[str, ...] = ()
-
+from forebay.ledger.rearrangement import LISTED, load_listing, rearrange
+from forebay.ledger.records import NAMED, Enrolment, Input, SameContents
 
 # How a listing compared, and its new inputs that are still to be appended; None without any.
 Merged = tuple[Enrolment, Iterator[Input] | None]
@@ -146,14 +65,11 @@ def merge(
         if more is None and not is_distinct:
             check_distinct(db, is_late=False)
         return known.enrolment(new), more
-    db.create_function("identity_change", 2, identity_change, deterministic=True)
-    db.create_function("merged_identity", 2, merged_identity, deterministic=True)
-    _load(db, known.count, rest)
-    enrolment = _rearrange(db, known, complete, same_contents)
-    for table in ("listing", "places", "unlisted", "lifted"):
-        db.execute(f"DROP TABLE temp.{table}")
-    recount(db)
-    return enrolment, None
+    if not load_listing(db, known.count, rest):
+        found = find_duplicate(lambda: db.execute(LISTED))
+        assert found is not None, "the index found one"
+        raise listed_twice(found, is_late=False)
+    return rearrange(db, known.enrolment(), complete, same_contents), None
 
 
 def extend(
@@ -181,7 +97,7 @@ def append(
     new = db.executemany(
         "INSERT INTO inputs(source, row, identity, ordinal) "
         "VALUES(CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT), ?)",
-        _numbered(islice(listing, ahead), known),
+        numbered_columns(islice(listing, ahead), known),
     ).rowcount
     change_counts(db, total=new)
     following = next(listing, None)
@@ -227,7 +143,7 @@ def _skip_known(db: sqlite3.Connection, listing: Iterator[Input]) -> _Known:
             if row is not None and row[1:3] == one[:2]:
                 found = identity_change(row.identity, one.identity)
             if found == UNSEEN and row is not None and row.state != DONE:
-                found = CHANGED  # see `_rearrange`
+                found = CHANGED  # see `rearrange`
             if found not in (SAME, UNSEEN):
                 known.following, known.is_all = one, row is None
                 break
@@ -239,143 +155,100 @@ def _skip_known(db: sqlite3.Connection, listing: Iterator[Input]) -> _Known:
     return known
 
 
-def _numbered(listing: Iterator[Input], known: int) -> Iterator[tuple[Any, ...]]:
-    """Yield source, row, identity and ordinal in the form in which SQLite stores them."""
-    ordinals = count(known + 1)
-    while page := [*islice(listing, PAGE)]:
-        columns = map(storables, zip(*page, strict=True))
-        yield from zip(*columns, ordinals, strict=False)  # the ordinals have no end
-
-
 def _has_gone(db: sqlite3.Connection) -> bool:
     """Return whether there are inputs that are gone: a listing could name some of them again."""
     return db.execute("SELECT 1 FROM inputs WHERE ordinal < 0 LIMIT 1").fetchone() is not None
 
 
-def _load(db: sqlite3.Connection, known: int, remaining: Iterator[Input]) -> None:
-    """Put the whole listing into its temporary table: from the ledger what equals it, then new."""
-    *tables, index, _ = _TABLES.split(";\n")
-    for statement in tables:
-        db.execute(statement)
-    db.execute(
-        "INSERT INTO listing SELECT ordinal, source, row, identity FROM inputs "
-        "WHERE ordinal BETWEEN 1 AND ?",
-        (known,),
-    )
-    db.executemany(
-        "INSERT INTO listing(source, row, identity, position) "
-        "VALUES(CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT), ?)",
-        _numbered(remaining, known),
-    )
-    try:
-        # Built last, by one external sort, which is far faster than sorting at each insertion.
-        db.execute(index)
-    except sqlite3.IntegrityError:
-        rows = "SELECT position, source, row FROM listing ORDER BY position"
-        found = find_duplicate(lambda: db.execute(rows))
-        assert found is not None, "the index found one"
-        raise listed_twice(found, is_late=False) from None
+_PARTS = 256
+# Hashes in memory, of 8 bytes each.
+_IN_MEMORY = 1 << 21
+# Keys that are counted, if very many are listed twice.
+_COUNTED = 10_000
+# Characters of a value in a message.
+_SHOWN = 80
 
 
-def _rearrange(
-    db: sqlite3.Connection, known: _Known, complete: bool, same_contents: SameContents | None
-) -> Enrolment:
-    db.execute(_MATCH, {"known": known.count})
-    # A listing that is read while it is worked on may have named an input twice.
-    db.execute(_ONE_MATCH, {"known": known.count})
-    # Without a result that could stay, an input has the identity with which it is tried now.
-    db.execute(f"UPDATE places SET what = {CHANGED} WHERE what = {UNSEEN} AND NOT {_IS_DONE}")
-    retimed = _number(db, f"what = {RETIMED} AND {_IS_DONE}")
-    kept = _keep_contents(db, same_contents)
-    changed = _number(db, f"what = {CHANGED} AND {_IS_DONE}")
-    matched = _number(db, f"what != {CHANGED} OR NOT {_IS_DONE}")
-    unseen, names = _unseen(db)
-    unlisted = _place_unlisted(db, known.count, complete)
-    moved = _number(db, f"old != new AND new > 0 AND what != {CHANGED}")
-    db.execute(_LIFT)
-    db.execute(f"DELETE FROM inputs WHERE ordinal IN ({_LIFTED})")
-    db.execute("INSERT INTO inputs SELECT * FROM lifted ORDER BY ordinal")
-    # A position that is already taken belongs to an input that the ledger had before.
-    new = db.execute(
-        "INSERT OR IGNORE INTO inputs(ordinal, source, row, identity) "
-        "SELECT position, source, row, identity FROM listing WHERE position > ? ORDER BY position",
-        (known.count,),
-    ).rowcount
-    if db.execute("SELECT 1 FROM places WHERE old != new LIMIT 1").fetchone():
-        db.execute(
-            "UPDATE outputs SET ordinal = (SELECT new FROM places WHERE old = ordinal) "
-            "WHERE ordinal IN (SELECT old FROM places WHERE old != new)"
+class Duplicate(NamedTuple):
+    """An input that is listed twice.
+
+    Attributes:
+        second: Its second place.
+        more: How many other inputs are.
+    """
+
+    first: int
+    second: int
+    more: int
+    value: str
+    is_row: bool
+
+
+def _repeated(keys: Iterable[str]) -> set[int]:
+    """Return the hashes of keys that are there more than once, at most about 10,000 of them."""
+    found: set[int] = set()
+    parts = [array("q") for _ in range(_PARTS)]
+    spilled: list[list[tuple[int, int]]] = [[] for _ in range(_PARTS)]
+    with tempfile.SpooledTemporaryFile(max_size=1) as file:
+        for held, number in enumerate(map(hash, keys), 1):
+            parts[number % _PARTS].append(number)
+            if held % _IN_MEMORY == 0:
+                for part, places in zip(parts, spilled, strict=True):
+                    places.append((file.tell(), part.itemsize * len(part)))
+                    file.write(part.tobytes())
+                    del part[:]
+        for part, places in zip(parts, spilled, strict=True):
+            for offset, nbytes in places:
+                file.seek(offset)
+                part.frombytes(file.read(nbytes))
+            if len(set(part)) < len(part):
+                found.update(each for each, count in Counter(part).items() if count > 1)
+            del part[:]
+            if len(found) > _COUNTED:
+                break
+    return found
+
+
+def find_duplicate(rows: Callable[[], Iterable[Sequence[Any]]]) -> Duplicate | None:
+    """Return the first key that is listed twice; None if there is none.
+
+    Args:
+        rows: Returns the inputs from the first on: ordinal, source and row of each.
+    """
+    suspected = _repeated(each[1] if each[2] is None else each[2] for each in rows())
+    if not suspected:
+        return None
+    firsts: dict[str, int] = {}
+    seconds: dict[int, Duplicate] = {}
+    for ordinal, source, row, *_ in rows():
+        key = source if row is None else row
+        if hash(key) in suspected and (first := firsts.setdefault(key, ordinal)) != ordinal:
+            seconds.setdefault(first, Duplicate(first, ordinal, 0, key, row is not None))
+    if not seconds:
+        return None  # different keys with one hash
+    return seconds[min(seconds)]._replace(more=len(seconds) - 1)
+
+
+def listed_twice(found: Duplicate, *, is_late: bool) -> InputError:
+    """Return the error for an input that is listed twice."""
+    value, is_row = found.value, found.is_row
+    shown = value if len(value) <= _SHOWN else value[:_SHOWN] + "..."
+    what = "row" if is_row else "input"
+    more = f" (and so {'is' if found.more == 1 else 'are'} {found.more:,} more)"
+    way = "List each input once, as list(dict.fromkeys(paths)) does."
+    if is_row:
+        way = (
+            "Remove one of them, as drop_duplicates() of pandas does, or add a column that tells "
+            "them apart."
         )
-    return Enrolment(
-        new=new,
-        same=known.count + matched,
-        changed=changed,
-        gone=unlisted if complete else 0,
-        moved=moved,
-        retimed=retimed - kept,
-        kept=kept,
-        unseen=known.unseen + unseen,
-        unseen_names=(*known.unseen_names, *names)[:NAMED],
+    if "://" in value:
+        way += " URLs that differ in their credentials alone are the same."
+    kept = (
+        "The listing was read while its first inputs were worked on."
+        if is_late
+        else "Nothing was started, and the ledger is unchanged."
     )
-
-
-_IS_DONE = f"(SELECT state FROM inputs WHERE ordinal = old) = {DONE}"
-
-
-def _number(db: sqlite3.Connection, where: str) -> int:
-    """Return the number of places for which this holds."""
-    (found,) = db.execute(f"SELECT count(*) FROM places WHERE {where}").fetchone()
-    return int(found)
-
-
-def _keep_contents(db: sqlite3.Connection, same_contents: SameContents | None) -> int:
-    """Make RETIMED inputs CHANGED, except done ones whose content is the same; count those."""
-    db.execute("CREATE TEMP TABLE kept(old INTEGER PRIMARY KEY)")
-    rows = db.execute(
-        "SELECT old, l.source, l.row, l.identity, i.identity "
-        "FROM places JOIN inputs i ON i.ordinal = old JOIN listing l ON l.position = new "
-        f"WHERE what = {RETIMED} AND state = {DONE}"
+    return InputError(
+        f"{what} {shown} is listed twice: at positions {found.first} and {found.second}"
+        f"{more if found.more else ''}\n  {kept} {way}"
     )
-    hashed = (
-        (old, Input(*listed), content)
-        for old, *listed, recorded in rows
-        if (content := content_of(recorded))
-    )
-    same = () if same_contents is None else same_contents(hashed)
-    number = db.executemany("INSERT INTO kept VALUES(?)", ((old,) for old in same)).rowcount
-    db.execute(
-        f"UPDATE places SET what = {CHANGED} "
-        f"WHERE what = {RETIMED} AND old NOT IN (SELECT old FROM kept)"
-    )
-    db.execute("DROP TABLE temp.kept")
-    return max(number, 0)
-
-
-def _unseen(db: sqlite3.Connection) -> tuple[int, list[str]]:
-    """Return how many done inputs cannot be seen, and the names of the first."""
-    where = f"what = {UNSEEN}"
-    names = (
-        "SELECT coalesce(nullif(source, ''), row, '') FROM places JOIN listing ON position = new "
-        f"WHERE {where} ORDER BY new LIMIT {NAMED}"
-    )
-    return _number(db, where), [name for (name,) in db.execute(names)]
-
-
-def _place_unlisted(db: sqlite3.Connection, known: int, complete: bool) -> int:
-    """Give ordinals to unlisted inputs: negative if gone, else after the listed ones."""
-    number = db.execute(
-        "INSERT INTO unlisted(old) SELECT ordinal FROM inputs WHERE ordinal > ? "
-        "AND ordinal NOT IN (SELECT old FROM places) ORDER BY ordinal",
-        (known,),
-    ).rowcount
-    if complete:
-        (lowest,) = db.execute("SELECT min(0, coalesce(min(ordinal), 0)) FROM inputs").fetchone()
-        place, start = "? - n", lowest
-    else:
-        (listed,) = db.execute("SELECT coalesce(max(position), 0) FROM listing").fetchone()
-        place, start = "? + n", listed
-    db.execute(
-        f"INSERT INTO places SELECT old, {place}, {_UNLISTED}, old = {place} FROM unlisted",
-        (start, start),
-    )
-    return int(number)

@@ -50,25 +50,19 @@ from forebay.ledger.database import (
     select_in,
     storable,
 )
-from forebay.ledger.enrolment import (
-    Enrolment,
-    Merged,
-    SameContents,
-    append,
-    check_distinct,
-    extend,
-    merge,
-)
+from forebay.ledger.enrolment import Merged, append, check_distinct, extend, merge
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.ledger_file import LedgerFile
 from forebay.ledger.lock import FolderLock
 from forebay.ledger.records import (
     Counts,
     Done,
+    Enrolment,
     FailedInput,
     FileChange,
     Input,
     Leftover,
+    SameContents,
     SecretInput,
     Todo,
     Unpublished,

@@ -6,6 +6,8 @@ of them from a string.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from forebay.failures import Failure
@@ -139,3 +141,34 @@ class Counts(NamedTuple):
     def todo(self) -> int:
         """Inputs neither done nor failed."""
         return self.total - self.done - self.failed
+
+
+# How many of the inputs that cannot be seen are named.
+NAMED = 1000
+
+# Yields the numbers of those inputs whose files have the content of the hash beside them.
+SameContents = Callable[[Iterable[tuple[int, Input, str]]], Iterator[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """How a listing compared with the ledger.
+
+    Attributes:
+        same: Inputs whose results stay as they are, `unseen` ones among them.
+        changed: Done inputs that hold something else now, and are to be done again.
+        retimed: How many of `changed` have the size that they had, and another time.
+        kept: Files that have another time and the content that they had; they are in `same`.
+        unseen: Done inputs that cannot be seen now.
+        unseen_names: The names of the first of these.
+    """
+
+    new: int
+    same: int
+    changed: int
+    gone: int
+    moved: int = 0
+    retimed: int = 0
+    kept: int = 0
+    unseen: int = 0
+    unseen_names: tuple[str, ...] = ()

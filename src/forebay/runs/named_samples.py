@@ -32,10 +32,9 @@ from forebay.base.formatting import counted
 from forebay.base.output_names import EARLIER, recorded_name
 from forebay.errors import shortened
 from forebay.ledger.database import DONE, InputRow, files_of, reading
-from forebay.ledger.enrolment import NAMED
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.ledger import Ledger
-from forebay.ledger.records import Input, Leftover, key_of
+from forebay.ledger.records import NAMED, Input, Leftover, key_of
 from forebay.outputs.folder import OutputFolder
 from forebay.runs.ranges import Cut, enrol_ranges, lost_samples, numbers_from_text
 from forebay.runs.run import Session

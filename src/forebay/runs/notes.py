@@ -12,7 +12,7 @@ from forebay.base.output_names import path_elsewhere
 from forebay.errors import shortened
 
 if TYPE_CHECKING:
-    from forebay.ledger.enrolment import Enrolment
+    from forebay.ledger.records import Enrolment
 
 
 # How many inputs a note names.
