@@ -58,7 +58,6 @@ from forebay.plan import Plan
 from forebay.ranks import Ranks, check_agreement, check_still
 from forebay.seeds import DEVICE, seed_of, worker_seed_of
 
-# ---- hand out ------------------------------------------------------------------------------------
 # Prepare a batch for the user: on the loader's device, and transformed there.
 
 
