@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from forebay.observe.simulation import Decision, Totals, Tuner
+from forebay.observe.tuner import Decision, Totals, Tuner
 
 CORES = 2
 

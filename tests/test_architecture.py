@@ -50,14 +50,16 @@ PURE = (
     *(
         f"observe/{name}"
         for name in (
-            *("simulation", "recorded_work", "causes", "diagnosis", "figures"),
-            "processor_time",
+            *("measurements", "recorded_work", "simulation", "simulated_loader"),
+            *("causes", "storage_causes", "processor_time", "diagnosis", "run_diagnosis"),
+            *("figures", "tuner"),
         )
     ),
     *(f"base/{name}" for name in ("formatting", "earlier_rows", "store_errors", "table_guesses")),
     "ledger/identity",
     "caching/fetch_policy",
     "loading/snapshots",
+    "show/timeline",
 )
 IMPURE_IMPORTS = frozenset(
     [
@@ -86,26 +88,18 @@ STILL_LONG = frozenset(
         "loading/planner.py",
         "loading/settings.py",
         "loading/workers.py",
-        "observe/causes.py",
-        "observe/record.py",
-        "observe/recorded_work.py",
-        "observe/simulation.py",
         "pools/ray_cluster.py",
         "pools/ray_nodes.py",
         "pools/ray_pool.py",
         "predicting/outputs.py",
         "predicting/parts.py",
-        "show/top.py",
     ]
 )
 STILL_DOUBLE = frozenset(
     [
         "Rows",
-        "label_of",
-        "numbers_in",
         "rows_of",
         "spread",
-        "text_of",
     ]
 )
 STILL_CIRCLING = frozenset({"loader"})

@@ -30,7 +30,7 @@ from forebay.failures import Failure, short_tracebacks, shown_error
 from forebay.ledger.ledger import Ledger
 from forebay.observe.progress import Progress
 from forebay.predicting.data import shown_rows
-from forebay.show.top import LiveRun
+from forebay.show.live_page import LiveRun
 
 # ---- the pure function ---------------------------------------------------------------------------
 

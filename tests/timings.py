@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forebay.observe.record import Timing
+from forebay.observe.measurements import Timing
 
 
 def timing(worker_id: int, ended_at: float, seconds: float, **spent: Any) -> Timing:

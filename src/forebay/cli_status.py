@@ -20,7 +20,7 @@ from forebay.failures import Failure, grouped
 from forebay.runs.report import lines_by_error
 from forebay.runs.run_state import read_run_state
 from forebay.show.comparison import compare
-from forebay.show.top import Signs, live_views, signs_for, text_of, watch
+from forebay.show.top import Signs, live_views, signs_for, view_lines, watch
 
 INTERRUPTED = 130
 # Interval of `status --watch` in seconds.
@@ -117,10 +117,10 @@ def _lines(target: str | None, columns: int, signs: Signs, rows: int | None = No
     """Return the lines that show a target, or all loaders and runs without one."""
     views = live_views()
     if target is None:
-        return text_of(views, columns, signs, rows)
+        return view_lines(views, columns, signs, rows)
     path = shown_location(absolute(target))
     if views := [view for view in views if target == str(view.pid) or view.title == path]:
-        return text_of(views, columns, signs, rows)
+        return view_lines(views, columns, signs, rows)
     if not is_url(target) and not os.path.exists(target):
         raise OptionError(
             f"{target!r} is neither the output folder of a run nor the PID of one of your "

@@ -36,7 +36,7 @@ from buckets import PATIENCE_S
 from forebay.caching import remote
 from forebay.caching.fetcher_process import Place
 from forebay.caching.link import Link
-from forebay.observe.record import Fetched
+from forebay.observe.measurements import Fetched
 from forebay.windows import InOrder
 from kit.range_faults import Fault
 from kit.range_server import RangeServer

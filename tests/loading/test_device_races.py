@@ -13,7 +13,7 @@ import torch
 from forebay.loading.messages import BatchRequest, BatchResult
 from forebay.loading.workers import BatchSlots, DeviceBatches
 from forebay.memory.packing import Packer
-from forebay.observe.record import Transfers
+from forebay.observe.measurements import Transfers
 from kit.fake_device import FakeDevice
 
 ROWS = 3000

@@ -13,7 +13,7 @@ from forebay import Buffer, DataLoader
 from forebay.loading.facts import setup_of
 from forebay.loading.messages import BatchResult
 from forebay.loading.settings import Settings
-from forebay.observe.record import Fetched
+from forebay.observe.measurements import Fetched
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 

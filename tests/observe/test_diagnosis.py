@@ -17,10 +17,12 @@ from torch.utils.data import Dataset
 from forebay import AutoWorkers, Buffer, DataLoader, Diagnosis
 from forebay.base.formatting import byte_size, short_number
 from forebay.buffer import buffer_of
-from forebay.observe.causes import BUSY_CORES, IDLE_CORES, Causes
+from forebay.observe.causes import Causes
 from forebay.observe.diagnosis import LEAST_STEPS, OTHER_RATE, diagnose
-from forebay.observe.record import FINEST_S, Fetched, MadeRecord, SlowSample, StepRecord
-from forebay.observe.recorded_work import FILLED, SimulatedLoader, recorded_work, slowdown
+from forebay.observe.measurements import Fetched, MadeRecord, Measured, SlowSample, StepRecord
+from forebay.observe.record import FINEST_S
+from forebay.observe.recorded_work import IDLE_CORES, recorded_work, slowdown
+from forebay.observe.simulated_loader import BUSY_CORES, FILLED, SimulatedLoader
 from forebay.observe.simulation import UNLIMITED, Arrangement, Setup, Work, simulate, stretched
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -100,7 +102,7 @@ def trace_of(
 
 def told(steps, setup, batch_s, **more) -> Diagnosis:
     """Return the diagnosis of such a loader."""
-    return diagnose(*trace_of(steps, setup, batch_s, **more), setup)
+    return diagnose(Measured(*trace_of(steps, setup, batch_s, **more)), setup)
 
 
 def workers(count, cores=16, **more):
@@ -267,11 +269,11 @@ def test_storage_with_a_fixed_rate_is_told_by_batches_that_take_longer_together(
     assert slowdown(batches, 4) > 0.6
     steps, total = [], 0.0
     for number, each in enumerate(batches):
-        asked = 0.0 if not number else steps[-1].got_at + 0.01
+        asked = 0.0 if not number else steps[-1].asked_at + steps[-1].waited_s + 0.01
         waited = max(each.ended_at - asked, 0.0)
         total += waited
         steps.append(StepRecord(asked, waited, number == 0, 0, number + 1, total, 0.0, 0.0))
-    found = diagnose(steps, batches, workers(4, keeps_workers=True))
+    found = diagnose(Measured(steps, batches), workers(4, keeps_workers=True))
     assert (found.cause, found.advice, found.expected_rate) == ("storage", {}, None)
     assert "fixed rate" in str(found)
 
@@ -486,7 +488,7 @@ def test_a_buffer_is_advised_in_bytes():
     steps = ([0.001] * 15 + [0.3]) * 20
     trace = trace_of(steps, workers(2), 0.03)
     setup = workers(2, buffer_bytes=40_000, crosses_epochs=True)
-    found = diagnose(*trace, setup)
+    found = diagnose(Measured(*trace), setup)
     assert found.cause == "buffer"
     assert buffer_of(found.advice["buffer"]).nbytes > 80_000
 
@@ -496,9 +498,9 @@ def test_a_buffer_that_is_never_full_is_not_enlarged():
     taken, made = trace_of(([0.001] * 15 + [0.3]) * 20, workers(2), 0.03)
     setup = workers(2, buffer_batches=4, crosses_epochs=True)
     assert max(each.ready for each in taken) == 4
-    assert diagnose(taken, made, setup).cause == "buffer"
+    assert diagnose(Measured(taken, made), setup).cause == "buffer"
     low = [each._replace(ready=min(each.ready, 1)) for each in taken]
-    found = diagnose(low, made, setup)
+    found = diagnose(Measured(low, made), setup)
     assert found.cause != "buffer"
     assert "buffer" not in found.advice
 
@@ -509,7 +511,7 @@ def test_slow_samples_are_told_from_slow_workers():
     slow = {number: 0.24 if number % 25 == 7 else 0.003 for number in range(300)}
     setup = workers(2, batch_size=4)
     trace = trace_of([0.02] * 300, setup, times, slow=slow)
-    found = diagnose(*trace, setup, SlowSample(0.24, 29, 0, 7))
+    found = diagnose(Measured(*trace, SlowSample(0.24, 29, 0, 7)), setup)
     assert found.cause == "skew"
     assert found.expected_rate > 1.1 * found.rate
     assert "slow samples, such as sample 29, of up to 240 ms" in str(found)
@@ -522,7 +524,7 @@ def test_slow_samples_that_are_not_all_among_the_slowest_percent():
         times[number] = 0.5 + number / 1e5
     setup = workers(2, batch_size=1)
     trace = trace_of([0.01] * 300, setup, times, slow=dict(enumerate(times)))
-    found = diagnose(*trace, setup)
+    found = diagnose(Measured(*trace), setup)
     assert found.cause == "skew"
     assert found.advice["prefetch_factor"] > 2
     assert found.expected_rate > 1.1 * found.rate
@@ -533,7 +535,7 @@ def test_strangers_on_the_cores_without_workers():
     setup = replace(workers(0), cores=2)
     steps, batches = trace_of([0.005] * 200, setup, 0.1, cpu=0.2, queued=0.8)
     steps = [each._replace(trainer_queued_s=0.08 * each.taken) for each in steps]
-    found = diagnose(steps, batches, setup)
+    found = diagnose(Measured(steps, batches), setup)
     assert (found.cause, found.advice) == ("contention", {})
     assert found.expected_rate == pytest.approx(40, rel=0.02)
     assert "makes the batches itself" in str(found)
@@ -589,7 +591,7 @@ def test_threads_share_one_core():
 
 def test_too_little_to_judge_by():
     """Fewer than twenty steps, or none at all."""
-    assert diagnose([], [], workers(2)).cause == "unknown"
+    assert diagnose(Measured([], []), workers(2)).cause == "unknown"
     found = told(STEPS[: LEAST_STEPS - 1], workers(2), 0.1)
     assert (found.cause, found.expected_rate) == ("unknown", None)
     assert "too little" in str(found)
@@ -597,15 +599,17 @@ def test_too_little_to_judge_by():
 
 def test_too_little_says_how_long_to_wait():
     """In steps, and in time as soon as any are known; after so many there is enough."""
-    assert str(diagnose([], [], workers(2))).endswith("Ask again after 22 more steps.")
+    assert str(diagnose(Measured([], []), workers(2))).endswith("Ask again after 22 more steps.")
     steps, batches = trace_of([0.5] * 80, workers(2), 0.1)
-    found = diagnose(steps[:8], batches[:8], workers(2))
+    found = diagnose(Measured(steps[:8], batches[:8]), workers(2))
     assert str(found) == (
         "There is too little to judge by: 5 steps were measured, and 20 are needed. Ask again "
         "after 15 more steps, in about 7.5 s."
     )
     for count in (1, 2, 8, 64):
-        told = [str(diagnose(steps[:n], batches[:n], workers(count))) for n in range(2, 80)]
+        told = [
+            str(diagnose(Measured(steps[:n], batches[:n]), workers(count))) for n in range(2, 80)
+        ]
         enough = next(n for n, words in enumerate(told, start=2) if "too little" not in words)
         for known in range(2, enough):
             left = enough - known
@@ -616,10 +620,10 @@ def test_too_little_says_how_long_to_wait():
 def test_the_rate_of_the_whole_run_is_named_if_it_is_another():
     """A report shows that one: with pauses and the start, it is lower."""
     trace = trace_of([0.021] * 200, workers(2), 0.084, cpu=0.9)
-    rate = diagnose(*trace, workers(2)).rate
-    same = diagnose(*trace, workers(2), run_rate=rate * (1 - OTHER_RATE / 2))
+    rate = diagnose(Measured(*trace), workers(2)).rate
+    same = diagnose(Measured(*trace, run_rate=rate * (1 - OTHER_RATE / 2)), workers(2))
     assert "for 47.6 batches/s instead of 23.9; then" in str(same)
-    other = diagnose(*trace, workers(2), run_rate=2.63)
+    other = diagnose(Measured(*trace, run_rate=2.63), workers(2))
     assert "instead of 23.9 (2.63 over the whole run, start and pauses included); then" in str(
         other
     )
@@ -646,7 +650,7 @@ def test_records_that_contradict_each_other():
     """Steps waited as if batches took 100 ms, and the batches say 1 ms."""
     steps, _ = trace_of(STEPS, workers(2), 0.1)
     _, batches = trace_of(STEPS, workers(2), 0.001)
-    found = diagnose(steps, batches, workers(2))
+    found = diagnose(Measured(steps, batches), workers(2))
     assert (found.cause, found.expected_rate) == ("unknown", None)
     assert "The cause is unknown: " in str(found)
 
@@ -691,17 +695,17 @@ def crowded(
 def test_a_crowded_machine_is_not_told_as_a_loader_that_is_too_small(buffer, tail):
     """Batches of 1.31 ms are not too much for two workers and steps of 133 ms."""
     setup = replace(workers(2), cores=2, **buffer)
-    found = diagnose(*crowded(idle=0.02, trainer_cpu=0.3, tail=tail), setup)
+    found = diagnose(Measured(*crowded(idle=0.02, trainer_cpu=0.3, tail=tail)), setup)
     assert (found.cause, found.advice, found.expected_rate) == ("contention", {}, None)
     assert "other programs use the rest" in str(found)
     # The same where the system does not tell how idle the cores are, and workers wait for them.
-    found = diagnose(*crowded(cpu=0.1, queued=0.88, tail=tail), setup)
+    found = diagnose(Measured(*crowded(cpu=0.1, queued=0.88, tail=tail)), setup)
     assert (found.cause, found.advice, found.expected_rate) == ("contention", {}, None)
     assert "Workers wait for a core 88% of the time that they spend on batches" in str(found)
     # Where the cores are not known to be busy, nobody else is blamed.
-    found = diagnose(*crowded(idle=0.6, trainer_cpu=0.3, tail=tail), setup)
+    found = diagnose(Measured(*crowded(idle=0.6, trainer_cpu=0.3, tail=tail)), setup)
     assert (found.cause, found.advice) == ("unknown", {})
-    assert diagnose(*crowded(idle=None, tail=tail), setup).cause == "unknown"
+    assert diagnose(Measured(*crowded(idle=None, tail=tail)), setup).cause == "unknown"
 
 
 @given(
@@ -740,7 +744,7 @@ def test_no_verdict_contradicts_its_numbers(made, setup):
     """
     steps, batches = crowded(**made)
     found, recorded = (
-        diagnose(steps, batches, setup),
+        diagnose(Measured(steps, batches), setup),
         recorded_work(steps, batches, setup.num_workers),
     )
     if recorded is None or recorded.steps < LEAST_STEPS:
@@ -776,8 +780,8 @@ def test_pauses_between_epochs_count_neither_as_steps_nor_as_waits():
 def test_extra_numbers_only_add_to_the_evidence():
     """They appear, and change nothing."""
     trace = trace_of(STEPS, workers(2), 0.03)
-    plain = diagnose(*trace, workers(2))
-    seen = diagnose(*trace, workers(2), extra={"pressure_cpu": 0.9})
+    plain = diagnose(Measured(*trace), workers(2))
+    seen = diagnose(Measured(*trace), workers(2), extra={"pressure_cpu": 0.9})
     assert seen.evidence == {**plain.evidence, "pressure_cpu": 0.9}
     assert replace(seen, evidence={}) == replace(plain, evidence={})
 
@@ -955,9 +959,9 @@ def test_steps_that_wait_for_a_core_are_contention_though_batches_are_ready():
     """Other programs slow the training step itself down, and the workers with it."""
     setup = replace(workers(2), cores=2)
     steps, batches = trace_of(STEPS, setup, 0.03, cpu=0.5, queued=0.5)
-    assert diagnose(steps, batches, setup).cause in ("healthy", "consumer")
+    assert diagnose(Measured(steps, batches), setup).cause in ("healthy", "consumer")
     slowed = [step._replace(trainer_queued_s=0.005 * step.taken) for step in steps]
-    found = diagnose(slowed, batches, setup)
+    found = diagnose(Measured(slowed, batches), setup)
     assert found.cause == "contention"
     assert "The training step itself waits for a core 25% of its time." in str(found)
     assert found.evidence["trainer_queued_s"] == pytest.approx(0.005)

@@ -14,7 +14,7 @@ import torch
 
 import forebay
 from forebay.failures import Failure
-from forebay.observe.progress import MAX_LINES, WINDOW_S, RepeatFilter, log, log_failed
+from forebay.observe.progress import LOG_WINDOW_S, MAX_LINES, RepeatFilter, log, log_failed
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -163,14 +163,14 @@ def test_a_million_failures_are_few_lines(logged, monkeypatch):
         log_failed("a", failure)
     log.info("another kind of message")
     assert len(logged()) == MAX_LINES + 1
-    now[0] = WINDOW_S
+    now[0] = LOG_WINDOW_S
     log_failed("b", failure)
     log_failed("c", failure)
     assert [text for _, text in logged()[-2:]] == [
         f"b failed: ValueError: no ({10_000 - MAX_LINES:,} similar messages were not logged)",
         "c failed: ValueError: no",
     ]
-    now[0] = 2 * WINDOW_S
+    now[0] = 2 * LOG_WINDOW_S
     log_failed("d", failure)
     assert logged()[-1][1] == "d failed: ValueError: no", "none was left out"
 

@@ -9,7 +9,7 @@ import pytest
 
 import forebay
 from forebay.base.process import ProcessTimes
-from forebay.observe.record import LONG_S, RunTrace
+from forebay.observe.progress import LONG_S, RunTrace
 from forebay.options import AutoWorkers, PreprocessOptions
 from forebay.runs.tuning import EVERY_S, RunTuning
 

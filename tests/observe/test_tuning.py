@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.observe.simulation import (
+from forebay.observe.tuner import (
     BUSY,
     HALF_BUSY,
     HEADROOM,
     HELPED,
-    PAUSE_S,
+    PAUSE_AFTER_FAILURE_S,
     WINDOWS_BEFORE_FEWER,
     Totals,
     Tuner,
@@ -143,13 +143,13 @@ def test_what_does_not_help_is_undone_and_not_tried_again_for_a_while():
     """A storage that gives so much and no more."""
     model = Model(step_s=0.01, cpu_s=0.0, wait_s=0.05, most_per_s=40)
     tuner = Tuner(2, 16, 2.0)
-    numbers, (more, back) = run(tuner, model, int(PAUSE_S) - 1)
+    numbers, (more, back) = run(tuner, model, int(PAUSE_AFTER_FAILURE_S) - 1)
     assert (more.num_workers, back.num_workers) == (6, 2)
     assert "more do not help" in back.reason
     assert numbers.count(6) == 1
     numbers, later = run(tuner, model, 4)
     assert [each.num_workers for each in later] == [6, 2]
-    numbers, later = run(tuner, model, int(PAUSE_S) + 10)
+    numbers, later = run(tuner, model, int(PAUSE_AFTER_FAILURE_S) + 10)
     assert later == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from driving import SOURCE, make_inputs
 
 from forebay.observe import progress
-from forebay.observe.progress import Progress, label_of, note
+from forebay.observe.progress import Progress, note, run_label
 
 # Shows a line at every update; the work makes sure that nothing else has the number of stderr.
 SCRIPT = """
@@ -179,7 +179,7 @@ def test_what_could_not_be_written_is_forgotten(tmp_path, monkeypatch):
 )
 def test_a_label_names_the_output(output, label):
     """Its last name, whatever is in it, in one short line."""
-    assert label_of("cache", output) == label
+    assert run_label("cache", output) == label
 
 
 @pytest.mark.slow

@@ -19,8 +19,9 @@ from forebay.base import process
 from forebay.loading.facts import LiveLoader
 from forebay.observe import diagnosis
 from forebay.observe.diagnosis import LEAST_STEPS
-from forebay.show import top as show_page
-from forebay.show.top import PAGE_BYTES, LivePage, is_dead, live_views, read_page
+from forebay.show import live_page as show_page
+from forebay.show.live_page import PAGE_BYTES, LivePage, is_dead, read_page
+from forebay.show.top import live_views
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_a_closed_loader_is_shown_no_more(folder) -> None:
 def test_a_reader_never_sees_half_a_page(folder) -> None:
     """While a process writes as fast as it can, every look finds one state."""
     code = """
-        from forebay.show.top import LivePage
+        from forebay.show.live_page import LivePage
         page = LivePage()
         page({"number": 0, "copy": [0] * 1000})
         print(flush=True)
@@ -215,7 +216,7 @@ def test_a_fork_leaves_the_page_of_its_parent(folder) -> None:
 
 def test_pages_of_the_dead_are_removed(folder) -> None:
     """By the next writer; those of other machines stay, and what cannot be read for an hour."""
-    code = 'from forebay.show.top import LivePage; LivePage()({"a": 1})'
+    code = 'from forebay.show.live_page import LivePage; LivePage()({"a": 1})'
     done = subprocess.run([sys.executable, "-c", f"{code}; import os; os._exit(0)"])
     assert done.returncode == 0
     (dead,) = folder.iterdir()

@@ -14,7 +14,8 @@ from torch.utils.data import Dataset
 import forebay
 from forebay.observe import record as tracing
 from forebay.observe.figures import figures_of
-from forebay.observe.record import SlowSample, Trace
+from forebay.observe.measurements import SlowSample
+from forebay.observe.record import Trace
 from forebay.show.html import (
     MAX_REPORT_BYTES,
     embedded,

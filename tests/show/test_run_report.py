@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 import forebay
 from forebay.failures import Failure
 from forebay.observe import record as observe_record
-from forebay.observe.record import KEPT_SLOWEST, MAX_SPANS, RunTrace
+from forebay.observe.progress import RunTrace
+from forebay.observe.record import KEPT_SLOWEST, MAX_SPANS
 from forebay.show.html import page_of, read_report
 from forebay.show.report import MAX_GROUPS, failure_groups, run_summary
 from forebay.show.timeline import MAX_COLUMNS, Timeline

@@ -24,7 +24,8 @@ import pytest
 
 from forebay.base import process
 from forebay.show import top as show_top
-from forebay.show.top import LivePage, live_views, read_page
+from forebay.show.live_page import LivePage, read_page
+from forebay.show.top import live_views
 
 PATIENCE_S = 60.0
 

@@ -8,17 +8,8 @@ from hypothesis import strategies as st
 
 from forebay.observe import record as tracing
 from forebay.observe.record import Trace
-from forebay.show.top import (
-    ASCII,
-    SECONDS,
-    UNICODE,
-    RecentWork,
-    View,
-    headline,
-    screen,
-    signs_for,
-    spread,
-)
+from forebay.show.live_page import SECONDS, RecentWork, add_seconds
+from forebay.show.top import ASCII, UNICODE, View, headline, screen, signs_for
 from timings import timing
 
 LOADER = {
@@ -264,7 +255,7 @@ def test_no_second_has_more_than_a_second(seconds, begin, length, row) -> None:
     end = begin + length
     row = {second: share for second, share in row.items() if second < int(begin)}
     before, oldest = dict(row), int(end) - SECONDS
-    spread(row, seconds, begin, end, oldest)
+    add_seconds(row, seconds, begin, end, oldest)
     assert all(oldest <= second <= end and share <= 1 + 1e-6 for second, share in row.items())
     kept = sum(share for second, share in before.items() if second >= oldest)
     assert sum(row.values()) <= kept + seconds + 1e-6

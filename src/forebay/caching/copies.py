@@ -41,7 +41,7 @@ from forebay.caching.layout import (
 from forebay.errors import BusyError, ChangedError, InputError, OutputError, shown_location
 from forebay.ledger.database import NAME
 from forebay.ledger.lock import LOCK_NAME, FolderLock
-from forebay.observe.progress import Progress, label_of, log, note
+from forebay.observe.progress import Progress, log, note, run_label
 
 # The index of the cache of which a folder has an unfinished copy.
 COPYING = f"{PRIVATE}/copying.json"
@@ -164,7 +164,7 @@ class _Copy:
 
     def _fetch_shards(self, lost: list[int], progress: bool) -> None:
         """Download shards in threads; raise the first error."""
-        total, label = len(self._index.sizes), label_of("copy", self._store.url)
+        total, label = len(self._index.sizes), run_label("copy", self._store.url)
         shown = Progress(total, total - len(lost), progress, unit="shard", label=label)
         ended: SimpleQueue[BaseException | None] = SimpleQueue()
         todo = iter(lost)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from forebay.caching.remote import BucketReader, Lookahead
-    from forebay.observe.record import Fetched
+    from forebay.observe.measurements import Fetched
     from forebay.windows import Windows
 
 # What `window="auto"` is for a cache in a bucket.

@@ -37,8 +37,8 @@ from forebay.caching.structure import rebuilder
 from forebay.errors import ForebayError, InputError, shown_location
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
+from forebay.observe.measurements import Fetched
 from forebay.observe.progress import log
-from forebay.observe.record import Fetched
 from forebay.options import ranks_on_node
 from forebay.windows import InOrder, Window, Windows
 

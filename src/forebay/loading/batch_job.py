@@ -52,7 +52,8 @@ from forebay.loading.messages import (
 from forebay.loading.snapshots import Snapshots, as_bytes, unpickled
 from forebay.memory.packing import Packer, collate_into
 from forebay.memory.slab import Slab
-from forebay.observe.record import FINEST_S, MEASURED_S, SAMPLED_S, SlowSample, Timing
+from forebay.observe.measurements import SlowSample, Timing
+from forebay.observe.record import FINEST_S, MEASURED_S, SAMPLED_S
 from forebay.pools.events import Answer, Assignment, Refusal
 from forebay.ranks import process_group
 from forebay.seeds import scrambled

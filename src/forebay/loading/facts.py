@@ -35,11 +35,11 @@ from forebay.loading.position import Position
 from forebay.loading.samplers import holds_position, set_states
 from forebay.loading.settings import Settings
 from forebay.loading.sources import PlanSource, SamplerSource, Source, Start
-from forebay.observe.figures import numbers_in
+from forebay.observe.figures import numeric_values
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, backend_name
 from forebay.ranks import ranks_sharing_cores
-from forebay.show.top import LivePage, RecentWork
+from forebay.show.live_page import LivePage, RecentWork
 
 if TYPE_CHECKING:
     from forebay.loader import DataLoader
@@ -90,9 +90,9 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
 
 def diagnosis_of(trace: Trace, setup: Setup) -> Diagnosis:
     """Return why the user of a loader waits."""
-    from forebay.observe.measured import diagnosed, measured
+    from forebay.observe.diagnosis import diagnose
 
-    return diagnosed(measured(trace), setup, pressure())
+    return diagnose(trace.measured(), setup, pressure())
 
 
 def report_of(settings: Settings, progress: LoaderProgress, path: str | os.PathLike[str]) -> Path:
@@ -172,9 +172,9 @@ class LiveLoader(LivePage):
         if loader is None or progress is None:
             return None
         if now >= self._measured_due:
-            from forebay.observe.measured import ON_PAGE, as_numbers, measured
+            from forebay.observe.page_numbers import ON_PAGE, as_numbers
 
-            found = measured(trace)
+            found = trace.measured()
             self._measured = as_numbers(found, setup_of(Settings(loader), trace))
             if len(found.steps) >= ON_PAGE:  # with fewer it takes little, and is soon outdated
                 self._measured_due = now + MEASURED_PAGE_S
@@ -182,7 +182,7 @@ class LiveLoader(LivePage):
         planner = None if pipeline is None else pipeline.planner
         feed = None if pipeline is None else pipeline.feed
         return {
-            **numbers_in(trace.snapshot()),
+            **numeric_values(trace.snapshot()),
             "kind": "loader",
             "title": Settings(loader).described(),
             "began": time.time() - (now - trace.began_at),

@@ -35,7 +35,7 @@ from forebay.failures import Failure
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.samplers import NO_STATE, copied, has_state
 from forebay.loading.snapshots import unpickled
-from forebay.observe.record import SlowSample
+from forebay.observe.measurements import SlowSample
 from forebay.seeds import COLLATE, SAMPLE, child_seed, seed_of
 
 # ---- sample threads ------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from forebay.failures import Failure
 from forebay.loading.snapshots import unpickled
 from forebay.memory.layout import Slot
 from forebay.memory.packed_batch import PackedBatch
-from forebay.observe.record import Timing
+from forebay.observe.measurements import Timing
 
 # The kind of a failure that ends a worker's part of an iterable dataset: nothing can be retried.
 STREAM = "stream"

@@ -31,8 +31,9 @@ from forebay.loading.samplers import set_generator, state_of_generator
 from forebay.memory.layout import Slot
 from forebay.memory.packed_batch import PackedBatch, memory_of, unpack
 from forebay.memory.slab import Slab
+from forebay.observe.measurements import Transfers
 from forebay.observe.progress import log
-from forebay.observe.record import Trace, Transfers
+from forebay.observe.record import Trace
 from forebay.options import whole_cores
 from forebay.pools.base import Pool, ThreadPool
 from forebay.pools.processes import ProcessPool
@@ -258,7 +259,7 @@ class WorkerTuning:
         self.due = 0.0
         self._trace = trace
         cores = max(1, whole_cores() // ranks_sharing_cores())
-        from forebay.observe.simulation import Tuner
+        from forebay.observe.tuner import Tuner
 
         self._tuner = Tuner(min(cores, most), most, math.inf if is_remote else cores)
 
@@ -270,7 +271,7 @@ class WorkerTuning:
     def update(self, now: float, resize: Callable[[int], None]) -> None:
         """Decide on the number of workers; call `resize` if it is to change."""
         trace, self.due = self._trace, now + EVERY_S
-        from forebay.observe.simulation import Totals
+        from forebay.observe.tuner import Totals
 
         totals = Totals(
             at=now,

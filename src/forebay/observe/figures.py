@@ -14,9 +14,9 @@ from forebay.errors import one_line, printable
 from forebay.observe.record import Trace
 
 # A larger number in a file is damaged.
-MOST = 1e15
+LARGEST_NUMBER = 1e15
 # Characters of a string in one that are shown.
-MAX_TEXT = 400
+LONGEST_TEXT = 400
 
 
 def _count(value: float) -> str:
@@ -95,7 +95,7 @@ def top_figures(kind: str, totals: Mapping[str, float]) -> list[str]:
     ]
 
 
-def numbers_in(values: Mapping[str, Any]) -> dict[str, int | float]:
+def numeric_values(values: Mapping[str, Any]) -> dict[str, int | float]:
     """Return those values that are numbers."""
     known = {name: value for name, value in values.items() if isinstance(value, int | float)}
     return {name: value for name, value in known.items() if not isinstance(value, bool)}
@@ -105,12 +105,12 @@ def checked_number(value: Any) -> float | None:
     """Return a number of a file that anybody may have written; None for what is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if 0 <= value <= MOST else None
+    return float(value) if 0 <= value <= LARGEST_NUMBER else None
 
 
 def checked_text(value: Any) -> str:
     """Return a string of such a file in one line; "" for what is none."""
-    return one_line(value, MAX_TEXT) if isinstance(value, str) else ""
+    return one_line(value, LONGEST_TEXT) if isinstance(value, str) else ""
 
 
 # ---- statistics ----------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class Statistics:
             `sources/NAME/epochs`, from the first batch on, and if it is of rows `tokens/NAME` and
             `tokens/NAME/filled`.
         """
-        flat = numbers_in({each.name: getattr(self, each.name) for each in fields(self)})
+        flat = numeric_values({each.name: getattr(self, each.name) for each in fields(self)})
         for name, first in (("ready_from", self.ready_from), ("ready_to", self.ready_to)):
             flat[f"{name}_epoch"], flat[f"{name}_batch"] = first or (-1, -1)
         for source, (samples, epochs) in self.sources.items():

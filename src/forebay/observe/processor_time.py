@@ -10,7 +10,7 @@ from __future__ import annotations
 from forebay.base.formatting import duration
 
 # The system is the cause if it takes this share of the processor time.
-LARGE_SHARE = 0.5
+SYSTEM_SHARE = 0.5
 # A page fault takes less: 1 to 8 us were measured, and pages of 2 MiB take longer. Where there are
 # fewer faults, the system does something else.
 LONGEST_FAULT_S = 200e-6
@@ -20,7 +20,7 @@ def system_time(
     system_s: float, cpu_s: float, faults: float, *, of: str, keeps_freed: bool
 ) -> tuple[str, str] | None:
     """Return what the system did in most of workers' processor time, and a remedy, or None."""
-    if system_s < LARGE_SHARE * cpu_s or cpu_s <= 0.0:
+    if system_s < SYSTEM_SHARE * cpu_s or cpu_s <= 0.0:
         return None
     took = (
         f"The system takes {min(system_s / cpu_s, 1.0):.0%} of the workers' processor time, "
@@ -47,14 +47,3 @@ def system_time(
         "Use workers that are processes: they keep the memory of arrays below 32 MiB for the next "
         "ones. Or reuse arrays, for example with out=",
     )
-
-
-def extra_threads_s(threads_s: float, busy_s: float, cpu_s: float, queued_s: float) -> float:
-    """Return the processor time of threads that computed beside the one that does the work.
-
-    Args:
-        threads_s: Processor time of all other threads.
-        busy_s: Time that the work took; `cpu_s` of it that one thread computed, and `queued_s` of
-            it that it waited for a core. The rest it may have waited for another thread.
-    """
-    return threads_s - max(busy_s - cpu_s - queued_s, 0.0)

@@ -1,4 +1,4 @@
-"""Progress: a bar in a notebook or on a terminal, otherwise a line on stderr, where that works."""
+"""What a run does, recorded and shown: the log, its trace, and a bar or a line on stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from forebay.base.formatting import duration
 from forebay.errors import printable, shown_location, without_credentials
 from forebay.failures import Failure
-from forebay.observe.record import RunTrace
+from forebay.observe.record import DURATION_BINS, BaseTrace, Slowest, duration_bin
 
 # ---- event log -----------------------------------------------------------------------------------
 # The logger "forebay": deaths and replacements of workers, and failures, as they happen.
@@ -25,11 +25,11 @@ from forebay.observe.record import RunTrace
 #               workers changed (`num_workers="auto"`)
 #
 # Nothing is printed unless the program configures logging. A run with a million failures does not
-# log a million lines: at most `MAX_LINES` messages of each kind are logged in `WINDOW_S` seconds,
-# and the next one says how many were omitted.
+# log a million lines: at most `MAX_LINES` messages of each kind are logged in `LOG_WINDOW_S`
+# seconds, and the next one says how many were omitted.
 
 MAX_LINES = 20
-WINDOW_S = 60.0
+LOG_WINDOW_S = 60.0
 
 
 class RepeatFilter(logging.Filter):
@@ -46,7 +46,7 @@ class RepeatFilter(logging.Filter):
         now, kind = self._clock(), str(record.msg)
         began, count = self._windows.get(kind, (now, 0))
         omitted = 0
-        if now - began >= WINDOW_S:
+        if now - began >= LOG_WINDOW_S:
             omitted = max(count - MAX_LINES, 0)
             began, count = now, 0
         self._windows[kind] = began, count + 1
@@ -89,6 +89,89 @@ def _error(failure: Failure) -> str:
 def in_one_line(message: str) -> str:
     """Return the first line of a message, safe to print."""
     return printable(message.partition("\n")[0])
+
+
+# ---- run trace -----------------------------------------------------------------------------------
+# What a run of `preprocess`, `predict` or `cache` did, and when.
+#
+# progress ── ended ──> RunTrace ──> report, `forebay top`
+#   engine ── took ────────┘
+
+# Length of each span of a run to begin with.
+FIRST_RUN_SPAN_S = 0.5
+# Seconds after which a task that is still running is shown.
+LONG_S = 5.0
+
+
+class RunTrace(BaseTrace):
+    """Records what a run does, in bounded memory."""
+
+    def __init__(self) -> None:
+        super().__init__(time.monotonic(), FIRST_RUN_SPAN_S)
+        self.ended_at = self.began_at
+        self.done = self.failed = 0
+        self.bins = [0] * DURATION_BINS
+        self.tasks, self.busy_s = 0, 0.0
+        self.at_once = 1  # tasks of each worker
+        self.retries = 0
+        self.slowest = Slowest[tuple[float, int]]()  # seconds and number of a task
+        # Returns the task that has run for longest, and when it began on the clock of `began_at`.
+        self.longest_task: Callable[[], tuple[str, float] | None] = lambda: None
+        self.longest: tuple[str, float] | None = None
+        self._published: tuple[object, ...] = ()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the totals up to the last input or sample that ended."""
+        seconds = max(self.ended_at - self.began_at, 0.0)
+        capacity = seconds * self.num_workers * self.at_once
+        return {
+            "seconds": seconds,
+            "ended": self.done + self.failed,
+            "num_workers": self.num_workers,
+            "busy_s": self.busy_s,
+            "busy_share": min(self.busy_s / capacity, 1.0) if capacity else 0.0,
+            "retries": self.retries,
+        }
+
+    def took(self, tasks: Sequence[tuple[int, float]]) -> None:
+        """Record tasks that succeeded, and how many seconds each took."""
+        bins, slowest = self.bins, self.slowest
+        for task, seconds in tasks:
+            self.busy_s += seconds
+            bins[duration_bin(seconds)] += 1
+            if seconds > slowest.least:
+                slowest.add((seconds, task))
+        self.tasks += len(tasks)
+
+    def spent(self, seconds: float) -> None:
+        """Record the seconds that a worker spent on a task that succeeded or failed."""
+        self.tasks += 1
+        self.busy_s += seconds
+
+    def ended(self, done: int, failed: int) -> None:
+        """Record inputs or samples that ended."""
+        now = self.ended_at = time.monotonic()
+        self.done += done
+        self.failed += failed
+        span = self.spans.at(now)
+        span.done += done
+        span.failed += failed
+        self.publish(now)
+
+    def publish(self, now: float) -> None:
+        """Publish what changed since the last publication, if the next one is due.
+
+        The loop of the run calls it while nothing ends: otherwise what ended just after a
+        publication would not be seen until the next input ends.
+        """
+        if now >= self.publish_due:
+            found = self.longest_task()
+            self.longest = found if found is not None and now - found[1] >= LONG_S else None
+            # While a task runs for long, the rate falls.
+            state = (self.done, self.failed, self.num_workers, self.longest and now)
+            if state != self._published:
+                self._published = state
+                self.show(now)
 
 
 # ---- progress ------------------------------------------------------------------------------------
@@ -211,7 +294,7 @@ def _discard_unwritten() -> None:
             os.close(null)
 
 
-def label_of(verb: str, output: str | os.PathLike[str]) -> str:
+def run_label(verb: str, output: str | os.PathLike[str]) -> str:
     """Return the label of a run: a verb, and the last component of its output path."""
     path = shown_location(os.fspath(output))
     name = printable(path.rstrip("/").rpartition("/")[2] or path)

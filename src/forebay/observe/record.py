@@ -16,13 +16,22 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from forebay.base.process import cores_idle_s, queued_s
+from forebay.observe.measurements import (
+    Fetched,
+    MadeRecord,
+    Measured,
+    SlowSample,
+    StepRecord,
+    Timing,
+    Transfers,
+)
 
 # ---- bounded -------------------------------------------------------------------------------------
 # Parts of a record that stay small however long a run is: spans, slowest entries, a histogram.
@@ -33,11 +42,11 @@ KEPT_SLOWEST = 20
 # Bin `k` of a histogram counts durations below 2**k microseconds that are not in bin `k - 1`.
 DURATION_BINS = 64
 
-Entry = TypeVar("Entry", bound=tuple[Any, ...])
+SlowEntry = TypeVar("SlowEntry", bound=tuple[Any, ...])
 
 
 @dataclass(slots=True)
-class Span:
+class TraceSpan:
     """What happened in one part of a record."""
 
     # Batches of a loader, which workers made and the trainer took.
@@ -59,7 +68,7 @@ class Span:
         self.least_ready = least if self.least_ready is None else min(self.least_ready, least)
         self.most_ready = most if self.most_ready is None else max(self.most_ready, most)
 
-    def add(self, later: Span) -> None:
+    def add(self, later: TraceSpan) -> None:
         """Merge the span that follows into this one."""
         for name in ("made", "taken", "waited_s", "restarts", "done", "failed"):
             setattr(self, name, getattr(self, name) + getattr(later, name))
@@ -76,17 +85,17 @@ class Spans:
     def __init__(self, began_at: float, seconds: float) -> None:
         self.seconds = seconds
         self._began_at = began_at
-        self._spans: list[Span] = []
+        self._spans: list[TraceSpan] = []
 
     def __len__(self) -> int:
         """Return the number of spans up to the last in which something happened."""
         return len(self._spans)
 
-    def __iter__(self) -> Iterator[Span]:
+    def __iter__(self) -> Iterator[TraceSpan]:
         """Return an iterator over the spans, in order of time."""
         return iter(list(self._spans))  # another thread may add some
 
-    def at(self, moment: float) -> Span:
+    def at(self, moment: float) -> TraceSpan:
         """Return the span of a moment, making spans longer where there would be too many."""
         index = max(int((moment - self._began_at) / self.seconds), 0)
         while index >= MAX_SPANS:
@@ -96,19 +105,19 @@ class Spans:
             self._spans, self.seconds = merged, self.seconds * 2
             index = int((moment - self._began_at) / self.seconds)
         while len(self._spans) <= index:
-            last = self._spans[-1] if self._spans else Span()
-            self._spans.append(Span(held_bytes=last.held_bytes, num_workers=last.num_workers))
+            last = self._spans[-1] if self._spans else TraceSpan()
+            self._spans.append(TraceSpan(held_bytes=last.held_bytes, num_workers=last.num_workers))
         return self._spans[index]
 
 
-class Slowest(Generic[Entry]):
+class Slowest(Generic[SlowEntry]):
     """The `KEPT_SLOWEST` entries that took longest, slowest first; each begins with its seconds."""
 
     def __init__(self) -> None:
         self.least = -1.0  # the seconds that an entry has to exceed to be kept
-        self._kept: list[Entry] = []
+        self._kept: list[SlowEntry] = []
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: SlowEntry) -> None:
         """Keep an entry if it is one of the slowest; of equally slow ones, the first."""
         if entry[0] <= self.least:
             return
@@ -117,7 +126,7 @@ class Slowest(Generic[Entry]):
         if len(self._kept) == KEPT_SLOWEST:
             self.least = self._kept[-1][0]
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[SlowEntry]:
         """Return an iterator over the entries."""
         return iter(self._kept)
 
@@ -134,7 +143,7 @@ def duration_bin(seconds: float) -> int:
 PUBLISH_S = 1.0
 
 
-class Record:
+class BaseTrace:
     """What a loader or a run did, in bounded memory."""
 
     def __init__(self, began_at: float, span_s: float) -> None:
@@ -161,62 +170,6 @@ class Record:
             self.publisher.remove()
 
 
-# ---- transfers -----------------------------------------------------------------------------------
-# Counts of the batches that were copied to a device.
-
-
-@dataclass(slots=True)
-class Transfers:
-    """What was copied so far, by the names of `Statistics`. One thread at a time changes it."""
-
-    copied_batches: int = 0
-    copied_bytes: int = 0
-    copy_s: float = 0.0
-    staged_bytes: int = 0
-    pinned_bytes: int = 0
-    pinned_reason: str = ""
-
-
-# ---- fetched -------------------------------------------------------------------------------------
-# What was fetched from a bucket since a loader began, for all processes of the node.
-
-
-@dataclass(slots=True)
-class Fetched:
-    """What the fetcher of a cache said last.
-
-    Attributes:
-        hits: Blocks that were there when a window needed them.
-        busy_s: Seconds for which any request was under way.
-        lost_s: Seconds for which requests that failed were under way, and pauses after them.
-        broken: Requests that failed, except those that the bucket refused as too many.
-        p50_s: The median time of the last requests; `p95_s` likewise.
-        on_disk: Bytes of blocks that stay on disk.
-        total: Bytes of all blocks of the cache; 0 if there is none in a bucket.
-        elapsed_s: Seconds since the loader began to read.
-        readers: How many loaders of this process read the cache.
-    """
-
-    requests: int = 0
-    nbytes: int = 0
-    hits: int = 0
-    busy_s: float = 0.0
-    lost_s: float = 0.0
-    throttled: int = 0
-    broken: int = 0
-    p50_s: float = 0.0
-    p95_s: float = 0.0
-    on_disk: int = 0
-    total: int = 0
-    elapsed_s: float = 0.0
-    readers: int = 1
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second while any request was under way."""
-        return self.nbytes / self.busy_s if self.busy_s else 0.0
-
-
 # ---- trace ---------------------------------------------------------------------------------------
 
 # How many of the last batches, and of the last steps, are kept one by one.
@@ -226,7 +179,7 @@ FINEST_S = 0.002
 # Of those, one is kept in each interval of this length.
 SAMPLED_S = 0.01
 # At most this many such steps share one reading of the clock, unless the trainer waits.
-MAX_GROUP = 16
+MAX_STEPS_AT_ONCE = 16
 # The shortest interval over which processor time is measured: a call takes several microseconds.
 MEASURED_S = 0.01
 # How often the trainer's thread measures its wait for a core, which takes even longer.
@@ -245,80 +198,7 @@ _TOTALS = (
 _FETCHED = ("requests", "hits", "rate", "p50_s", "p95_s", "lost_s")
 
 
-class SlowSample(NamedTuple):
-    """A sample that took long."""
-
-    seconds: float
-    index: Any
-    epoch: int
-    batch: int
-
-
-class Timing(NamedTuple):
-    """The time that a worker spent on a batch, and on those before it that have no timing.
-
-    Where batches take less than `FINEST_S`, one in `SAMPLED_S` has a timing: making and sending one
-    takes some microseconds. Processor time and waiting for a core are measured over at least
-    `MEASURED_S`: the last timing in that time has the sum, and the others have 0.
-    """
-
-    worker_id: int
-    ended_at: float
-    seconds: float
-    batches: int
-    busy_s: float
-    fetch_s: float = 0.0
-    collate_s: float = 0.0
-    cpu_s: float = 0.0
-    queued_s: float = 0.0
-    idle_s: float = 0.0
-    slowest: SlowSample | None = None  # None if samples are too fast to be timed one by one
-    read_bytes: int = 0
-    threads_s: float = 0.0
-    system_s: float = 0.0  # of `cpu_s`: page faults and system calls
-    faults: int = 0
-
-
-class MadeRecord(NamedTuple):
-    """One batch that was made, and the totals up to and with it."""
-
-    ended_at: float
-    seconds: float
-    idle_s: float
-    nbytes: int
-    slowest_s: float
-    made: int
-    total_s: float
-    total_cpu_s: float
-    total_queued_s: float
-    total_read_bytes: int = 0
-    total_threads_s: float = 0.0
-    total_system_s: float = 0.0
-    total_faults: int = 0
-
-
-class StepRecord(NamedTuple):
-    """One batch that the trainer took, and the totals up to and with it."""
-
-    asked_at: float
-    waited_s: float
-    is_first: bool
-    ready: int
-    taken: int
-    total_waited_s: float
-    trainer_cpu_s: float
-    # Measured at most once in `TRAINER_MEASURED_S`: what its thread waited for a core, and what the
-    # cores were idle, on average; None if the system does not tell.
-    trainer_queued_s: float
-    cores_idle_s: float | None = None
-
-    @property
-    def got_at(self) -> float:
-        """When the trainer had the batch."""
-        return self.asked_at + self.waited_s
-
-
-class Trace(Record):
+class Trace(BaseTrace):
     """Records what a loader does, in bounded memory, over all its epochs.
 
     `made` may be called in a background thread while the trainer's thread calls `taken`: only the
@@ -428,15 +308,17 @@ class Trace(Record):
     def taken_at_once(self, ready: int) -> None:
         """Record that the trainer took a batch without a wait, with so many ready.
 
-        If steps are tiny, the clock is read for only one in `MAX_GROUP`.
+        If steps are tiny, the clock is read for only one in `MAX_STEPS_AT_ONCE`.
         """
         self._left -= 1
         if self._left:
             return
         now, count, self._left = time.perf_counter(), self._group, 1
-        is_tiny = now - self._timed_before < count * FINEST_S / MAX_GROUP and not self._is_first
+        is_tiny = (
+            now - self._timed_before < count * FINEST_S / MAX_STEPS_AT_ONCE and not self._is_first
+        )
         self.taken(now, 0.0, ready)
-        self._group = self._left = min(2 * count, MAX_GROUP) if is_tiny else 1
+        self._group = self._left = min(2 * count, MAX_STEPS_AT_ONCE) if is_tiny else 1
 
     def taken(self, asked_at: float, waited_s: float, ready: int) -> None:
         """Record that the trainer took a batch, after a wait, with so many ready when it asked."""
@@ -478,19 +360,40 @@ class Trace(Record):
         if asked_at >= self.publish_due:
             self.show(asked_at)
 
+    def measured(self) -> Measured:
+        """Return what was measured with the present number of workers."""
+        steps, batches = list(self.steps), list(self.batches)  # another thread may add to them
+        since = ""
+        if self.decisions:  # with another number of workers before
+            since, began = " since the number of workers changed", self.decisions[-1][0]
+            steps = [each for each in steps if each.asked_at >= began]
+            batches = [each for each in batches if each.ended_at - each.seconds >= began]
+        return Measured(steps, batches, next(iter(self.slowest), None), since, self.rate)
+
     # ---- the whole run -------------------------------------------------------------------------
+
+    @property
+    def seconds(self) -> float:
+        """Seconds up to the last batch that was made or taken."""
+        ends = [step.asked_at + step.waited_s for step in list(self.steps)[-1:]]
+        ends += [batch.ended_at for batch in list(self.batches)[-1:]]
+        return max([self.began_at, *ends]) - self.began_at
+
+    @property
+    def rate(self) -> float:
+        """Batches per second that the trainer took."""
+        seconds = self.seconds
+        return self.taken_count / seconds if seconds else 0.0
 
     def snapshot(self) -> dict[str, Any]:
         """Return the totals up to the last batch that was made or taken."""
-        ends = [step.got_at for step in list(self.steps)[-1:]]
-        ends += [batch.ended_at for batch in list(self.batches)[-1:]]
-        seconds = max([self.began_at, *ends]) - self.began_at
+        seconds = self.seconds
         waits, fetched = sorted(self.waits) or [0.0], self.fetched
         return {
             "seconds": seconds,
             "made": self.made_count,
             "taken": self.taken_count,
-            "rate": self.taken_count / seconds if seconds else 0.0,
+            "rate": self.rate,
             "wait_share": min(self.waited_s / seconds, 1.0) if seconds else 0.0,
             **{f"wait_p{part}_s": waits[part * len(waits) // 100] for part in (50, 95, 99)},
             **{name: getattr(self, name) for name in _TOTALS},
@@ -502,91 +405,8 @@ class Trace(Record):
             "decisions": tuple(reason for _, reason in list(self.decisions)),
         }
 
-    def _span(self, at: float) -> Span:
+    def _span(self, at: float) -> TraceSpan:
         """Return the span of a moment, with the present state."""
         span = self.spans.at(at)
         span.num_workers, span.held_bytes = self.num_workers, self.held_bytes
         return span
-
-
-# ---- run trace -----------------------------------------------------------------------------------
-# What a run of `preprocess`, `predict` or `cache` did, and when.
-#
-# progress ── ended ──> RunTrace ──> report, `forebay top`
-#   engine ── took ────────┘
-
-# Length of each span of a run to begin with.
-FIRST_RUN_SPAN_S = 0.5
-# Seconds after which a task that is still running is shown.
-LONG_S = 5.0
-
-
-class RunTrace(Record):
-    """Records what a run does, in bounded memory."""
-
-    def __init__(self) -> None:
-        super().__init__(time.monotonic(), FIRST_RUN_SPAN_S)
-        self.ended_at = self.began_at
-        self.done = self.failed = 0
-        self.bins = [0] * DURATION_BINS
-        self.tasks, self.busy_s = 0, 0.0
-        self.at_once = 1  # tasks of each worker
-        self.retries = 0
-        self.slowest = Slowest[tuple[float, int]]()  # seconds and number of a task
-        # Returns the task that has run for longest, and when it began on the clock of `began_at`.
-        self.longest_task: Callable[[], tuple[str, float] | None] = lambda: None
-        self.longest: tuple[str, float] | None = None
-        self._published: tuple[object, ...] = ()
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the totals up to the last input or sample that ended."""
-        seconds = max(self.ended_at - self.began_at, 0.0)
-        capacity = seconds * self.num_workers * self.at_once
-        return {
-            "seconds": seconds,
-            "ended": self.done + self.failed,
-            "num_workers": self.num_workers,
-            "busy_s": self.busy_s,
-            "busy_share": min(self.busy_s / capacity, 1.0) if capacity else 0.0,
-            "retries": self.retries,
-        }
-
-    def took(self, tasks: Sequence[tuple[int, float]]) -> None:
-        """Record tasks that succeeded, and how many seconds each took."""
-        bins, slowest = self.bins, self.slowest
-        for task, seconds in tasks:
-            self.busy_s += seconds
-            bins[duration_bin(seconds)] += 1
-            if seconds > slowest.least:
-                slowest.add((seconds, task))
-        self.tasks += len(tasks)
-
-    def spent(self, seconds: float) -> None:
-        """Record the seconds that a worker spent on a task that succeeded or failed."""
-        self.tasks += 1
-        self.busy_s += seconds
-
-    def ended(self, done: int, failed: int) -> None:
-        """Record inputs or samples that ended."""
-        now = self.ended_at = time.monotonic()
-        self.done += done
-        self.failed += failed
-        span = self.spans.at(now)
-        span.done += done
-        span.failed += failed
-        self.publish(now)
-
-    def publish(self, now: float) -> None:
-        """Publish what changed since the last publication, if the next one is due.
-
-        The loop of the run calls it while nothing ends: otherwise what ended just after a
-        publication would not be seen until the next input ends.
-        """
-        if now >= self.publish_due:
-            found = self.longest_task()
-            self.longest = found if found is not None and now - found[1] >= LONG_S else None
-            # While a task runs for long, the rate falls.
-            state = (self.done, self.failed, self.num_workers, self.longest and now)
-            if state != self._published:
-                self._published = state
-                self.show(now)

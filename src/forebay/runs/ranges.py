@@ -24,7 +24,7 @@ from forebay.ledger.database import (
     reading,
 )
 from forebay.ledger.records import Input
-from forebay.observe.progress import Progress, label_of, log_samples_failed
+from forebay.observe.progress import Progress, log_samples_failed, run_label
 from forebay.runs.run import Session
 from forebay.runs.run_state import RANGES, failed_samples, range_of
 from forebay.runs.samples import Samples, as_array
@@ -172,7 +172,7 @@ class SampleProgress(Progress):
     """Shows the progress of a session in samples, although the session counts ranges."""
 
     def __init__(self, session: Session, cut: Cut, done: int, *, by_batch: bool = False) -> None:
-        label, visible = label_of(session.verb, session.output), session.options.progress
+        label, visible = run_label(session.verb, session.output), session.options.progress
         super().__init__(cut.samples, done, visible, unit="sample", label=label)
         self._size, self._by_batch, self._left = cut.size, by_batch, cut.samples - done
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # what few reports are asked for is imported when it is
 
 def run_diagnosis(times: RunTimes) -> Diagnosis:
     """Return what a run waited for."""
-    from forebay.observe.diagnosis import diagnose_run
+    from forebay.observe.run_diagnosis import diagnose_run
 
     return diagnose_run(times)
 

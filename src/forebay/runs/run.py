@@ -38,7 +38,7 @@ from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inpu
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Input, Todo
-from forebay.observe.progress import Progress, label_of, log, note
+from forebay.observe.progress import Progress, log, note, run_label
 from forebay.options import PreprocessOptions
 from forebay.outputs.places import open_place
 from forebay.pools.base import InlinePool, Pool, ThreadPool
@@ -55,7 +55,7 @@ from forebay.runs.metadata_table import LedgerTable
 from forebay.runs.processing import FailureBudget, Processing
 from forebay.runs.report import Report, run_diagnosis
 from forebay.runs.source_code import sha256_of
-from forebay.show.top import LiveRun
+from forebay.show.live_page import LiveRun
 
 
 def workers_for(
@@ -280,7 +280,7 @@ class Session:
             committed: Called with inputs whose results are committed and published.
         """
         ledger, options = self.ledger, self.options
-        label = label_of("retry" if failed_only else "preprocess", self.output)
+        label = run_label("retry" if failed_only else "preprocess", self.output)
         ledger.free_contested()
         before = ledger.counts()
         run = {"pid": os.getpid(), "began": time.time(), **before._asdict()}

@@ -13,9 +13,8 @@ from collections import deque
 from collections.abc import Callable
 
 from forebay.base.process import ProcessTimes
-from forebay.observe.progress import log
-from forebay.observe.record import RunTrace
-from forebay.observe.simulation import Totals, Tuner
+from forebay.observe.progress import RunTrace, log
+from forebay.observe.tuner import Totals, Tuner
 from forebay.options import whole_cores
 
 # The shortest time between two decisions.

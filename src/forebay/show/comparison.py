@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forebay.errors import OptionError, one_line
-from forebay.observe.figures import MAX_TEXT, checked_number, checked_text, figures_of, percent
+from forebay.observe.figures import LONGEST_TEXT, checked_number, checked_text, figures_of, percent
 from forebay.show.html import REPORT_FORMAT, read_report, write_report
 
 _MAX_SETTINGS = 100
@@ -137,7 +137,7 @@ def _kind(summary: Mapping[str, Any]) -> str:
 
 
 def _title(summary: Mapping[str, Any], path: str | os.PathLike[str]) -> str:
-    name = one_line(os.path.basename(os.fspath(path)), MAX_TEXT)
+    name = one_line(os.path.basename(os.fspath(path)), LONGEST_TEXT)
     return f"{name}: {checked_text(summary.get('title'))}"
 
 

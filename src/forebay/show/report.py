@@ -16,17 +16,13 @@ from forebay.base.formatting import byte_size, byte_unit, counted, duration
 from forebay.base.process import usable_memory
 from forebay.errors import shown_location, without_credentials
 from forebay.failures import Failure, Group, grouped
-from forebay.observe.figures import numbers_in, shown_figures
-from forebay.observe.progress import Progress
-from forebay.observe.record import RunTrace, Trace
+from forebay.observe.figures import numeric_values, shown_figures
+from forebay.observe.progress import Progress, RunTrace
+from forebay.observe.record import Trace
 from forebay.options import PreprocessOptions, whole_cores
 from forebay.show.html import REPORT_FORMAT, Part, Section
 from forebay.show.timeline import Timeline, histogram_bars
 
-# Timeline of a chart.
-MAX_COLUMNS = 160
-# More workers than this share lanes.
-_MAX_LANES = 32
 # Wanted batches above this many times the highest other rate are cut off.
 _HEADROOM = 1.6
 # Slow samples, decisions, and groups of failures that are shown.
@@ -55,7 +51,7 @@ def _report(
         "title": cut(title, 1000),
         "subtitle": " · ".join(filter(None, [name, of and f"from {of} UTC", took])),
         "verdict": cut(str(verdict), 4000),
-        "totals": _short(numbers_in(totals), 6),
+        "totals": _short(numeric_values(totals), 6),
         "figures": [[value, name] for _, value, name in shown_figures(kind, totals, unit)],
         "sections": _short(sections),
         **others,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forebay.base.formatting import duration
-from forebay.observe.record import Record
+from forebay.observe.record import BaseTrace
 from forebay.show.html import Part, Series
 
 # Columns of a chart.
@@ -45,7 +45,7 @@ def spread_back(seconds: Sequence[float], lengths: Sequence[float]) -> list[floa
 class Timeline:
     """The spans of a record, joined to the columns of a chart."""
 
-    def __init__(self, record: Record, seconds: float) -> None:
+    def __init__(self, record: BaseTrace, seconds: float) -> None:
         self.spans, span_s = list(record.spans), record.spans.seconds
         self._size = size = group_size(len(self.spans), MAX_COLUMNS)
         self._span_s = [span_s] * len(self.spans)

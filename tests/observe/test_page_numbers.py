@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_diagnosis import trace_of, workers
 
-from forebay.observe import measured as module
-from forebay.observe.measured import (
+from forebay.observe import page_numbers as module
+from forebay.observe.diagnosis import diagnose
+from forebay.observe.measurements import Fetched, Measured, SlowSample
+from forebay.observe.page_numbers import (
     ON_PAGE,
-    Measured,
     as_numbers,
-    diagnosed,
     from_numbers,
     verdict_of,
 )
-from forebay.observe.record import Fetched, SlowSample
 
 SETUP = workers(2, tried={2: 20.5, 3: 30.0}, fetched=Fetched(requests=3, nbytes=10**9))
 
@@ -43,8 +42,8 @@ def test_the_diagnosis_of_a_page_is_that_of_its_last_batches(more):
     """Also after months, when the clock and the totals are large."""
     found = taken(at=1e7, **more)
     recent = found._replace(steps=found.steps[-ON_PAGE:], batches=found.batches[-ON_PAGE:])
-    here = diagnosed(recent, SETUP)
-    there = diagnosed(*from_numbers(json.loads(json.dumps(as_numbers(found, SETUP)))))
+    here = diagnose(recent, SETUP)
+    there = diagnose(*from_numbers(json.loads(json.dumps(as_numbers(found, SETUP)))))
     assert (there.cause, there.advice, str(there)) == (here.cause, here.advice, str(here))
     assert there.evidence == pytest.approx(here.evidence, rel=1e-3, abs=1e-4)
 

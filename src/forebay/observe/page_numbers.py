@@ -1,8 +1,6 @@
-"""What a loader has measured: for a diagnosis here, or in the process that reads its page.
+"""What a loader has measured, as numbers on its page in `forebay top`, and back.
 
-    Trace ── measured() ──> Measured ── diagnosed() ──> Diagnosis
-                               │  └── as_numbers() ──> page of `forebay top` ── from_numbers() ──┐
-                               └──────────────────── Measured <──────────────────────────────────┘
+    Trace ── Measured ── as_numbers ──> page ── from_numbers ──> Measured ──> Diagnosis
 
 A diagnosis takes a tenth of a second, so a training does not make one for its page: it writes
 numbers, and `forebay top` makes the diagnosis of those.
@@ -17,61 +15,20 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from forebay.errors import printable
-from forebay.observe.figures import MOST
-from forebay.observe.record import Fetched, MadeRecord, SlowSample, StepRecord, Trace
-
-if TYPE_CHECKING:
-    from forebay.observe.diagnosis import Diagnosis
-    from forebay.observe.simulation import Setup
+from forebay.observe.figures import LARGEST_NUMBER
+from forebay.observe.measurements import Fetched, MadeRecord, Measured, SlowSample, StepRecord
+from forebay.observe.simulation import Setup
 
 # How many of the last steps, and of the last batches, a page has.
 ON_PAGE = 128
 # What is believed of a page, at most.
-MOST_WORKERS, MOST_TRIED, MAX_TEXT = 4096, 256, 100
+MOST_WORKERS, MOST_TRIED, MAX_SETUP_TEXT = 4096, 256, 100
 
 _Record = TypeVar("_Record", MadeRecord, StepRecord)
 
-
-class Measured(NamedTuple):
-    """The last steps and batches of a loader, oldest first.
-
-    Attributes:
-        since: What they began with, as the end of a sentence; "" for the loader's start.
-        run_rate: Batches per second over the whole run.
-    """
-
-    steps: Sequence[StepRecord]
-    batches: Sequence[MadeRecord]
-    slowest: SlowSample | None
-    since: str
-    run_rate: float
-
-
-def measured(trace: Trace) -> Measured:
-    """Return what a loader has measured so far, with the present number of workers."""
-    steps, batches = list(trace.steps), list(trace.batches)  # another thread may add to them
-    since = ""
-    if trace.decisions:  # with another number of workers before
-        since, began = " since the number of workers changed", trace.decisions[-1][0]
-        steps = [each for each in steps if each.asked_at >= began]
-        batches = [each for each in batches if each.ended_at - each.seconds >= began]
-    slowest = next(iter(trace.slowest), None)
-    return Measured(steps, batches, slowest, since, trace.snapshot()["rate"])
-
-
-def diagnosed(found: Measured, setup: Setup, extra: Mapping[str, float] | None = None) -> Diagnosis:
-    """Return why training waits; `extra` is added to the evidence."""
-    from forebay.observe.diagnosis import diagnose
-
-    return diagnose(
-        found.steps, found.batches, setup, found.slowest, extra, found.since, found.run_rate
-    )
-
-
-# ---- numbers -------------------------------------------------------------------------------------
 # On a page: times since the earliest one, totals since those of the first record.
 
 _STEP_TOTALS = ("taken", "total_waited_s", "trainer_cpu_s", "trainer_queued_s", "cores_idle_s")
@@ -153,14 +110,16 @@ def _unpacked(text: str, kind: type[_Record]) -> list[_Record]:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value <= LARGEST_NUMBER
+    ):
         raise ValueError(f"{value!r} is not a number of a page")
     return value
 
 
 def _setup(data: Mapping[str, Any]) -> Setup:
-    from forebay.observe.simulation import Setup
-
     known: dict[str, Any] = {}
     for each in fields(Setup):
         value: Any = data[each.name]
@@ -169,7 +128,7 @@ def _setup(data: Mapping[str, Any]) -> Setup:
         elif each.name == "fetched":
             value = value and _fetched(value)
         elif isinstance(value, str):
-            value = value[:MAX_TEXT]
+            value = value[:MAX_SETUP_TEXT]
         elif value is not None and not isinstance(value, bool):
             value = _number(value)
         known[each.name] = value
@@ -194,5 +153,6 @@ def verdict_of(data: Any) -> str:
 
 @lru_cache(maxsize=64)
 def _verdict(text: str) -> str:
-    found, setup = from_numbers(json.loads(text))
-    return printable(str(diagnosed(found, setup)))[:1000]
+    from forebay.observe.diagnosis import diagnose  # not in a training
+
+    return printable(str(diagnose(*from_numbers(json.loads(text)))))[:1000]

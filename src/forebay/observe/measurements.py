@@ -1,0 +1,141 @@
+"""What workers and the trainer measure: plain records.
+
+Times are seconds of `time.perf_counter()`, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class SlowSample(NamedTuple):
+    """A sample that took long."""
+
+    seconds: float
+    index: Any
+    epoch: int
+    batch: int
+
+
+class Timing(NamedTuple):
+    """The time that a worker spent on a batch, and on those before it that have no timing.
+
+    Where batches take less than `FINEST_S`, one in `SAMPLED_S` has a timing: making and sending one
+    takes some microseconds. Processor time and waiting for a core are measured over at least
+    `MEASURED_S`: the last timing in that time has the sum, and the others have 0.
+    """
+
+    worker_id: int
+    ended_at: float
+    seconds: float
+    batches: int
+    busy_s: float
+    fetch_s: float = 0.0
+    collate_s: float = 0.0
+    cpu_s: float = 0.0
+    queued_s: float = 0.0
+    idle_s: float = 0.0
+    slowest: SlowSample | None = None  # None if samples are too fast to be timed one by one
+    read_bytes: int = 0
+    threads_s: float = 0.0
+    system_s: float = 0.0  # of `cpu_s`: page faults and system calls
+    faults: int = 0
+
+
+class MadeRecord(NamedTuple):
+    """One batch that was made, and the totals up to and with it."""
+
+    ended_at: float
+    seconds: float
+    idle_s: float
+    nbytes: int
+    slowest_s: float
+    made: int
+    total_s: float
+    total_cpu_s: float
+    total_queued_s: float
+    total_read_bytes: int = 0
+    total_threads_s: float = 0.0
+    total_system_s: float = 0.0
+    total_faults: int = 0
+
+
+class StepRecord(NamedTuple):
+    """One batch that the trainer took, and the totals up to and with it."""
+
+    asked_at: float
+    waited_s: float
+    is_first: bool
+    ready: int
+    taken: int
+    total_waited_s: float
+    trainer_cpu_s: float
+    # Measured at most once in `TRAINER_MEASURED_S`: what its thread waited for a core, and what the
+    # cores were idle, on average; None if the system does not tell.
+    trainer_queued_s: float
+    cores_idle_s: float | None = None
+
+
+class Measured(NamedTuple):
+    """The last steps and batches of a loader, oldest first.
+
+    Attributes:
+        since: What they began with, as the end of a sentence; "" for the loader's start.
+        run_rate: Batches per second over the whole run, pauses included; None if not known.
+    """
+
+    steps: Sequence[StepRecord]
+    batches: Sequence[MadeRecord]
+    slowest: SlowSample | None = None
+    since: str = ""
+    run_rate: float | None = None
+
+
+@dataclass(slots=True)
+class Transfers:
+    """What was copied to a device so far, by the names of `Statistics`; one thread changes it."""
+
+    copied_batches: int = 0
+    copied_bytes: int = 0
+    copy_s: float = 0.0
+    staged_bytes: int = 0
+    pinned_bytes: int = 0
+    pinned_reason: str = ""
+
+
+@dataclass(slots=True)
+class Fetched:
+    """What was fetched from a bucket since a loader began, for all processes of the node.
+
+    Attributes:
+        hits: Blocks that were there when a window needed them.
+        busy_s: Seconds for which any request was under way.
+        lost_s: Seconds for which requests that failed were under way, and pauses after them.
+        broken: Requests that failed, except those that the bucket refused as too many.
+        p50_s: The median time of the last requests; `p95_s` likewise.
+        on_disk: Bytes of blocks that stay on disk.
+        total: Bytes of all blocks of the cache; 0 if there is none in a bucket.
+        elapsed_s: Seconds since the loader began to read.
+        readers: How many loaders of this process read the cache.
+    """
+
+    requests: int = 0
+    nbytes: int = 0
+    hits: int = 0
+    busy_s: float = 0.0
+    lost_s: float = 0.0
+    throttled: int = 0
+    broken: int = 0
+    p50_s: float = 0.0
+    p95_s: float = 0.0
+    on_disk: int = 0
+    total: int = 0
+    elapsed_s: float = 0.0
+    readers: int = 1
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second while any request was under way."""
+        return self.nbytes / self.busy_s if self.busy_s else 0.0
