@@ -13,7 +13,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -190,7 +190,13 @@ def _bars(title: str, bars: Sequence[tuple[str, int, str]], note: str = "") -> H
 
 
 # What draws each kind of part.
-_PARTS = {"text": _text, "table": _table, "columns": _columns, "lanes": _lanes, "bars": _bars}
+_PARTS: dict[str, Callable[..., Html]] = {
+    "text": _text,
+    "table": _table,
+    "columns": _columns,
+    "lanes": _lanes,
+    "bars": _bars,
+}
 
 
 def ceiling(value: float) -> float:
