@@ -310,7 +310,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         It looks at the last 2,048 steps at most, and takes about 0.1 s, at any time.
         """
         trace = self._loader_progress.trace
-        return diagnosis_of(trace, setup_of(Settings(self), trace))
+        return diagnosis_of(trace, setup_of(Settings(self), trace), self.dataset)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write what happened so far to a self-contained HTML file: charts, waits, slow samples.

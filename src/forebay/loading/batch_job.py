@@ -28,7 +28,7 @@ from forebay.base import torch_internals
 from forebay.base.batches import nbytes
 from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns
 from forebay.base.libraries import one_thread
-from forebay.base.process import queued_s, read_bytes
+from forebay.base.process import PrivateMemory, queued_s, read_bytes
 from forebay.base.randomness import seeded_generator
 from forebay.errors import shortened
 from forebay.failures import cut_own_frames
@@ -86,6 +86,7 @@ class BatchTimer:
         self._due = 0.0  # when to make a timing of a tiny batch
         self._measured_at = math.inf  # when the following was measured; inf for not yet
         self._used = _Used()
+        self._memory = PrivateMemory(time.perf_counter()) if is_process else None
         self._clear(time.perf_counter())
 
     def _clear(self, now: float) -> None:
@@ -135,6 +136,7 @@ class BatchTimer:
             collate_s=self._busy_s - self._fetch_s,
             idle_s=max(idle_s, 0.0),
             slowest=self._slowest,
+            private_bytes=self._memory.measured(now, used.faults) if self._memory else 0,
             **used._replace(threads_s=max(used.threads_s, 0.0))._asdict(),
         )
         self._due = now + SAMPLED_S

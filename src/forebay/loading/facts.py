@@ -37,6 +37,7 @@ from forebay.loading.settings import Settings
 from forebay.loading.sources import PlanSource, SamplerSource, Source, Start
 from forebay.observe.figures import numeric_values
 from forebay.observe.record import Trace
+from forebay.observe.worker_memory import LEAST_BYTES
 from forebay.options import AutoWorkers, backend_name
 from forebay.ranks import ranks_sharing_cores
 from forebay.show.live_page import LivePage, RecentWork
@@ -88,11 +89,22 @@ def setup_of(settings: Settings, trace: Trace) -> Setup:
     )
 
 
-def diagnosis_of(trace: Trace, setup: Setup) -> Diagnosis:
-    """Return why the user of a loader waits."""
+def diagnosis_of(trace: Trace, setup: Setup, dataset: Any = None) -> Diagnosis:
+    """Return why the user of a loader waits, and which objects its workers copy."""
     from forebay.observe.diagnosis import diagnose
 
-    return diagnose(trace.measured(), setup, pressure())
+    found = diagnose(trace.measured(), setup, pressure() | trace.memory.evidence())
+    note = memory_note(trace, dataset)
+    return replace(found, verdict=f"{found.verdict} {note}") if note else found
+
+
+def memory_note(trace: Trace, dataset: Any) -> str:
+    """Return which objects of the dataset workers copy, as sentences; "" if they copy little."""
+    if trace.memory.each < LEAST_BYTES:
+        return ""
+    from forebay.loading.held_objects import largest_objects
+
+    return trace.memory.note(largest_objects(dataset))
 
 
 def report_of(settings: Settings, progress: LoaderProgress, path: str | os.PathLike[str]) -> Path:
@@ -164,6 +176,7 @@ class LiveLoader(LivePage):
         self._loader, self._progress = weakref.ref(loader), weakref.ref(progress)
         self._measured: dict[str, Any] | None = None
         self._measured_due = 0.0
+        self._memory_note = ""
         weakref.finalize(loader, self.remove)
 
     def state_of(self, trace: Trace) -> dict[str, Any] | None:
@@ -176,6 +189,7 @@ class LiveLoader(LivePage):
 
             found = trace.measured()
             self._measured = as_numbers(found, setup_of(Settings(loader), trace))
+            self._memory_note = memory_note(trace, loader.dataset)
             if len(found.steps) >= ON_PAGE:  # with fewer it takes little, and is soon outdated
                 self._measured_due = now + MEASURED_PAGE_S
         buffer, pipeline = loader.buffer, progress.pipeline
@@ -192,6 +206,7 @@ class LiveLoader(LivePage):
             **_marks_of(buffer),
             "refill_below": None if buffer is None else low_mark_of(buffer),
             "measured": self._measured,
+            "memory_note": self._memory_note,
             **self._recent.update(trace, now),
         }
 

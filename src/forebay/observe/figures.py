@@ -59,6 +59,8 @@ FIGURES = (
     Figure("fetch_p95_s", "95% of requests are shorter", duration, "loader", is_rare=True),
     Figure("throttled", "throttled", _count, "loader", "throttled", is_rare=True, in_top=True),
     Figure("disk_bytes", "of the cache on disk", byte_size, "loader", is_rare=True),
+    Figure("worker_bytes", "workers' own memory", byte_size, "loader", is_rare=True, in_top=True),
+    Figure("worker_growth", "growth of that per second", byte_size, "loader", is_rare=True),
     Figure("rate", "{unit}s/s", short_number, "run"),
     Figure("done", "done", _count, "run"),
     Figure("failed", "failed", _count, "run"),
@@ -163,6 +165,10 @@ class Statistics:
         fetch_lost_s: Seconds that requests took which failed, and pauses after them, in total.
         throttled: Requests that the bucket refused because there were too many.
         disk_bytes: Bytes of the cache that are on disk.
+        worker_bytes: Bytes of memory that workers have of their own, all together, which they do
+            not share with the trainer or each other; 0 until a worker has at least 32 MiB of new
+            pages and has run for 10 seconds, and without worker processes.
+        worker_growth: Bytes per second by which that grows.
         sources: For a mixture: by name, how many samples of each source were returned over all
             ranks, and how many epochs of the source that is.
         tokens: For rows of `pack_sequences`, and batches of `batch_by_length`: by name of the
@@ -206,6 +212,8 @@ class Statistics:
     fetch_lost_s: float = 0.0
     throttled: int = 0
     disk_bytes: int = 0
+    worker_bytes: int = 0
+    worker_growth: float = 0.0
     sources: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     tokens: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
@@ -261,6 +269,9 @@ class Statistics:
                 f"within {p50}, 95% within {p95}; {self.throttled:,} throttled, "
                 f"{duration(self.fetch_lost_s)} lost; {byte_size(self.disk_bytes)} on disk"
             )
+        if self.worker_bytes:
+            own, grows = byte_size(self.worker_bytes), byte_size(self.worker_growth)
+            lines.append(f"memory     {own} of the workers' own, {grows}/s more")
         for name, (samples, epochs) in self.sources.items():
             lines.append(f"source     {name}: {counted(samples, 'sample')}, {epochs:.3g} epochs")
         for name, (tokens, filled) in self.tokens.items():

@@ -42,6 +42,7 @@ class Timing(NamedTuple):
     threads_s: float = 0.0
     system_s: float = 0.0  # of `cpu_s`: page faults and system calls
     faults: int = 0
+    private_bytes: int = 0  # of the worker's process, measured now and then; otherwise 0
 
 
 class MadeRecord(NamedTuple):

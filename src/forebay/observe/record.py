@@ -235,6 +235,9 @@ class Trace(BaseTrace):
         self._spans_lock = threading.Lock()
         self.transfers = Transfers()
         self.fetched = Fetched()
+        from forebay.observe.worker_memory import WorkerMemory  # not in runs
+
+        self.memory = WorkerMemory()
 
     # ---- the workers ---------------------------------------------------------------------------
 
@@ -251,6 +254,9 @@ class Trace(BaseTrace):
         self.threads_s += timing.threads_s
         self.system_s += timing.system_s
         self.faults += timing.faults
+        if timing.private_bytes:
+            at, nbytes = timing.ended_at, timing.private_bytes
+            self.memory.add(timing.worker_id, at, nbytes, self.began_at)
         slowest, slowest_s = timing.slowest, 0.0
         if slowest is not None:
             slowest_s = slowest.seconds
@@ -402,6 +408,8 @@ class Trace(BaseTrace):
             "fetched_bytes": fetched.nbytes,
             "throttled": fetched.throttled,
             "disk_bytes": fetched.on_disk,
+            "worker_bytes": self.memory.nbytes,
+            "worker_growth": self.memory.rate,
             "decisions": tuple(reason for _, reason in list(self.decisions)),
         }
 

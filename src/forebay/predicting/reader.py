@@ -93,9 +93,8 @@ class RangeReader:
 
         loader = self._loader(self.num_workers or 0, self.backend)
         setup = setup_of(Settings(loader), trace)
-        found = diagnosis_of(
-            trace, replace(setup, consumer="the model", step="the model", concurrency=None)
-        )
+        setup = replace(setup, consumer="the model", step="the model", concurrency=None)
+        found = diagnosis_of(trace, setup, loader.dataset)
         of_all = failing_share * (1.0 - found.wait_share)
         if of_all < max(FAILING_SHARE, found.wait_share):
             return found

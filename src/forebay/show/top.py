@@ -257,6 +257,7 @@ def live_views() -> list[View]:
             # A process of another container, which this one cannot see, may have ended.
             if data.get("kernel") == here and (view := View.of(data)) is not None:
                 verdict = verdict_of(data["measured"]) if data.get("measured") else ""
+                verdict = f"{verdict} {checked_text(data.get('memory_note'))}".strip()
                 views.append(replace(view, verdict=verdict))
     return sorted(views, key=lambda view: (view.began, view.pid))
 
