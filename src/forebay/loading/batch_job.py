@@ -28,7 +28,8 @@ from forebay.base import torch_internals
 from forebay.base.batches import nbytes
 from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns
 from forebay.base.libraries import one_thread
-from forebay.base.process import PrivateMemory, queued_s, read_bytes
+from forebay.base.private_memory import PrivateMemory
+from forebay.base.process import queued_s, read_bytes
 from forebay.base.randomness import seeded_generator
 from forebay.errors import shortened
 from forebay.failures import cut_own_frames
