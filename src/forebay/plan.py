@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from forebay.mixture import Mixture
 from forebay.seeds import EPOCH, EPOCHS, ORDER, Integers, Permutation, seed_of
+
+if TYPE_CHECKING:
+    from forebay.mixture import Mixture
 
 # The order of an epoch, of which each batch asks for a part.
 _order_of = lru_cache(maxsize=4)(partial(Permutation, in_tables=True))

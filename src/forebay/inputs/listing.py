@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from io import BufferedReader
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.base.files import (
     file_name,
@@ -30,13 +30,17 @@ from forebay.base.files import (
 )
 from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.errors import InputError, OptionError, shown_location
-from forebay.inputs.manifests import Manifest, open_manifest
-from forebay.inputs.memory_tables import memory_manifest
-from forebay.inputs.tables import LEDGER_FILE, only_table, tables_in
+from forebay.ledger.database import LEDGER_FILE
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input, LinkInput, shown_input
 from forebay.options import PreprocessOptions
 
+if TYPE_CHECKING:
+    from forebay.inputs.manifests import Manifest
+
+
+# What inputs are: paths and URLs, rows of a table, or indices of a Dataset.
+KINDS = ("paths", "rows", "indices")
 # How much of a file is read to find out whether it lists inputs.
 _PEEK_BYTES = 4096
 
@@ -48,6 +52,7 @@ class Listing:
     **Order.** The user's for a list and a manifest; by path, as strings, for a folder or a glob.
 
     Attributes:
+        kind: One of KINDS.
         total: The number of inputs; None if it is not known before the listing ends.
         fingerprint: Changes with a large manifest that is read from any row on; "" for others.
         samples: Those of a Dataset, a `Samples`; None for other inputs.
@@ -89,6 +94,8 @@ def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) ->
     elif isinstance(inputs, Iterator):
         inputs = tuple(inputs)
     if is_table(inputs):
+        from forebay.inputs.memory_tables import memory_manifest
+
         manifest, start = memory_manifest(inputs, folder)
         return Listing("rows", manifest.columns, manifest.name, manifest.inputs, folder=start)
     if folder is not None:
@@ -131,6 +138,8 @@ def _list_path(name: str) -> Listing:
             reason, advice = f"it cannot be read: {error}", "Check its permissions."
         raise InputError(f"{shown}: {reason}\n  {advice}") from error
     if stat.S_ISDIR(mode) and os.path.isfile(os.path.join(name, LEDGER_FILE)):
+        from forebay.inputs.tables import only_table, tables_in
+
         return _list_path(os.path.join(name, only_table(tables_in(name), shown)))
     if stat.S_ISDIR(mode):
         return list_folder(name).through(with_storable_names)
@@ -140,6 +149,8 @@ def _list_path(name: str) -> Listing:
                 f"{shown}: it is a pipe or a device, and a manifest is read more than once\n"
                 "  Save it as a file."
             )
+        from forebay.inputs.manifests import open_manifest
+
         folder, table = os.path.split(name)
         if os.path.isfile(os.path.join(folder, LEDGER_FILE)):
             from forebay.inputs.unfinished import warn_if_stale
@@ -198,7 +209,7 @@ def _list_glob(name: str, shown: str) -> Listing:
 
 
 def _list_url(url: str) -> Listing:
-    from forebay.inputs.search import url_files
+    from forebay.inputs.search import full_url, url_files
 
     shown = url if url.isprintable() else ascii(url)
     with reached(url) as (system, path):
@@ -211,12 +222,15 @@ def _list_url(url: str) -> Listing:
             is_glob = True
         else:
             if not is_folder and file_name(path).lower().endswith(SUFFIXES):
+                from forebay.inputs.manifests import open_manifest
+
                 manifest = open_manifest(url, lambda: open_url(url), None)
                 return _rows_of(manifest, folder_of(url))
             if not is_folder:
                 return Listing("paths", (), shown, lambda: _walk_list((url,)))
             inside = path.rstrip("/") + "/"
             if "::" not in url and system.isfile(inside + LEDGER_FILE):
+                from forebay.inputs.tables import only_table
                 from forebay.inputs.unfinished import warn_if_stale
 
                 tables = [table for table in TABLES if system.isfile(inside + table)]
@@ -226,7 +240,7 @@ def _list_url(url: str) -> Listing:
         first = path.partition("/")[0]
         if not found and first and not glob.has_magic(first) and not system.exists(first):
             raise InputError(f"{shown}: there is no {first!r}\n  Check the URL.")
-    urls = [_full_url(system, name, url) for name in found]
+    urls = [full_url(system, name, url) for name in found]
     if None in found.values():  # nothing is known of them but their names
         return _found(shown, lambda: _walk_list(urls), "no files there")
     pairs = zip(urls, found.values(), strict=True)
@@ -346,15 +360,6 @@ def _remote_identity(info: Mapping[str, Any]) -> str:
         age = age.timestamp()  # some return both forms for the same file, from find() and info()
     parts = (info.get("size"), age)
     return ":".join(str(part) for part in parts if part not in (None, ""))
-
-
-def _full_url(system: Any, name: str, url: str) -> str:
-    """Return the URL of a file found under `url`, in a chain such as zip://*.wav::s3://b/a.zip."""
-    first, chained, rest = url.partition("::")
-    full = str(system.unstrip_protocol(name))
-    if not chained:
-        return full
-    return f"{full}::{rest}" if is_url(first) else f"{first}::{full}"
 
 
 def _path_text(path: object, what: str) -> str:

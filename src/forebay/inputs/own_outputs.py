@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from forebay.base.file_stores import Store
 from forebay.base.files import is_url, local_path
 from forebay.errors import InputError, OptionError, shown_location
 from forebay.inputs.listing import Listing
@@ -85,6 +84,8 @@ class _Inside:
         text = local_path(output)
         self._urls: tuple[str, ...] = ()
         if is_url(text):
+            from forebay.base.file_stores import Store
+
             urls = map(shown_location, (text, Store(text).canonical_url))
             self._urls = tuple(f"{url.rstrip('/')}/" for url in urls)
         self._root = os.path.join(os.path.realpath(text), "")

@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from forebay.base.files import is_url
 from forebay.errors import InputError
 from forebay.ledger.identity import FOLDER, NOT_SEEN
 
@@ -255,3 +256,12 @@ def _remote_entries(system: Any, folder: str) -> list[Entry]:
         if path.rstrip("/") != folder.rstrip("/"):  # some list a folder as its own first entry
             found.append(Entry(name, path, info["type"] == "directory", info))
     return found
+
+
+def full_url(system: Any, name: str, url: str) -> str:
+    """Return the URL of a file found under `url`, in a chain such as zip://*.wav::s3://b/a.zip."""
+    first, chained, rest = url.partition("::")
+    full = str(system.unstrip_protocol(name))
+    if not chained:
+        return full
+    return f"{full}::{rest}" if is_url(first) else f"{first}::{full}"

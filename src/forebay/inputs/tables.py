@@ -17,13 +17,10 @@ from forebay.base.table_formats import format_of
 from forebay.errors import InputError
 from forebay.inputs.memory_tables import arrow_table, memory_manifest, start_of
 from forebay.inputs.row_paths import DESTINATION
-from forebay.ledger.database import NAME
+from forebay.ledger.database import LEDGER_FILE
 
 if TYPE_CHECKING:
     import pyarrow
-
-# The subfolder that marks an output folder of forebay.
-LEDGER_FILE = f"{PRIVATE}/{NAME}"
 
 
 def read_table(table: str | os.PathLike[str]) -> pyarrow.Table:

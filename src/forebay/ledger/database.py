@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forebay.base.files import open_regular
-from forebay.base.output_names import recorded_name
+from forebay.base.output_names import PRIVATE, recorded_name
 from forebay.errors import BusyError, ForebayError, LedgerError, shortened
 from forebay.failures import Failure, failure_from_json, failure_to_json
 from forebay.ledger.records import Counts, Input, OutputFile
 
 NAME = "ledger.sqlite"
+LEDGER_FILE = f"{PRIVATE}/{NAME}"  # it marks an output folder of forebay
 JOURNAL = f"{NAME}-journal"
 FORMAT = 1
 APPLICATION_ID = 0x666F7265  # "fore"

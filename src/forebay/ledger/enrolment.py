@@ -39,7 +39,6 @@ from forebay.ledger.identity import (
     UNSEEN,
     identity_change,
 )
-from forebay.ledger.rearrangement import LISTED, load_listing, rearrange
 from forebay.ledger.records import NAMED, Enrolment, Input, SameContents
 
 # How a listing compared, and its new inputs that are still to be appended; None without any.
@@ -65,6 +64,8 @@ def merge(
         if more is None and not is_distinct:
             check_distinct(db, is_late=False)
         return known.enrolment(new), more
+    from forebay.ledger.rearrangement import LISTED, load_listing, rearrange
+
     if not load_listing(db, known.count, rest):
         found = find_duplicate(lambda: db.execute(LISTED))
         assert found is not None, "the index found one"

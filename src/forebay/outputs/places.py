@@ -7,23 +7,27 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from forebay.base.file_stores import Store
 from forebay.base.files import is_url, local_path
 from forebay.base.output_names import PRIVATE
 from forebay.errors import LedgerError
 from forebay.ledger.database import NAME
 from forebay.ledger.lock import Holder
-from forebay.ledger.snapshot import Snapshot, read_snapshot
-from forebay.outputs.bucket import BucketFolder, private_folder_of
 from forebay.outputs.folder import OutputFolder
-from forebay.outputs.ledger_copy import LEDGER, read_run
+
+if TYPE_CHECKING:
+    from forebay.ledger.snapshot import Snapshot
 
 
 def open_place(output: str | os.PathLike[str]) -> OutputFolder:
     """Return the folder or the bucket that `output` names."""
     text = local_path(output)
-    return BucketFolder(text) if is_url(text) else OutputFolder(Path(os.path.abspath(text)))
+    if not is_url(text):
+        return OutputFolder(Path(os.path.abspath(text)))
+    from forebay.outputs.bucket import BucketFolder
+
+    return BucketFolder(text)
 
 
 @contextmanager
@@ -36,6 +40,11 @@ def newest_ledger(output: str | os.PathLike[str]) -> Iterator[tuple[Path, Holder
     if not is_url(text):
         yield Path(text) / PRIVATE, None
         return
+    from forebay.base.file_stores import Store
+    from forebay.ledger.snapshot import read_snapshot
+    from forebay.outputs.bucket import private_folder_of
+    from forebay.outputs.ledger_copy import LEDGER, read_run
+
     store = Store(text)
     there, private = read_run(store), private_folder_of(store) / PRIVATE
     local = private / NAME
@@ -56,5 +65,7 @@ def newest_ledger(output: str | os.PathLike[str]) -> Iterator[tuple[Path, Holder
 
 def snapshot_of(output: str | os.PathLike[str]) -> Snapshot:
     """Read the counts in the ledger of a place from outside."""
+    from forebay.ledger.snapshot import read_snapshot
+
     with newest_ledger(output) as (folder, live):
         return read_snapshot(folder, live)

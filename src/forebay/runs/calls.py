@@ -45,7 +45,6 @@ from forebay.outputs.folder import OutputFolder
 from forebay.outputs.places import snapshot_of
 from forebay.pools.job_loading import is_worker
 from forebay.runs.fingerprint import Fingerprint
-from forebay.runs.notes import unit_of
 from forebay.runs.source_code import reference_of
 
 # How often to try to take the folder, and one in a bucket, for which requests are paid.
@@ -251,6 +250,8 @@ def saying_what_stays(output: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except InputError as error:
+        from forebay.runs.notes import unit_of
+
         done, noun = 0, "input"
         with suppress(ForebayError, OSError):
             found = snapshot_of(output)

@@ -11,24 +11,24 @@ from contextlib import suppress
 from dataclasses import replace
 from fnmatch import translate
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.base.datasets import is_map_style
 from forebay.errors import InputError, LedgerError, OptionError, shortened
 from forebay.failures import short_tracebacks
-from forebay.inputs.listing import Listing, is_table, list_inputs
+from forebay.inputs.listing import KINDS, Listing, is_table, list_inputs
 from forebay.inputs.own_outputs import keep_apart, without_outputs
 from forebay.ledger.database import DONE, reading
 from forebay.ledger.records import Todo, key_of
 from forebay.options import PreprocessOptions, Ray
 from forebay.outputs.places import snapshot_of
-from forebay.runs.bases import describe_bases
 from forebay.runs.calls import inputs_text, recorded_settings, saying_what_stays, settings_to_json
 from forebay.runs.fingerprint import Fingerprint, describe, describe_parts
 from forebay.runs.report import Report
 from forebay.runs.run import Session
-from forebay.runs.run_state import verb_of
-from forebay.runs.samples import Samples, sample_listing, samples_of
+
+if TYPE_CHECKING:
+    from forebay.runs.samples import Samples
 
 # What a function is called with.
 _PARAMETERS = "source", "out"
@@ -180,6 +180,8 @@ def preprocess(
             listing.kind, inputs, folder=listing.folder, save=save, gives_out=gives_out
         )
         if listing.samples is not None:
+            from forebay.runs.samples import sample_listing
+
             listing = sample_listing(listing.samples.of(session))
         session.enrol(listing, whole=session.options.redo is not None)
         _redo(session)
@@ -208,6 +210,8 @@ def retry(
     `preprocess` itself if its inputs had credentials in their URLs, which are not stored.
     """
     given = dict(locals())
+    from forebay.runs.run_state import verb_of
+
     meta = snapshot_of(output).meta
     verb = verb_of(meta)
     if verb != "preprocess":
@@ -228,7 +232,9 @@ def retry(
             )
         with reading("the call"):
             call = json.loads(recorded)
-            kind = {"paths": "paths", "rows": "rows", "indices": "indices"}[call["kind"]]
+            kind = call["kind"]
+            if kind not in KINDS:
+                raise ValueError(kind)
             folder = None if call["folder"] is None else str(call["folder"])
             is_private = bool(call.get("is_private")) or session.ledger.needs_listing
         if is_private:
@@ -246,6 +252,8 @@ def retry(
 
 def _found_again(session: Session, samples: Samples) -> list[Todo]:
     """Return the failed samples, each with its index in a Dataset that may have another order."""
+    from forebay.runs.samples import sample_listing
+
     todo = session.ledger.todo(failed_only=True)
     failed = {key_of(each.source, each.row): each for each in todo}
     found = []
@@ -295,6 +303,8 @@ def _described(work: Any, save: Any, samples: Samples | None) -> Fingerprint:
     """Return the description of what makes the outputs, for change detection."""
     if samples is None:
         return describe(work)
+    from forebay.runs.bases import describe_bases
+
     bases = describe_bases(samples.bases, samples.lengths, fixed=False)
     parts = describe_parts({} if save is None else {"save": save})
     return replace(parts, name=bases[0].name, bases=bases)
@@ -315,6 +325,8 @@ def listing_for(
             "line's way to name it."
         )
     if is_map_style(work):
+        from forebay.runs.samples import sample_listing, samples_of
+
         _check_dataset(work, inputs, folder)
         if save is not None:
             _check_save(save)

@@ -25,15 +25,15 @@ from forebay.engine.limits import Limits
 from forebay.errors import OutputError
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Todo
-from forebay.observe.progress import Progress, log_failed
+from forebay.observe.progress import Progress, log, log_failed, note
 from forebay.observe.record import PUBLISH_S
 from forebay.observe.run_times import RunTimes
 from forebay.options import AutoWorkers, PreprocessOptions
 from forebay.outputs.folder import OutputFolder
-from forebay.pools.base import Pool, ThreadPool
+from forebay.pools.base import InlinePool, Pool, ThreadPool
 from forebay.pools.processes import ProcessPool
 from forebay.runs.commits import Commit, Commits
-from forebay.runs.stopping import first_failure, no_more_space, too_many
+from forebay.runs.job import PreprocessJob
 
 if TYPE_CHECKING:
     from forebay.runs.tuning import RunTuning
@@ -188,6 +188,8 @@ class Processing:
             self._budget.succeeded()
         if not isinstance(outcome, ReportRetry | ReportFailure):
             return
+        from forebay.runs.stopping import first_failure, no_more_space, too_many
+
         failure = outcome.failure
         if failure.kind == "stop" and failure.exception is not None:
             raise failure.exception
@@ -210,6 +212,8 @@ class Processing:
                 raise OutputError(failure.message)
         refused = {each.ordinal for each in commit.refused}
         if reason := self._budget.refused(commit.delivered, refused):
+            from forebay.runs.stopping import too_many
+
             raise too_many(reason, name, failure)
 
     def _times(self, began: float, before: resource.struct_rusage) -> RunTimes:
@@ -393,3 +397,24 @@ class FailureBudget:
         return (
             f"{what}\n  If more of them may fail, say how many: max_failures=, or --max-failures."
         )
+
+
+def workers_for(
+    job: PreprocessJob, options: PreprocessOptions, shared: str, inputs: tuple[str, ...]
+) -> tuple[Pool, int]:
+    """Return the pool for a run, and the number of workers."""
+    cluster = options.cluster
+    if cluster is None:
+        if options.workers == 0:
+            return InlinePool(job), 1
+        if options.backend == "thread":
+            return ThreadPool(job, job.abandon), options.workers
+        return ProcessPool(job, options.workers), options.workers
+    from forebay.pools.ray_nodes import Hosting, NodeCheck, shipped
+    from forebay.pools.ray_pool import RayPool
+
+    work = shipped(job)
+    say = note if options.progress else log.warning
+    check = NodeCheck(work, shared, inputs)
+    hosts = RayPool(Hosting(work), cluster, check, options.num_workers, say=say)
+    return hosts, hosts.num_workers

@@ -41,42 +41,19 @@ from forebay.ledger.records import Input, Todo
 from forebay.observe.progress import Progress, log, note, run_label
 from forebay.options import PreprocessOptions
 from forebay.outputs.places import open_place
-from forebay.pools.base import InlinePool, Pool, ThreadPool
+from forebay.pools.base import Pool
 from forebay.pools.job_loading import check_not_loading
-from forebay.pools.processes import ProcessPool, occupy_standard_descriptors
+from forebay.pools.processes import occupy_standard_descriptors
 from forebay.runs import notes
-from forebay.runs.bases import number_bases
 from forebay.runs.calls import SETTINGS, call_id, take_folder
 from forebay.runs.commits import Commit, perform_pending
-from forebay.runs.differences import changed_name, difference, words_of_change
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.job import PreprocessJob, name_of_work
 from forebay.runs.metadata_table import LedgerTable
-from forebay.runs.processing import FailureBudget, Processing
+from forebay.runs.processing import FailureBudget, Processing, workers_for
 from forebay.runs.report import Report, run_diagnosis
 from forebay.runs.source_code import sha256_of
 from forebay.show.live_page import LiveRun
-
-
-def workers_for(
-    job: PreprocessJob, options: PreprocessOptions, shared: str, inputs: tuple[str, ...]
-) -> tuple[Pool, int]:
-    """Return the pool for a run, and the number of workers."""
-    cluster = options.cluster
-    if cluster is None:
-        if options.workers == 0:
-            return InlinePool(job), 1
-        if options.backend == "thread":
-            return ThreadPool(job, job.abandon), options.workers
-        return ProcessPool(job, options.workers), options.workers
-    from forebay.pools.ray_nodes import Hosting, NodeCheck, shipped
-    from forebay.pools.ray_pool import RayPool
-
-    work = shipped(job)
-    say = note if options.progress else log.warning
-    check = NodeCheck(work, shared, inputs)
-    hosts = RayPool(Hosting(work), cluster, check, options.num_workers, say=say)
-    return hosts, hosts.num_workers
 
 
 def _same_contents(folder: str | None, inputs: Iterable[tuple[int, Input, str]]) -> Iterator[int]:
@@ -396,6 +373,8 @@ class Session:
         self.accepts_changes |= is_named and not renamed
         if was is None or not options.resume or renamed:
             return was is not None
+        from forebay.runs.differences import changed_name, difference
+
         with reading("the work"):
             before = Fingerprint.from_json(was)
             changes = difference(before, self._described())
@@ -409,6 +388,8 @@ class Session:
 
     def words_of_change(self, name: str, changes: str) -> str:
         """Return the message for a call whose outputs would not go with those of earlier ones."""
+        from forebay.runs.differences import words_of_change
+
         was = self.ledger.get_meta("version")
         new_version = self.options.version if was is None else None
         has_samples = bool(self._described().bases)
@@ -446,5 +427,7 @@ class Session:
         found, accepts = self._described().bases, self.accepts_changes
         if not (known or found):  # the usual case: inputs are no samples of Datasets
             return self._described(), []
+        from forebay.runs.bases import number_bases
+
         bases, numbers = number_bases(known, found, accepts=accepts)
         return replace(self._described(), bases=bases), numbers
