@@ -9,7 +9,7 @@ A block is a record batch, which is read, and checked, without the rest of its s
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -86,10 +86,6 @@ class Blocks:
     def mean_bytes(self) -> float:
         """Bytes of a block, on average."""
         return int(self.length.sum(dtype=np.int64)) / len(self)
-
-    def block_of(self, sample: int) -> int:
-        """Return the block that holds a sample."""
-        return bisect_right(self.first, sample) - 1
 
     def rows(self, block: int) -> int:
         """Return how many samples a block holds."""
