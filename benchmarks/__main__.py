@@ -60,6 +60,7 @@ from benchmarks.lengths import lengths
 from benchmarks.life import life
 from benchmarks.loading import TABLES as LOADING
 from benchmarks.loading_jobs import loading_jobs
+from benchmarks.loading_states import loading_states
 from benchmarks.machine import describe
 from benchmarks.many import hundred_million, ten_million
 from benchmarks.measure import Ground
@@ -88,6 +89,7 @@ USUAL = (
         "loading-kinds": loading_kinds,
         "loading-sizes": loading_sizes,
         "loading-jobs": loading_jobs,
+        "loading-states": loading_states,
     }
     | {"cached": cached, "predicted": predicted, "lengths": lengths}
 )

@@ -491,10 +491,9 @@ class LoaderProgress:
             return self._start(settings, self._next_epoch, 0)
         feed, is_over = pipeline.feed, not planner.has_next()
         states = (feed and feed.worker_states()) or planner.worker_states
-        sampler_states, order = planner.sampler_states()
         epoch = planner.epoch + is_over
-        position = self._start(settings, epoch, planner.origin_of(epoch))
-        position = replace(position, seed=pipeline.seed, sampler=sampler_states, set_epoch=order)
+        known = {"seed": pipeline.seed, **planner.sampler_position()}
+        position = self._start(settings, epoch, planner.origin_of(epoch), **known)
         if settings.is_iterable and settings.is_local and states:
             # The state of the worker is that of the same object.
             position = replace(position, dataset=None)
@@ -520,10 +519,13 @@ class LoaderProgress:
             next_worker=planner.next_worker,
         )
 
-    def _start(self, settings: Settings, epoch: int, origin: int) -> Position:
+    def _start(self, settings: Settings, epoch: int, origin: int, **known: Any) -> Position:
         """Return the position before an epoch that has not begun."""
         loader = settings.loader
         mixture = settings.plan.mixture if settings.plan else None
+        if not known:
+            states = None if settings.is_iterable else states_of(settings.index_sampler)
+            known = {"seed": loader.seed, "sampler": states, "set_epoch": settings.sampler_epoch}
         if self.pipeline is not None:
             mixture = self.pipeline.mixture
         draws = loader.generator is not None and settings.draws
@@ -531,9 +533,7 @@ class LoaderProgress:
             made_with=settings.made_with,
             epoch=epoch,
             origin=origin,
-            seed=loader.seed,
-            set_epoch=settings.sampler_epoch,
-            sampler=None if settings.is_iterable else states_of(settings.index_sampler),
+            **known,
             dataset=settings.dataset_state(),
             generator=state_of_generator(loader.generator) if draws else None,
             mixture=None if mixture is None else mixture.state(),

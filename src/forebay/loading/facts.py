@@ -285,10 +285,12 @@ def _sampler_source(
     planned = pipeline.planner_for(settings).planned(start.epoch)
     sampler = settings.index_sampler
     follows = holds_position(sampler)
-    if planned is None or (follows and start.batch < planned.start.batch):
+    if planned is None or (
+        follows and (start.batch < planned.start.batch or planned.sampler_states is None)
+    ):
         raise OptionError(
             f"the sampler has a state, and its state before epoch {start.epoch}, batch "
-            f"{start.batch} is not known\n"
+            f"{start.batch} is not known, or so large that it is not kept\n"
             "  Load a state that was taken in this epoch and start iterating, or use "
             "shuffle=True, whose order is a function of seed and epoch."
         )

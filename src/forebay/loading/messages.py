@@ -53,7 +53,8 @@ class WorkerState(NamedTuple):
     def copied(self) -> WorkerState:
         """Return a copy of its own, with what a worker pickled unpickled."""
         dataset, iterator, phase, since = self
-        since = list(since) if isinstance(since, list) else since
+        if isinstance(since, list):
+            since = [list(each) if isinstance(each, array) else each for each in since]
         return WorkerState(unpickled(dataset), unpickled(iterator), phase, since)
 
     def before_epoch(self) -> WorkerState:

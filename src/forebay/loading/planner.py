@@ -46,9 +46,10 @@ from forebay.loading.samplers import (
     fingerprint,
     is_foreseen,
     next_epoch,
+    plain_index,
 )
 from forebay.loading.settings import Settings
-from forebay.loading.sources import Reader, Selection, Source, Start
+from forebay.loading.sources import Drawn, Reader, Selection, Source, Start
 from forebay.seeds import worker_seed_of
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class Planner:
     def read_ahead(self) -> None:
         """Make the sampler draw its order now, unless batches of this epoch were requested."""
         if not self._requests:
-            self._epochs[0].reader.begin()
+            self._epochs[0].reader.draw(1)
 
     def take(self) -> tuple[BatchRequest, Result] | None:
         """Return the next result of this epoch and its request; None at the epoch's end."""
@@ -188,8 +189,7 @@ class Planner:
                 continue
             self.batch += 1
             self.samples += self.source.count(request.index)
-            if self._sampler_states:
-                self._current_states = self._sampler_states.pop(task, self._current_states)
+            self._current_states = self._sampler_states.pop(task, None)
             if self._depth.most > self._depth.usual:
                 self._depth.record(result)
             if self.batch >= self._peeks_from and not self._requests:
@@ -229,9 +229,13 @@ class Planner:
         if self.source.kind == "iterable":
             assert isinstance(since, int)
             return state._replace(since=since + self.source.count(request.index))
-        indices: list[Any] = since if isinstance(since, list) else []
-        indices.append(request.index)
-        return state._replace(since=indices)
+        batches: list[Any] = since if isinstance(since, list) else []
+        index = request.index
+        if type(index) is list:  # as a list it takes five times the memory
+            with suppress(TypeError, OverflowError):  # not of numbers
+                index = array("q", index)
+        batches.append(index)
+        return state._replace(since=batches)
 
     def _warn_of_copies(self) -> None:
         warnings.warn(
@@ -308,16 +312,29 @@ class Planner:
         """Samples of this epoch that were returned, over all ranks."""
         return self.source.samples_returned(self.start, self.batch - self.start.batch, self.samples)
 
-    def sampler_states(self) -> tuple[SamplerStates | None, int | None]:
-        """Return the states of the source's samplers, and `epoch_of` the sampler."""
-        if self.has_next():
-            before = (
-                self._epochs[0].sampler_states if self._epochs else self.source.sampler_states()
-            )
-            return self._current_states or before, self._orders[self.epoch]
+    def sampler_position(self) -> dict[str, Any]:
+        """Return what a `Position` has of samplers: their states, and what they drew ahead."""
+        source = self.source
         after = next((each for each in tuple(self._epochs) if each.start.epoch > self.epoch), None)
-        states = after.sampler_states if after is not None else self.source.sampler_states()
-        return states, epoch_of(self._sampler)
+        if not self.has_next():
+            states = source.sampler_states() if after is None else after.sampler_states
+            return {"sampler": states, "set_epoch": epoch_of(self._sampler)}
+        order = {"set_epoch": self._orders[self.epoch]}
+        if not self._epochs:  # opening the epoch raised
+            return {"sampler": source.sampler_states(), **order}
+        epoch, states, drawn = self._epochs[0], self._current_states, None
+        if states is None and (self.batch == self.start.batch or not source.follows):
+            states, drawn = epoch.sampler_states, self.start.drawn
+        if states is None and source.follows:  # as it is now, and what it drew of this epoch
+            reader, found = epoch.reader, list(self._requests.values())
+            indices = [each.index for each in found if each.epoch == self.epoch]
+            if source.may_have_ended(self.batch + len(indices) + len(reader.ahead)):
+                reader.draw(len(reader.ahead) + 1)
+            indices += (each.index for each in reader.ahead)
+            is_all = reader.is_drained and not reader.has_failed
+            drawn = Drawn([plain_index(each) for each in indices], is_all)
+            states = source.sampler_states() if after is None else after.sampler_states
+        return {"sampler": states, "drawn": drawn, **order}
 
     def numbers_of(self, tasks: list[int]) -> list[tuple[int, int]]:
         """Return epoch and number of each batch that `tasks` request, in order."""
@@ -365,6 +382,9 @@ class Planner:
         ends = feed.ready_ends
         ready, room = (len(feed.ready), 0) if self._is_driven else feed.fill
         missing = self._depth.missing(len(self._requests) - ends, ready - ends, room)
+        if missing and (most := self.source.most_ahead()) < math.inf:
+            more = int(most) - len(self._requests)
+            missing = min(missing, more) if more >= min(missing, CHUNK) else 0
         if missing or at_least:
             self._request(max(missing, at_least))
         self.source.reached(self.start, self.batch - self.start.batch + ready - ends)
@@ -484,11 +504,15 @@ class Planner:
         number = last.start.epoch
         before = self._epochs[-2].order if len(self._epochs) > 1 else self._orders.get(number - 1)
         start = Start(number + 1, origin=last.start.origin + (self.source.end_of(last.start) or 0))
-        self._open(start, next_epoch(last.order, before), 0)
+        self._open(start, next_epoch(last.order, before), 0, is_ahead=True)
         return True
 
-    def _open(self, start: Start, order: int | None, next_worker: int) -> None:
-        states, seed, ended = self.source.sampler_states(), self._worker_seed, set()
+    def _open(
+        self, start: Start, order: int | None, next_worker: int, *, is_ahead: bool = False
+    ) -> None:
+        # An epoch that was opened ahead may be dropped: the sampler is then set back.
+        states = self.source.sampler_states(if_cheap=not is_ahead)
+        seed, ended = self._worker_seed, set()
         if start.epoch == self.epoch:
             workers = enumerate(self.worker_states)
             ended = {worker for worker, state in workers if state.phase == "ended"}
@@ -505,7 +529,8 @@ class Planner:
         That state must not depend on how many batches were requested.
         """
         sampler: Any = getattr(self.source, "sampler", None)
-        if self._epochs or epoch.reader.is_complete or epoch.sampler_states is None:
+        has_states = epoch.sampler_states is not None or self.source.follows
+        if self._epochs or epoch.reader.is_complete or not has_states:
             return
         if self.source.kind == "sampler":
             with suppress(TypeError):  # a sampler without a length may be endless

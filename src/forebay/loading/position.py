@@ -18,7 +18,7 @@ from forebay.base.formatting import counted
 from forebay.errors import OptionError, shortened
 from forebay.loading.messages import WorkerState
 from forebay.loading.samplers import SamplerStates
-from forebay.loading.sources import Start
+from forebay.loading.sources import Drawn, Start
 from forebay.mixing import checked_weights
 from forebay.mixture import Mixture
 
@@ -39,7 +39,6 @@ NO_ORDER = (
     "  Call state_dict() before or after an epoch, or make the loader with in_order=True."
 )
 
-# Kinds of loaders, described for messages.
 KINDS = {
     "plan": "with seed=, buffer=, on_error=, backend= or world_size=, and no sampler",
     "sampler": "with seed=, buffer=, on_error=, backend= or world_size=, and a sampler",
@@ -91,6 +90,7 @@ class Position:
     seed: int | None = None
     set_epoch: int | None = None
     sampler: SamplerStates | None = None
+    drawn: Drawn | None = None
     dataset: Any = None
     generator: str | None = None
     draws_base_seed: bool = True
@@ -107,7 +107,8 @@ class Position:
     def start(self) -> Start:
         """Where to begin in the epoch."""
         by_sample = self.batch > 0 and self.counts_samples
-        return Start(*(self.epoch, self.batch, self.sample, self.length, by_sample, self.origin))
+        place = (self.epoch, self.batch, self.sample, self.length, by_sample, self.origin)
+        return Start(*place, self.drawn)
 
     def reweighted(self, mixture: Mixture, weights: tuple[float, ...]) -> Position:
         """Return the position after which the sources of a mixture have other weights."""
@@ -123,7 +124,7 @@ class Position:
         state = {each.name: getattr(self, each.name) for each in fields(self)}
         state["made_with"] = asdict(self.made_with)
         state["worker_states"] = [list(each) for each in self.worker_states]
-        return {"version": VERSION, **state}
+        return {"version": VERSION, **state, "drawn": self.drawn and [*self.drawn]}
 
     @classmethod
     def from_state(cls, state: Any) -> Position:
@@ -141,6 +142,7 @@ class Position:
             made["windows"] = made["windows"] and tuple(made["windows"])
             values["made_with"] = MadeWith(**made)
             values["worker_states"] = tuple(WorkerState(*each) for each in values["worker_states"])
+            values["drawn"] = values["drawn"] and Drawn(*values["drawn"])
             values["mixture"] = _mixture_of(values["mixture"])
             position = cls(**values)
             if contradiction := position._contradiction():
@@ -179,6 +181,7 @@ class Position:
             f"worker_states of {counted(len(self.worker_states), 'worker')}": (
                 len(self.worker_states) not in (0, workers if is_torchs else 0)
             ),
+            "what a sampler drew": self.drawn is not None and not any(self.sampler or ()),
             "what workers read since": not all(each.fits(made.kind) for each in self.worker_states),
             f"next_worker {self.next_worker} of {workers}": self.next_worker >= workers,
             f"mixture {shortened(self.mixture)} of {len(sources)} sources": (
@@ -353,10 +356,6 @@ def _is_list(value: Any, of: Callable[[Any], bool]) -> bool:
     return isinstance(value, list | tuple) and all(map(of, value))
 
 
-def _is_epoch(value: Any) -> bool:
-    return value is None or (type(value) is int and abs(value) < MOST)
-
-
 def _is_sampler_state(value: Any) -> bool:
     if not isinstance(value, dict):
         return value is None
@@ -397,8 +396,9 @@ POSITION: Checks = {
     "origin": (False, _is_count),
     "counts_samples": (False, bool),
     "seed": (True, lambda value: type(value) is int),
-    "set_epoch": (True, _is_epoch),
+    "set_epoch": (True, lambda value: type(value) is int and abs(value) < MOST),
     "sampler": (True, lambda value: _is_list(value, _is_sampler_state)),
+    "drawn": (True, Drawn.is_one),
     "dataset": (True, object),
     "generator": (True, str),
     "draws_base_seed": (False, bool),

@@ -238,18 +238,28 @@ def copied(index: Any, *, is_batch: bool = True) -> Any:
     return list(index) if is_batch and is_view else index
 
 
+def plain_index(index: Any) -> Any:
+    """Return an index, or those of a batch, with Python's numbers instead of numpy's."""
+    if isinstance(index, list):
+        return [plain_index(each) for each in index]
+    return index.item() if isinstance(index, np.generic) else index
+
+
 def is_self_contained(sampler: Any) -> bool:
     """Return whether a sampler's code draws from no generator of the process."""
     *outer, inner = map(type, chain_of(sampler))
     return inner in (SequentialSampler, DistributedSampler) and outer in ([], [BatchSampler])
 
 
-def states_of(sampler: Any) -> SamplerStates | None:
+def states_of(sampler: Any, keep: Callable[[Any], Any] = copy.deepcopy) -> SamplerStates | None:
     """Return what a sampler and its inner one keep from epoch to epoch; None if neither does.
 
     It is what `state_dict` returns, or else the state of the sampler's generator.
+
+    Args:
+        keep: Makes what is kept of what `state_dict` returns.
     """
-    states = [_state_of(each) for each in chain_of(sampler)]
+    states = [_state_of(each, keep) for each in chain_of(sampler)]
     return states if any(each is not None for each in states) else None
 
 
@@ -267,9 +277,9 @@ def holds_position(sampler: Any) -> bool:
     return any(map(has_state, chain_of(sampler)))
 
 
-def _state_of(sampler: Any) -> dict[str, Any] | None:
+def _state_of(sampler: Any, keep: Callable[[Any], Any]) -> dict[str, Any] | None:
     if has_state(sampler):
-        return {"state": copy.deepcopy(sampler.state_dict())}
+        return {"state": keep(sampler.state_dict())}
     generator = getattr(sampler, "generator", None)
     if isinstance(generator, torch.Generator) and not isinstance(sampler, PlannedShuffle):
         return {"generator": state_of_generator(generator)}

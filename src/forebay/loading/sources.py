@@ -7,9 +7,12 @@ A source yields the selections of one epoch after another; `planner.py` turns th
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -19,6 +22,7 @@ import torch
 from torch.utils.data import BatchSampler
 
 from forebay.base.randomness import PrivateGenerators
+from forebay.loading.messages import CHUNK
 from forebay.loading.samplers import (
     SamplerStates,
     at_epoch,
@@ -33,6 +37,7 @@ from forebay.loading.samplers import (
     set_states,
     states_of,
 )
+from forebay.loading.snapshots import Snapshots
 from forebay.plan import Plan, share_of
 from forebay.seeds import SAMPLER, seed_of
 
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
 
 # Each rank of a DistributedSampler counts positions from `rank << RANK_BITS`: none occurs twice.
 RANK_BITS = 40
+# Indices of which batches are requested at most, of a sampler whose state takes long.
+MOST_DRAWN = 1 << 16
 
 
 class Selection(NamedTuple):
@@ -56,6 +63,44 @@ class Selection(NamedTuple):
     sampler_states: SamplerStates | None = None
 
 
+class Drawn(NamedTuple):
+    """What a sampler had yielded in an epoch, and nobody had taken, when its state was taken.
+
+    Attributes:
+        batches: The indices of each batch.
+        is_all: Whether the epoch ends after them.
+    """
+
+    batches: list[Any]
+    is_all: bool = False
+
+    @staticmethod
+    def is_one(value: Any) -> bool:
+        """Return whether a value can be from a saved state."""
+        is_pair = isinstance(value, list | tuple) and len(value) == 2
+        return is_pair and isinstance(value[0], list) and isinstance(value[1], bool)
+
+    def count(self, sampler: Any) -> int:
+        """Return how many batches of a sampler have indices of these."""
+        if type(sampler) is not BatchSampler:
+            return len(self.batches)
+        return math.ceil(sum(map(len, self.batches)) / sampler.batch_size)
+
+    def before(self, sampler: Any, iterator: Any) -> Any:
+        """Return an iterable of these batches, and then those of a sampler.
+
+        Args:
+            iterator: An iterator over the sampler; None if there is none.
+        """
+        if type(sampler) is not BatchSampler:
+            rest = () if self.is_all else iterator or sampler
+            return itertools.chain(self.batches, rest)
+        # The batch size may be another one now.
+        rest = () if self.is_all else sampler.sampler
+        indices = itertools.chain(itertools.chain.from_iterable(self.batches), rest)
+        return BatchSampler(indices, sampler.batch_size, sampler.drop_last)
+
+
 class Start(NamedTuple):
     """Where to begin in an epoch."""
 
@@ -65,46 +110,61 @@ class Start(NamedTuple):
     length: int | None = None
     by_sample: bool = False
     origin: int = 0
+    drawn: Drawn | None = None
 
 
 class Reader:
-    """Reads the selections of one epoch."""
+    """Reads the selections of one epoch.
+
+    Attributes:
+        ahead: Selections that were read before they were asked for.
+        is_drained: Whether there are no others.
+    """
 
     def __init__(
         self,
         selections: Iterator[Selection],
         generators: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.is_complete = False
+        self.ahead: deque[Selection] = deque()
+        self.is_drained = False
         self.error: Exception | None = None
         self.has_failed = False
         self._selections, self._generators = selections, generators
 
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all selections were returned, as far as they could be read."""
+        return self.is_drained and not self.ahead
+
     def read(self, count: int) -> list[Selection]:
         """Return the next selections; fewer than `count` at the end of the epoch."""
+        self.draw(count)
+        return [self.ahead.popleft() for _ in range(min(count, len(self.ahead)))]
+
+    def draw(self, count: int) -> None:
+        """Read now what is missing for so many selections: a sampler then draws its order."""
+        missing = count - len(self.ahead)
+        if self.is_drained or missing <= 0:
+            return
         found: list[Selection] = []
-        if self.is_complete:
-            return found
         with self._generators():
             try:
-                found.extend(itertools.islice(self._selections, count))
+                found.extend(itertools.islice(self._selections, missing))
             except Exception as error:  # noqa: BLE001 - raised after the batches before it
                 self.error, self.has_failed = error, True
             except BaseException:
                 self.has_failed = True
                 raise
-        self.is_complete = len(found) < count
-        return found
-
-    def begin(self) -> None:
-        """Read the first selection now, so that the sampler draws its order."""
-        self._selections = itertools.chain(self.read(1), self._selections)
+        self.is_drained = len(found) < missing
+        self.ahead.extend(found)
 
 
 class Source(ABC):
     """Selections, epoch after epoch."""
 
     kind: str
+    follows = False  # whether the state of a sampler has the position in an epoch
     is_arithmetic = True  # whether another thread may read it: no code of the user's runs
     count: Callable[[Any], int] = staticmethod(len)
 
@@ -134,8 +194,20 @@ class Source(ABC):
     def close(self) -> None:  # noqa: B027 - nothing to close
         """Stop preparing what comes; `reached` begins again."""
 
-    def sampler_states(self) -> SamplerStates | None:
-        """Return the states that samplers keep from epoch to epoch; None if they keep none."""
+    def may_have_ended(self, batches: int) -> bool:
+        """Return whether a sampler may have been read to its end with so many batches."""
+        return False
+
+    def most_ahead(self) -> float:
+        """Return how many batches may be requested and not taken, whatever a buffer holds."""
+        return math.inf
+
+    def sampler_states(self, *, if_cheap: bool = False) -> SamplerStates | None:
+        """Return the states that samplers keep from epoch to epoch; None if they keep none.
+
+        Args:
+            if_cheap: Also return None if a sampler follows its position, and its state takes long.
+        """
         return None
 
     def set_sampler_states(self, states: SamplerStates | None) -> None:  # noqa: B027 - no states
@@ -217,19 +289,25 @@ class SamplerSource(Source):
         self._seed = seed
         # How ranks share each batch; None if the sampler yields only this rank's batches.
         self._plan, self.as_tensors = settings.shared, settings.is_sliced
+        is_shared = self._plan is not None and self._plan.world_size > 1
+        self.follows = holds_position(sampler) and not is_shared
+        self._snapshots, self._size = Snapshots(copy.deepcopy, time.perf_counter), 1
 
     def open(self, start: Start, order: int | None) -> Reader:
         """See `Source`."""
         if self._seed is None:
             iterator, self.iterator = self.iterator, None
-            return Reader(self._selections(self.sampler, start, iterator))
+            reader = Reader(self._selections(self.sampler, start, iterator))
+            reader.draw(start.drawn.count(self.sampler) if start.drawn else 0)
+            return reader
         if (planned := planned_within(self.sampler)) is not None:
             # Its order must not depend on how often, or how far ahead, it was read.
             planned.begin(start.epoch)
         seed = seed_of(self._seed, SAMPLER, start.epoch)
         generators = nullcontext if is_self_contained(self.sampler) else PrivateGenerators(seed)
         reader = Reader(self._selections(at_epoch(self.sampler, order), start), generators)
-        reader.begin()  # many samplers read their epoch when iteration starts
+        # Many samplers read their epoch when iteration starts.
+        reader.draw(max(start.drawn.count(self.sampler) if start.drawn else 0, 1))
         return reader
 
     def _selections(self, sampler: Any, start: Start, iterator: Any = None) -> Iterator[Selection]:
@@ -238,7 +316,7 @@ class SamplerSource(Source):
         if self._plan is not None and self._plan.world_size > 1:
             yield from self._shared(sampler, start, self._plan)
             return
-        follows, (rank, ranks) = holds_position(sampler), rank_of(sampler)
+        follows, (rank, ranks) = self.follows, rank_of(sampler)
         position, skip = rank << RANK_BITS, 0 if follows else start.batch
         if start.by_sample and not follows and type(sampler) is BatchSampler:
             rest: Any = itertools.islice(sampler.sampler, start.sample // ranks, None)
@@ -248,19 +326,44 @@ class SamplerSource(Source):
             position += start.sample // ranks
         # A sampler that yields nothing was restored to the end of the epoch before: this iteration
         # only ended that epoch, so it is iterated again.
+        drawn = start.drawn if follows else None
+        known = drawn.count(sampler) if drawn else 0
         for _ in range(2 if follows and not start.batch else 1):
             is_empty = True
             rows = rows_of(sampler) if self.as_tensors else None
-            for number, index in enumerate(rows or iterator or sampler):
+            every = drawn.before(sampler, iterator) if drawn else rows or iterator or sampler
+            for number, index in enumerate(every):
                 is_empty = False
                 index = copied(index, is_batch=self.count is not _one)
+                self._size = self.count(index)
                 if number >= skip:
-                    states = states_of(self.sampler) if follows else None
+                    states = self._states() if follows and number >= known else None
                     yield Selection(index, position, 0, states)
-                position += self.count(index)
-            iterator = None
+                position += self._size
+            iterator = drawn = None
             if not is_empty:
                 return
+
+    def _states(self) -> SamplerStates | None:
+        """Return the states after a selection; None if they are asked for only when needed."""
+        if not self._snapshots.schedule.is_cheap:
+            return None
+        found: SamplerStates | None = self._snapshots.take(
+            lambda: states_of(self.sampler, keep=_same)
+        )
+        return found
+
+    def may_have_ended(self, batches: int) -> bool:
+        """See `Source`. A short batch is read until a sampler ends, which may then start over."""
+        length, size = length_of(self.sampler), getattr(self.sampler, "batch_size", None)
+        is_short = isinstance(size, int) and self._size < size
+        return is_short or (length is not None and batches >= length)
+
+    def most_ahead(self) -> float:
+        """See `Source`. A state includes what was drawn since, if the sampler's takes long."""
+        if not self.follows or self._snapshots.schedule.is_cheap:
+            return math.inf
+        return max(MOST_DRAWN // max(self._size, 1), 2 * CHUNK)
 
     def _shared(self, sampler: Any, start: Start, plan: Plan) -> Iterator[Selection]:
         """Yield this rank's part of the batches that all ranks make together."""
@@ -289,9 +392,9 @@ class SamplerSource(Source):
         length = length_of(self.sampler)
         return 0 if self._seed is not None else math.inf if length is None else length
 
-    def sampler_states(self) -> SamplerStates | None:
+    def sampler_states(self, *, if_cheap: bool = False) -> SamplerStates | None:
         """See `Source`."""
-        return states_of(self.sampler)
+        return self._states() if if_cheap and self.follows else states_of(self.sampler)
 
     def set_sampler_states(self, states: SamplerStates | None) -> None:
         """See `Source`."""
@@ -318,6 +421,10 @@ class IterableSource(Source):
 
 def _one(_: Any) -> int:
     return 1
+
+
+def _same(state: Any) -> Any:
+    return state
 
 
 def _length(index: Any) -> int:
