@@ -307,11 +307,12 @@ def test_workers_of_a_buffer_that_nobody_reads_end_and_come_back(monkeypatch, nu
         iterator = iter(loader)
         found = [next(iterator)]
         pool = iterator.pipeline.feed.pool
-        until(lambda: loader.statistics().ready_batches >= 20)
+        # 19 where all 20 were ready before one was taken: it rests down to the low mark.
+        until(lambda: loader.statistics().ready_batches >= 19)
         monkeypatch.setattr("forebay.loading.feed.IDLE_S", 0.0)
         until(lambda: not pool.living_pids())
         monkeypatch.setattr("forebay.loading.feed.IDLE_S", 600.0)
-        assert loader.statistics().ready_batches >= 20
+        assert loader.statistics().ready_batches >= 19
         found += [next(iterator) for _ in range(30)]
         monkeypatch.setattr("forebay.loading.feed.IDLE_S", 0.0)
         until(lambda: not pool.living_pids())

@@ -10,7 +10,7 @@ import threading
 import numpy
 import pytest
 import torch
-from datasets import Squares
+from datasets import PATIENCE_S, Squares
 from same import assert_same
 from streams import Noisy, NoisyGroups
 from torch.utils.data import IterableDataset, Subset
@@ -47,7 +47,7 @@ class Meeting(Squares):
         if self.barrier is None:
             with LOCK:
                 self.barrier = self.barrier or threading.Barrier(self.together)
-        self.barrier.wait(20)
+        self.barrier.wait(PATIENCE_S)
         return index
 
 
@@ -176,7 +176,7 @@ def test_the_slowest_sample_is_known():
     class Slow(Squares):
         def __getitem__(self, index):
             if index == 5:
-                threading.Event().wait(0.2)
+                threading.Event().wait(1.0)  # longer than any pause of a loaded machine
             return index
 
     with DataLoader(Slow(12), batch_size=4, num_workers=1, concurrency=4, seed=0) as loader:
