@@ -19,11 +19,18 @@ from forebay.base.formatting import byte_size, short_number
 from forebay.buffer import buffer_of
 from forebay.observe.causes import Causes
 from forebay.observe.diagnosis import LEAST_STEPS, OTHER_RATE, diagnose
-from forebay.observe.measurements import Fetched, MadeRecord, Measured, SlowSample, StepRecord
+from forebay.observe.measurements import (
+    Fetched,
+    MadeRecord,
+    Measured,
+    Setup,
+    SlowSample,
+    StepRecord,
+)
 from forebay.observe.record import FINEST_S
 from forebay.observe.recorded_work import IDLE_CORES, recorded_work, slowdown
 from forebay.observe.simulated_loader import BUSY_CORES, FILLED, SimulatedLoader
-from forebay.observe.simulation import UNLIMITED, Arrangement, Setup, Work, simulate, stretched
+from forebay.observe.simulation import UNLIMITED, Arrangement, Work, depth_of, simulate, stretched
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -952,7 +959,7 @@ def test_a_loader_with_auto_can_be_asked():
             pass
         assert loader.diagnose().wait_share >= 0.0
     setup = Setup(num_workers=2, most_workers=8, takes_turns=True)
-    assert setup.depth(1.0) == 16
+    assert depth_of(setup, 1.0) == 16
 
 
 def test_steps_that_wait_for_a_core_are_contention_though_batches_are_ready():

@@ -215,7 +215,7 @@ def test_a_fork_leaves_the_page_of_its_parent(folder) -> None:
 
 
 def test_pages_of_the_dead_are_removed(folder) -> None:
-    """By the next writer; those of other machines stay, and what cannot be read for an hour."""
+    """By the second page of the next writer; others stay, and for an hour what cannot be read."""
     code = 'from forebay.show.live_page import LivePage; LivePage()({"a": 1})'
     done = subprocess.run([sys.executable, "-c", f"{code}; import os; os._exit(0)"])
     assert done.returncode == 0
@@ -235,11 +235,28 @@ def test_pages_of_the_dead_are_removed(folder) -> None:
     reused = folder / "3-c.page"
     reused.write_text(json.dumps({**data, "pid": os.getpid(), "process_start": "1"}))
     page = LivePage()
-    page({"a": 1})
+    for _ in range(2):
+        page({"a": 1})
     left = set(folder.iterdir())
     assert {elsewhere, unknown} < left
     assert not {dead, reused, torn, unnamed} & left
     page.remove()
+
+
+def test_the_first_page_imports_little(folder) -> None:
+    """It is written within a step of the training: neither a simulation nor files are needed."""
+    code = """
+        import sys
+        from forebay.observe.page_numbers import as_numbers
+        from forebay.show.live_page import LivePage
+        LivePage()({"a": 1})
+        late = {"observe.simulation", "observe.diagnosis", "base.files"}
+        print({name for name in late if f"forebay.{name}" in sys.modules})
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+    assert len(list(folder.iterdir())) == 1
 
 
 @pytest.mark.parametrize("pid", [None, "1", -1, 0, True, 2**40, 1.5])

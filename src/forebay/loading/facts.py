@@ -36,6 +36,7 @@ from forebay.loading.samplers import holds_position, set_states
 from forebay.loading.settings import Settings
 from forebay.loading.sources import PlanSource, SamplerSource, Source, Start
 from forebay.observe.figures import numeric_values
+from forebay.observe.measurements import Setup
 from forebay.observe.record import Trace
 from forebay.observe.worker_memory import LEAST_BYTES
 from forebay.options import AutoWorkers, backend_name
@@ -45,7 +46,6 @@ from forebay.show.live_page import LivePage, RecentWork
 if TYPE_CHECKING:
     from forebay.loader import DataLoader
     from forebay.observe.diagnosis import Diagnosis
-    from forebay.observe.simulation import Setup
 
 # How often what `forebay top` makes a diagnosis of is renewed on the page.
 MEASURED_PAGE_S = 10.0
@@ -53,8 +53,6 @@ MEASURED_PAGE_S = 10.0
 
 def setup_of(settings: Settings, trace: Trace) -> Setup:
     """Return how a loader is set up, as far as its speed depends on it."""
-    from forebay.observe.simulation import Setup
-
     loader, depth = settings.loader, settings.depth()
     limits, workers = settings.limits(depth), max(loader.num_workers, 1)
     marks: dict[str, Any] = {"prefetch_factor": max(depth.usual // workers, 1)}

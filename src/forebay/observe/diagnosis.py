@@ -15,10 +15,9 @@ from typing import Any
 
 from forebay.base.formatting import counted, duration, short_number, summary
 from forebay.observe.causes import Causes, sentence_case
-from forebay.observe.measurements import Measured, StepRecord
+from forebay.observe.measurements import Measured, Setup, StepRecord
 from forebay.observe.recorded_work import recorded_work
 from forebay.observe.simulated_loader import Cause, Finding, SimulatedLoader
-from forebay.observe.simulation import Setup
 
 # Fewer steps are too few to judge by.
 LEAST_STEPS = 20

@@ -1,13 +1,13 @@
-"""What workers and the trainer measure: plain records.
+"""What workers and the trainer measure, and how a loader is set up: plain records. PURE.
 
 Times are seconds of `time.perf_counter()`, which all processes of a machine share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 
 class SlowSample(NamedTuple):
@@ -140,3 +140,37 @@ class Fetched:
     def rate(self) -> float:
         """Bytes per second while any request was under way."""
         return self.nbytes / self.busy_s if self.busy_s else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How a loader is set up, as far as its speed depends on it.
+
+    None is what it does not have, or what is not known.
+    """
+
+    num_workers: int
+    most_workers: int | None = None  # with num_workers="auto": batches are prefetched for so many
+    auto_workers: int = 8
+    concurrency: int | None = None  # None for a dataset that cannot have it
+    backend: Literal["process", "thread", "ray"] = "process"
+    cores: float | None = None  # with the trainer's
+    prefetch_factor: int = 2
+    takes_turns: bool = False
+    in_order: bool = True
+    keeps_workers: bool = False
+    crosses_epochs: bool = False
+    buffer_bytes: int | None = None
+    buffer_batches: int | None = None
+    refill_below: int | float | None = None
+    batch_size: int | None = None
+    is_iterable: bool = False
+    is_sliced: bool = False
+    prefetches_tiny: int = 0
+    tried: Mapping[int, float] = field(default_factory=dict)  # by workers: batches per second
+    samples: int | None = None
+    read_limit: int | None = None  # bytes per second
+    free_memory: int | None = None  # bytes that files may occupy
+    fetched: Fetched | None = None  # of a cache in a bucket
+    consumer: str = "training"
+    step: str = "the training step"

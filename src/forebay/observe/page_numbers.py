@@ -15,12 +15,19 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import lru_cache
+from operator import sub
 from typing import Any, TypeVar
 
 from forebay.errors import printable
 from forebay.observe.figures import LARGEST_NUMBER
-from forebay.observe.measurements import Fetched, MadeRecord, Measured, SlowSample, StepRecord
-from forebay.observe.simulation import Setup
+from forebay.observe.measurements import (
+    Fetched,
+    MadeRecord,
+    Measured,
+    Setup,
+    SlowSample,
+    StepRecord,
+)
 
 # How many of the last steps, and of the last batches, a page has.
 ON_PAGE = 128
@@ -63,10 +70,11 @@ def _packed(records: Sequence[Any], origins: dict[str, float], totals: Sequence[
     from_zero = [origins.get(name, 0.0) for name in first._fields]
     numbers = array("f")
     for record in records:
-        numbers.extend(
-            -1.0 if value is None else value - zero
-            for value, zero in zip(record, from_zero, strict=True)
-        )
+        if None in record:
+            pairs = zip(record, from_zero, strict=True)
+            numbers.extend(-1.0 if value is None else value - zero for value, zero in pairs)
+        else:  # nearly always, and several times as fast
+            numbers.extend(map(sub, record, from_zero))
     return base64.b64encode(numbers.tobytes()).decode()
 
 

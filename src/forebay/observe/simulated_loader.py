@@ -11,11 +11,15 @@ from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from forebay.base.formatting import byte_unit, counted
+from forebay.observe.measurements import Setup
 from forebay.observe.recorded_work import RecordedWork
 from forebay.observe.simulation import (
     Arrangement,
-    Setup,
     SimulationResult,
+    arrangement_of,
+    depth_of,
+    has_buffer,
+    prefetch_factor_for,
     simulate,
     stretched,
 )
@@ -272,7 +276,7 @@ class SimulatedLoader:
         is_filled = self.recorded.most_ready + 1 >= FILLED * self.depth
         if not self.setup.num_workers or not is_filled:
             return None
-        return self._with_depth(self._arrangement, self.depth + 1, in_buffer=self.setup.has_buffer)
+        return self._with_depth(self._arrangement, self.depth + 1, in_buffer=has_buffer(self.setup))
 
     def no_epochs(self) -> Change | None:
         """Return the smallest change that lets epochs begin without a wait."""
@@ -297,7 +301,7 @@ class SimulatedLoader:
         if setup.is_sliced:
             setup = replace(setup, num_workers=0)
         recorded = self.recorded
-        return setup.arrangement(recorded.nbytes, recorded.start_s, is_tiny=self._is_tiny)
+        return arrangement_of(setup, recorded.nbytes, recorded.start_s, is_tiny=self._is_tiny)
 
     def _with_depth(self, arrangement: Arrangement, least: int, *, in_buffer: bool) -> Change:
         setup, nbytes, most = self.setup, self.recorded.nbytes, len(self._work.step_s) + 1
@@ -306,9 +310,9 @@ class SimulatedLoader:
             return simulate(self._work, replace(arrangement, depth=depth, refill_below=None))
 
         depth, given = _smallest(least, max(most, least), result)
-        each = setup.prefetching(depth)
+        each = prefetch_factor_for(setup, depth)
         if not in_buffer and each <= MOST_PREFETCHED:
-            deep = result(replace(setup, prefetch_factor=each).depth(nbytes))
+            deep = result(depth_of(replace(setup, prefetch_factor=each), nbytes))
             return Change({"prefetch_factor": each}, deep, setup.num_workers)
         advice = {"buffer": _rounded_bytes(depth * BUFFER_ROOM * max(nbytes, 1024.0))}
         return Change(advice, given, setup.num_workers)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
-from forebay.observe.measurements import Fetched
+from forebay.observe.measurements import Setup
 
 # Batches outstanding where nothing limits them.
 UNLIMITED = 1 << 40
@@ -179,72 +178,45 @@ def stretched(num_workers: int, cores: float | None, cpu_s: float, other_s: floa
 
 
 # ---- loader setup --------------------------------------------------------------------------------
-# How a loader is set up, as far as its speed depends on it: a plain record. PURE.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """How a loader is set up. None is what it does not have, or what is not known."""
+def has_buffer(setup: Setup) -> bool:
+    """Return whether a buffer, rather than `prefetch_factor`, limits what is prefetched."""
+    return setup.buffer_bytes is not None or setup.buffer_batches is not None
 
-    num_workers: int
-    most_workers: int | None = None  # with num_workers="auto": batches are prefetched for so many
-    auto_workers: int = 8
-    concurrency: int | None = None  # None for a dataset that cannot have it
-    backend: Literal["process", "thread", "ray"] = "process"
-    cores: float | None = None  # with the trainer's
-    prefetch_factor: int = 2
-    takes_turns: bool = False
-    in_order: bool = True
-    keeps_workers: bool = False
-    crosses_epochs: bool = False
-    buffer_bytes: int | None = None
-    buffer_batches: int | None = None
-    refill_below: int | float | None = None
-    batch_size: int | None = None
-    is_iterable: bool = False
-    is_sliced: bool = False
-    prefetches_tiny: int = 0
-    tried: Mapping[int, float] = field(default_factory=dict)  # by workers: batches per second
-    samples: int | None = None
-    read_limit: int | None = None  # bytes per second
-    free_memory: int | None = None  # bytes that files may occupy
-    fetched: Fetched | None = None  # of a cache in a bucket
-    consumer: str = "training"
-    step: str = "the training step"
 
-    @property
-    def has_buffer(self) -> bool:
-        """Return whether a buffer, rather than `prefetch_factor`, limits what is prefetched."""
-        return self.buffer_bytes is not None or self.buffer_batches is not None
+def depth_of(setup: Setup, nbytes: float, *, is_tiny: bool = False) -> int:
+    """Return how many batches of so many bytes may be outstanding."""
+    if has_buffer(setup):
+        by_bytes = UNLIMITED
+        if setup.buffer_bytes is not None and nbytes > 0:
+            by_bytes = max(int(setup.buffer_bytes / nbytes), 1)
+        return min(by_bytes, setup.buffer_batches or UNLIMITED)
+    each, workers = setup.prefetch_factor, setup.most_workers or setup.num_workers
+    return (max(each, setup.prefetches_tiny) if is_tiny else each) * workers
 
-    def depth(self, nbytes: float, *, is_tiny: bool = False) -> int:
-        """Return how many batches of so many bytes may be outstanding."""
-        if self.has_buffer:
-            by_bytes = UNLIMITED
-            if self.buffer_bytes is not None and nbytes > 0:
-                by_bytes = max(int(self.buffer_bytes / nbytes), 1)
-            return min(by_bytes, self.buffer_batches or UNLIMITED)
-        each, workers = self.prefetch_factor, self.most_workers or self.num_workers
-        return (max(each, self.prefetches_tiny) if is_tiny else each) * workers
 
-    def prefetching(self, depth: int) -> int:
-        """Return the `prefetch_factor` for so many outstanding batches."""
-        workers = max(self.most_workers or self.num_workers, 1)
-        return max(-(-depth // workers), 1)
+def prefetch_factor_for(setup: Setup, depth: int) -> int:
+    """Return the `prefetch_factor` for so many outstanding batches."""
+    workers = max(setup.most_workers or setup.num_workers, 1)
+    return max(-(-depth // workers), 1)
 
-    def arrangement(self, nbytes: float, start_s: float, *, is_tiny: bool = False) -> Arrangement:
-        """Return what the simulation needs."""
-        depth, low = self.depth(nbytes, is_tiny=is_tiny), None
-        if self.has_buffer and self.refill_below is not None:
-            is_share = isinstance(self.refill_below, float)
-            low = int(self.refill_below * depth) if is_share else int(self.refill_below)
-        return Arrangement(
-            num_workers=self.num_workers,
-            depth=depth,
-            refill_below=low,
-            in_order=self.in_order,
-            takes_turns=self.takes_turns,
-            waits_for_epoch=not self.crosses_epochs and self.num_workers > 0,
-            restarts=not self.keeps_workers,
-            start_s=start_s,
-        )
+
+def arrangement_of(
+    setup: Setup, nbytes: float, start_s: float, *, is_tiny: bool = False
+) -> Arrangement:
+    """Return what the simulation needs of a setup, with batches of so many bytes."""
+    depth, low = depth_of(setup, nbytes, is_tiny=is_tiny), None
+    if has_buffer(setup) and setup.refill_below is not None:
+        is_share = isinstance(setup.refill_below, float)
+        low = int(setup.refill_below * depth) if is_share else int(setup.refill_below)
+    return Arrangement(
+        num_workers=setup.num_workers,
+        depth=depth,
+        refill_below=low,
+        in_order=setup.in_order,
+        takes_turns=setup.takes_turns,
+        waits_for_epoch=not setup.crosses_epochs and setup.num_workers > 0,
+        restarts=not setup.keeps_workers,
+        start_s=start_s,
+    )

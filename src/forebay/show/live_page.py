@@ -41,6 +41,7 @@ class LivePage:
     def __init__(self) -> None:
         self._path: str | None = None
         self._owner = 0
+        self._cleans = False
         self._lock = threading.Lock()  # two threads may record at a time: one of them writes
 
     def __call__(self, record: Any) -> None:
@@ -78,8 +79,11 @@ class LivePage:
             folder = private_folder()
             if folder is None:
                 return
-            living_pages(folder)
             path = self._path = os.path.join(folder, f"{pid}-{secrets.token_hex(4)}{_SUFFIX}")
+            self._cleans = True
+        elif self._cleans:  # not with the first page, which takes the trainer longest
+            living_pages(os.path.dirname(path))
+            self._cleans = False
         _replace(path, content)
         if self._path is None:  # removed by another thread meanwhile
             os.unlink(path)
