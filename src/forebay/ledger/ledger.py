@@ -107,12 +107,12 @@ class Ledger(LedgerFile):
     Every method that changes it is one transaction: on an error, nothing has changed.
     """
 
-    def __init__(self, lock: FolderLock, path: Path) -> None:
+    def __init__(self, lock: FolderLock, path: Path, *, is_of_run: bool = False) -> None:
         self._rest: Iterator[Input] | None = None  # of a listing that is not read to its end
         self._is_distinct = False
         self._fingerprint = ""
         self._has_openers = False  # whether any input of this listing needs one
-        super().__init__(lock, path)
+        super().__init__(lock, path, is_of_run=is_of_run)
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -145,7 +145,7 @@ class Ledger(LedgerFile):
         """
         self._fingerprint = fingerprint if complete else ""
         self._has_openers = False
-        with self.transaction() as db:
+        with self.transaction(is_held=True) as db:
             db.execute("DELETE FROM temp.openers")
             if anew:
                 self._begin_anew(db)

@@ -34,9 +34,9 @@ class LedgerFile:
     Every method that changes it is one transaction: on an error, nothing has changed.
     """
 
-    def __init__(self, lock: FolderLock, path: Path) -> None:
-        self._lock, self._path = lock, path
-        self._commits = 0
+    def __init__(self, lock: FolderLock, path: Path, *, is_of_run: bool = False) -> None:
+        self._lock, self._path, self._is_of_run = lock, path, is_of_run
+        self._commits, self._is_held = 0, False
         with in_words(path):
             self._connection = open_database(
                 path, "mode=rwc" if lock.native else "mode=rwc&nolock=1"
@@ -58,7 +58,7 @@ class LedgerFile:
         db.execute("PRAGMA temp.cache_size = -65536")
         self._commits = version_in(db) % COMMITS
         if fresh:
-            with self.transaction():
+            with self.transaction(is_held=True):
                 db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 for statement in STATEMENTS:
                     db.execute(statement)
@@ -80,7 +80,7 @@ class LedgerFile:
             ) from error
         lock = FolderLock(folder / LOCK_NAME, command, call)
         try:
-            return cls(lock, folder / NAME)
+            return cls(lock, folder / NAME, is_of_run=bool(call))
         except BaseException:
             lock.close()
             raise
@@ -92,7 +92,10 @@ class LedgerFile:
     def close(self) -> None:
         """Close the file and release the folder; a second call does nothing."""
         try:
-            self._connection.close()
+            try:
+                self.settle()
+            finally:
+                self._connection.close()
         finally:
             self._lock.close()
 
@@ -103,22 +106,41 @@ class LedgerFile:
         self.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit what the block does; if it raises, roll everything back."""
-        db = self._connection
+    def transaction(self, *, is_held: bool = False) -> Iterator[sqlite3.Connection]:
+        """Commit what the block does; if it raises, roll it back.
+
+        Args:
+            is_held: In a run, leave the commit to the next transaction, or to `settle`: each waits
+                for the disk four times. Only for what may be lost if the process is killed before.
+        """
+        db, was_held = self._connection, self._is_held
+        self._is_held = False  # whatever interrupts the block, half of it is never committed
         with in_words(self._path):
             try:
-                if db.in_transaction:  # Ctrl-C came before the one before could be rolled back
-                    db.execute("ROLLBACK")
-                db.execute("BEGIN IMMEDIATE")
+                if not was_held:
+                    if db.in_transaction:  # Ctrl-C came before it could be rolled back
+                        db.execute("ROLLBACK")
+                    db.execute("BEGIN IMMEDIATE")
+                db.execute("SAVEPOINT block")
                 yield db
+                if is_held and self._is_of_run:
+                    db.execute("RELEASE block")
+                    self._is_held = True
+                    return
                 self._commits = (self._commits + 1) % COMMITS
                 db.execute(f"PRAGMA user_version = {FORMAT * COMMITS + self._commits}")
                 db.execute("COMMIT")
             except BaseException:
                 if db.in_transaction:  # SQLite itself rolls back when a disk is full
-                    db.execute("ROLLBACK")
+                    db.execute("ROLLBACK TO block" if was_held else "ROLLBACK")
+                    self._is_held = was_held
                 raise
+
+    def settle(self) -> None:
+        """Commit what a transaction has left to the next one."""
+        if self._is_held:
+            with self.transaction():
+                pass
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """Return all rows of a query; the caller bounds their number with LIMIT."""
@@ -127,6 +149,7 @@ class LedgerFile:
 
     def backup(self, path: Path) -> None:
         """Copy everything as of the last commit to a file, replacing an earlier copy."""
+        self.settle()
         path.unlink(missing_ok=True)
         with in_words(path), closing(open_database(path, "mode=rwc")) as copy:
             copy.execute("PRAGMA synchronous = OFF")
@@ -134,6 +157,7 @@ class LedgerFile:
 
     def load(self, path: Path) -> None:
         """Replace the content by that of a `backup`; if that is unusable, change nothing."""
+        self.settle()
         with in_words(path), closing(open_database(path, "mode=ro")) as copy:
             if check_tables(copy, path) or copy.execute("PRAGMA quick_check").fetchone()[0] != "ok":
                 raise sqlite3.DatabaseError("the copy is incomplete")
@@ -163,6 +187,11 @@ class LedgerFile:
         A table in another format was not written by a run.
         """
         self.set_meta("tables", json.dumps(dict(tables)), **others)
+
+    def mark_tables_stale(self) -> None:
+        """Record that no table is up to date, before a run changes anything."""
+        with self.transaction(is_held=True) as db:
+            put_meta(db, "tables", json.dumps(dict.fromkeys(self.tables(), False)))
 
     def own_files(self) -> list[str]:
         """Return the names of the files that belong to no input: the tables."""

@@ -19,7 +19,9 @@ such as the bytes of a foreign file name, is written with backslash escapes (`\u
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -117,6 +119,19 @@ def _adds_origin(columns: tuple[str, ...]) -> bool:
     return {"source", "destination"} <= set(columns) and "origin" not in columns
 
 
+def import_for_table(form: str) -> threading.Thread:
+    """Import what writes a table, which takes 0.1 s, while the workers start; return the thread."""
+
+    def load() -> None:
+        if form == "parquet":
+            with suppress(ImportError):  # the writer says so
+                import pyarrow.parquet  # noqa: F401
+
+    thread = threading.Thread(target=load, name="forebay-imports", daemon=True)
+    thread.start()
+    return thread
+
+
 class LedgerTable:
     """The table in an output folder, in each of the formats in which runs wrote it.
 
@@ -128,7 +143,7 @@ class LedgerTable:
         self._ledger, self._folder = ledger, folder
         self._formats, self._without_rows = ledger.tables(), 0
         if any(self._formats.values()):
-            ledger.set_tables(dict.fromkeys(self._formats, False))
+            ledger.mark_tables_stale()
 
     def check(self, form: str) -> None:
         """Raise OutputError if a table of this format would replace a file that no run wrote."""
@@ -138,30 +153,38 @@ class LedgerTable:
     def update(self, form: str, kind: str, *, is_stale: bool) -> None:
         """Write the table, unless it is up to date."""
         stale = dict.fromkeys(self._formats, False)
-        current, written = stale if is_stale else self._formats, dict[str, str]()
-        if not current.get(form) or self._folder.size(table_name(form)) is None:
-            # Recorded first: otherwise, after a kill, the table would look like a foreign file.
-            self._ledger.set_tables({**stale, form: False})
-            self._folder.copy_ledger(self._ledger, now=form not in self._formats)
-            self._write(form, kind, stale)
-            written["without_rows"] = str(self._without_rows)
-        self._ledger.set_tables({**current, form: True}, **written)
+        current = stale if is_stale else self._formats
+        if current.get(form) and self._folder.size(table_name(form)) is not None:
+            self._ledger.set_tables({**current, form: True})
+        else:
+            self._write(form, kind, current, stale)
 
-    def _write(self, form: str, kind: str, stale: Mapping[str, bool]) -> None:
+    def _write(
+        self, form: str, kind: str, current: Mapping[str, bool], stale: Mapping[str, bool]
+    ) -> None:
         """Write and publish the table; if that fails, record that no run wrote this format."""
-        name = table_name(form)
+        name, is_new = table_name(form), form not in self._formats
+
+        def record() -> None:
+            written = {"without_rows": str(self._without_rows)}
+            self._ledger.set_tables({**current, form: True}, **written)
 
         def write(path: Path) -> None:
             write_metadata(path, form, self._columns(), partial(self._records, kind))
+            if is_new:
+                # Recorded first: otherwise, after a kill, the table would look like a foreign
+                # file. One that is recorded but not there is written again.
+                record()
+            self._folder.copy_ledger(self._ledger, now=is_new)
 
         try:
-            self._folder.write_table(name, write, replaces=form in self._formats)
+            self._folder.write_table(name, write, replaces=not is_new)
         except FileExistsError:
             self._ledger.set_tables(stale)
             raise self._foreign(form) from None
         except (OSError, OutputError) as error:
-            if self._folder.size(name) is None:  # it is there if only the flush failed
-                self._ledger.set_tables(stale)
+            is_there = self._folder.size(name) is not None  # then only the flush failed
+            self._ledger.set_tables({**stale, form: False} if is_there else stale)
             if isinstance(error, OutputError):
                 raise
             raise OutputError(
@@ -169,6 +192,8 @@ class LedgerTable:
                 "  The inputs are done and in the ledger. Check the disk's space and health, then "
                 "make the same call again."
             ) from error
+        if not is_new:
+            record()
 
     def _columns(self) -> tuple[str, ...]:
         """Return the columns of the manifest."""

@@ -25,7 +25,7 @@ from forebay.base.draw_detection import ThreadTurns
 from forebay.base.files import download, location_text
 from forebay.base.formatting import counted
 from forebay.base.output_names import PRIVATE, table_name
-from forebay.base.process import fewer_collections
+from forebay.base.process import fewer_collections, join_thread
 from forebay.base.randomness import generators_kept, generators_restored
 from forebay.errors import (
     ChangedError,
@@ -43,13 +43,13 @@ from forebay.options import PreprocessOptions
 from forebay.outputs.places import open_place
 from forebay.pools.base import Pool
 from forebay.pools.job_loading import check_not_loading
-from forebay.pools.processes import occupy_standard_descriptors
+from forebay.pools.processes import ProcessPool, occupy_standard_descriptors
 from forebay.runs import notes
 from forebay.runs.calls import SETTINGS, call_id, take_folder
 from forebay.runs.commits import Commit, perform_pending
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.job import PreprocessJob, name_of_work
-from forebay.runs.metadata_table import LedgerTable
+from forebay.runs.metadata_table import LedgerTable, import_for_table
 from forebay.runs.processing import FailureBudget, Processing, workers_for
 from forebay.runs.report import Report, run_diagnosis
 from forebay.runs.source_code import sha256_of
@@ -119,6 +119,7 @@ class Session:
             self._open_table()
             self.perform_pending()
             self.starts_over = self._is_to_start_over()
+            self._settle()
             self._closing = stack.pop_all()
         return self
 
@@ -145,6 +146,14 @@ class Session:
             total, done, _ = self.ledger.counts()
         noun = notes.unit_of(self.verb)
         return f"{before}{done:,} of {counted(total, noun)} are done and stay" if done else ""
+
+    def _settle(self) -> None:
+        """Commit now, since others read the ledger, if the next commit may be long away.
+
+        Nodes of a cluster start first, or samples are read to find their structure.
+        """
+        if self.options.cluster or not self._has_table:
+            self.ledger.settle()
 
     def _open_table(self) -> None:
         """Record that the table is not up to date, before anything changes."""
@@ -186,6 +195,8 @@ class Session:
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
         self.ledger.keep_alive()  # starts a thread, so only after the fork of the zygote
+        if self._has_table and isinstance(self._pool, ProcessPool):
+            self._closing.callback(join_thread, import_for_table(self.options.metadata))
 
     def enrol(self, listing: Listing, *, whole: bool = False) -> None:
         """Merge the listing into the ledger."""
@@ -193,6 +204,7 @@ class Session:
         self._described()  # before a Dataset's own code is called, and while workers start
         self._listed = listing.total or 0
         self._merge(listing, ahead)
+        self._settle()
         if self._has_table and not self.starts_over:
             self._find_missing()
         folder = None if listing.folder is None else shown_location(listing.folder)
@@ -227,6 +239,8 @@ class Session:
 
     def _find_missing(self) -> None:
         """Have those inputs done again of which an output is no longer in the folder."""
+        if self.ledger.counts().done > AHEAD:  # it takes a while, and others read the ledger
+            self.ledger.settle()
         missing: dict[int, str] = {}
         for name, ordinal in self.folder.missing(self.ledger.listed_outputs()):
             missing.setdefault(ordinal, name)
