@@ -37,8 +37,17 @@ ran, walks, package = {}, {}, forebay.__path__[0]
 def note(frame, event, argument, optimized=1):
     """Have the file of a function that begins; bodies of modules and classes are no functions."""
     code = frame.f_code
-    if event == "call" and code.co_flags & optimized and code.co_filename.startswith(package):
-        ran[code.co_filename] = ran.get(code.co_filename) or code.co_name
+    if event != "call" or not code.co_filename.startswith(package) or code.co_filename in ran:
+        return
+    if code.co_flags & optimized and not is_import(frame):
+        ran[code.co_filename] = code.co_name
+
+def is_import(frame):
+    """Tell whether a module's body has called this, which another program may have done before."""
+    while frame := frame.f_back:
+        if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__":
+            return True
+    return False
 
 def walk(name, run):
     """Return what `run` does, and note which files it passed."""

@@ -40,8 +40,8 @@ from forebay.runs.calls import recorded_settings, settings_shown
 from forebay.runs.commits import perform_pending
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.preprocess import preprocess, retry
+from forebay.runs.ranges import verb_of
 from forebay.runs.references import load_work
-from forebay.runs.run_state import verb_of
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

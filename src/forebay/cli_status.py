@@ -17,8 +17,8 @@ from forebay.base.formatting import counted
 from forebay.cli_options import PATH
 from forebay.errors import BusyError, OptionError, one_line, printable, shown_location
 from forebay.failures import Failure, grouped
+from forebay.runs.ranges import read_run_state
 from forebay.runs.report import lines_by_error
-from forebay.runs.run_state import read_run_state
 from forebay.show.comparison import compare
 from forebay.show.top import Signs, live_views, signs_for, view_lines, watch
 

@@ -21,8 +21,8 @@ from forebay.cli import cli
 from forebay.ledger.lock import LOCK_NAME, FolderLock
 from forebay.ledger.records import Counts
 from forebay.observe.progress import Progress
+from forebay.runs.ranges import read_run_state
 from forebay.runs.references import load_work
-from forebay.runs.run_state import read_run_state
 from kit.leaks import no_leaks
 
 

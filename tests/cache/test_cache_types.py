@@ -30,7 +30,7 @@ from forebay.caching import arrow_shards
 from forebay.caching.arrow_shards import ShardWork, layout_of
 from forebay.caching.index import CachePlan
 from forebay.failures import MAX_TEXT
-from forebay.runs.run_state import failed_samples
+from forebay.runs.ranges import failed_samples
 
 # `forebay.cache` is the function.
 CACHE = importlib.import_module("forebay.runs.cache")

@@ -16,7 +16,7 @@ import forebay
 from forebay.failures import MAX_TEXT
 from forebay.ledger.records import Counts
 from forebay.runs import processing
-from forebay.runs.run_state import read_run_state
+from forebay.runs.ranges import read_run_state
 
 
 def predicted(model, data, output, **options):

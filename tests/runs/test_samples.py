@@ -17,10 +17,9 @@ from torch.utils import data
 
 import forebay
 from forebay.ledger.records import Input
-from forebay.runs.bases import describe_bases, number_bases
 from forebay.runs.differences import difference
 from forebay.runs.fingerprint import Fingerprint
-from forebay.runs.samples import sample_listing, samples_of
+from forebay.runs.samples import describe_bases, number_bases, sample_listing, samples_of
 
 
 class Items(data.Dataset):

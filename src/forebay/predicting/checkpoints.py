@@ -31,8 +31,8 @@ from forebay.failures import Failure, failure_from_json, failure_to_json
 from forebay.ledger.database import DAMAGES
 from forebay.ledger.records import Todo
 from forebay.predicting.part_writer import Rows, types_from_json, types_to_json
+from forebay.runs.ranges import range_of
 from forebay.runs.run import Session
-from forebay.runs.run_state import range_of
 from forebay.runs.source_code import hash_of_array
 
 # Seconds between two checkpoints of a part: a kill costs these, and the batch after them.

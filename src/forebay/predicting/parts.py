@@ -37,7 +37,7 @@ from forebay.predicting.part_writer import (
 )
 from forebay.predicting.reader import Loaded, RangeReader
 from forebay.runs.processing import FailureBudget
-from forebay.runs.run_state import failed_samples, range_of
+from forebay.runs.ranges import failed_samples, range_of
 
 if TYPE_CHECKING:
     from forebay.predicting.factory import ModelFactory

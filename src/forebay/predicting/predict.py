@@ -20,7 +20,6 @@ from forebay.failures import short_tracebacks
 from forebay.ledger.records import Todo
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, check_killable, cluster_of
-from forebay.runs.bases import describe_bases
 from forebay.runs.calls import saying_what_stays, settings_to_json
 from forebay.runs.fingerprint import Fingerprint, describe_parts
 from forebay.runs.ranges import (
@@ -28,13 +27,13 @@ from forebay.runs.ranges import (
     SampleProgress,
     drop_gone_ranges,
     enrol_ranges,
+    range_of,
     recorded_cut,
     sample_ranges,
 )
 from forebay.runs.report import PredictionReport
 from forebay.runs.run import Session
-from forebay.runs.run_state import range_of
-from forebay.runs.samples import Samples, samples_of
+from forebay.runs.samples import Samples, describe_bases, samples_of
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import pyarrow as pa
@@ -322,9 +321,9 @@ def _enrolled(
     if not isinstance(listed, Samples):
         names, inputs = names_in(listed.listing)
     elif listed.have_names:
-        names, inputs = names_in(listed.of(session).inputs())
+        names, inputs = names_in(listed.numbered(*session.bases).inputs())
     else:
-        enrol_ranges(session, cut, sample_ranges(session, cut, listed.of(session)))
+        enrol_ranges(session, cut, sample_ranges(session, cut, listed.numbered(*session.bases)))
         return reader, cut, None, EarlierRows()
 
     from forebay.runs.named_samples import enrol_named
@@ -338,7 +337,7 @@ def _factory_of(session: Session, model: Any, known: Collection[str]) -> ModelFa
     """Return what calls a factory, and accepts weights with these hashes, or any if asked."""
     from forebay.predicting.factory import ModelFactory
 
-    words = session.words_of_change(session.work[0].name, "the weights of its model differ")
+    words = session.words_of_change(session.work.name, "the weights of its model differ")
     return ModelFactory(model, words, None if session.accepts_changes else known)
 
 

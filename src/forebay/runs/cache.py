@@ -33,7 +33,6 @@ from forebay.failures import Failure, short_tracebacks
 from forebay.ledger.database import reading
 from forebay.ledger.snapshot import read_entries
 from forebay.options import SHARD_BYTES, PreprocessOptions, Ray
-from forebay.runs.bases import describe_bases
 from forebay.runs.calls import settings_to_json
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.named_samples import enrol_named, forget_earlier, hashes_of
@@ -42,14 +41,15 @@ from forebay.runs.ranges import (
     SampleProgress,
     drop_gone_ranges,
     enrol_ranges,
+    failed_in,
     numbers_to_text,
+    range_of,
     recorded_cut,
     sample_ranges,
 )
 from forebay.runs.report import Report
 from forebay.runs.run import Session
-from forebay.runs.run_state import failed_in, range_of
-from forebay.runs.samples import Samples, samples_of
+from forebay.runs.samples import Samples, describe_bases, samples_of
 from forebay.runs.source_code import sha256_of
 
 # Minimum number of shards, if there are as many samples, so that every core has work and a kill
@@ -217,7 +217,7 @@ def _made(
         if plan is None or fresh.per_shard > MOST_SMALLER * plan.per_shard:
             plan = fresh
     cut = Cut(total, plan.per_shard, json.dumps(plan.to_json()))
-    samples, earlier = samples.of(session), EarlierRows()
+    samples, earlier = samples.numbered(*session.bases), EarlierRows()
     listing = None if samples.have_names else sample_ranges(session, cut, samples)
     place.remove([INDEX])  # until all shards exist again
     marks = private / "marks"

@@ -7,8 +7,8 @@ from dataclasses import replace
 from difflib import unified_diff
 from typing import Any
 
-from forebay.runs.bases import paired
 from forebay.runs.fingerprint import WEIGHTS, Base, Fingerprint
+from forebay.runs.samples import paired
 from forebay.runs.source_code import HASH
 
 _LONGEST_DIFFERENCE = 60  # lines

@@ -173,6 +173,8 @@ class PreprocessJob:
         """Return the identity of the file that was read, with a hash of its content, or ""."""
         if took_s < HASHED_AFTER_S or not source:
             return ""
+        if self._kind == "rows" and self._folder is None:  # a range of samples, and no file
+            return ""
         from forebay.inputs.contents import content_identity
 
         return content_identity(source, row, self._folder, took_s)
@@ -232,7 +234,9 @@ class PreprocessJob:
                 returned = sample if self._save is None else self._save(sample, out)
                 return files_in(_exhausted(returned)), out.name_of
         if row is not None:
-            listed = located(json.loads(opens), self._folder)
+            listed = json.loads(opens)
+            if self._folder:
+                listed = located(listed, self._folder)
             if source and self._folder:
                 from forebay.inputs.file_columns import with_open_path
 

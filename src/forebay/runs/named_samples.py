@@ -36,9 +36,15 @@ from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import NAMED, Input, Leftover, key_of
 from forebay.outputs.folder import OutputFolder
-from forebay.runs.ranges import Cut, enrol_ranges, lost_samples, numbers_from_text
+from forebay.runs.ranges import (
+    Cut,
+    enrol_ranges,
+    failed_samples,
+    lost_samples,
+    numbers_from_text,
+    range_of,
+)
 from forebay.runs.run import Session
-from forebay.runs.run_state import failed_samples, range_of
 
 # ---- numbers -------------------------------------------------------------------------------------
 

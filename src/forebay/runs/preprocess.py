@@ -182,7 +182,7 @@ def preprocess(
         if listing.samples is not None:
             from forebay.runs.samples import sample_listing
 
-            listing = sample_listing(listing.samples.of(session))
+            listing = sample_listing(listing.samples.numbered(*session.bases))
         session.enrol(listing, whole=session.options.redo is not None)
         _redo(session)
         return session.process_inputs()
@@ -210,7 +210,7 @@ def retry(
     `preprocess` itself if its inputs had credentials in their URLs, which are not stored.
     """
     given = dict(locals())
-    from forebay.runs.run_state import verb_of
+    from forebay.runs.ranges import verb_of
 
     meta = snapshot_of(output).meta
     verb = verb_of(meta)
@@ -257,7 +257,7 @@ def _found_again(session: Session, samples: Samples) -> list[Todo]:
     todo = session.ledger.todo(failed_only=True)
     failed = {key_of(each.source, each.row): each for each in todo}
     found = []
-    for index, one in enumerate(sample_listing(samples.of(session))):
+    for index, one in enumerate(sample_listing(samples.numbered(*session.bases))):
         if each := failed.pop(key_of(one.source, one.row), None):
             found.append(each._replace(opens=str(index)))
     if failed:
@@ -303,7 +303,7 @@ def _described(work: Any, save: Any, samples: Samples | None) -> Fingerprint:
     """Return the description of what makes the outputs, for change detection."""
     if samples is None:
         return describe(work)
-    from forebay.runs.bases import describe_bases
+    from forebay.runs.samples import describe_bases
 
     bases = describe_bases(samples.bases, samples.lengths, fixed=False)
     parts = describe_parts({} if save is None else {"save": save})

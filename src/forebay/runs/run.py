@@ -47,7 +47,7 @@ from forebay.pools.processes import ProcessPool, occupy_standard_descriptors
 from forebay.runs import notes
 from forebay.runs.calls import SETTINGS, call_id, take_folder
 from forebay.runs.commits import Commit, perform_pending
-from forebay.runs.fingerprint import Fingerprint
+from forebay.runs.fingerprint import Base, Fingerprint
 from forebay.runs.job import PreprocessJob, name_of_work
 from forebay.runs.metadata_table import LedgerTable, import_for_table
 from forebay.runs.processing import FailureBudget, Processing, workers_for
@@ -425,23 +425,27 @@ class Session:
             others["trial"] = "no"
         elif ledger.get_meta("trial") is None:
             others["trial"] = "yes"
-        ledger.set_meta("work", self.work[0].to_json(), verb=self.verb, **others)
+        ledger.set_meta("work", self.work.to_json(), verb=self.verb, **others)
 
     @cached_property
     def state(self) -> str:
         """A hash of the description of the work; the earlier run's if that is continued."""
         was = None if self.starts_over else self.ledger.get_meta("state")
-        return was or sha256_of(self.work[0].to_json().encode())
+        return was or sha256_of(self.work.to_json().encode())
 
     @cached_property
-    def work(self) -> tuple[Fingerprint, list[int]]:
-        """The description for the ledger, with Datasets of earlier calls; where its own are."""
+    def work(self) -> Fingerprint:
+        """The description for the ledger, with the Datasets of earlier calls."""
+        return replace(self._described(), bases=self.bases[0])
+
+    @cached_property
+    def bases(self) -> tuple[tuple[Base, ...], list[int]]:
+        """The Datasets of this call and of earlier ones, and where those of this call are."""
         was = None if self.starts_over else self.ledger.get_meta("work")
         known = () if was is None else Fingerprint.from_json(was).bases
         found, accepts = self._described().bases, self.accepts_changes
         if not (known or found):  # the usual case: inputs are no samples of Datasets
-            return self._described(), []
-        from forebay.runs.bases import number_bases
+            return (), []
+        from forebay.runs.samples import number_bases
 
-        bases, numbers = number_bases(known, found, accepts=accepts)
-        return replace(self._described(), bases=bases), numbers
+        return number_bases(known, found, accepts=accepts)
