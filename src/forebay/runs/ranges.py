@@ -35,7 +35,6 @@ from forebay.outputs.places import newest_ledger
 from forebay.runs.run import Session
 from forebay.runs.samples import Samples, as_array
 
-
 # The key in the ledger under which the `Cut` is stored.
 RANGES = "ranges"
 
