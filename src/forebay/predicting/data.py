@@ -24,8 +24,6 @@ from forebay.base.files import file_name, is_url, local_file, names_among, shown
 from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.errors import InputError, OptionError
 from forebay.inputs.listing import Listing, is_table, list_inputs
-from forebay.inputs.own_outputs import keep_apart, without_outputs
-from forebay.inputs.tables import find_table, read_memory_table, read_table
 from forebay.ledger.records import Input
 from forebay.options import (
     Ray,
@@ -61,6 +59,8 @@ class Table(NamedTuple):
 
 def open_table(data: Any, folder: str | os.PathLike[str] | None) -> Table:
     """Return a table whose columns can be stored beside the predictions."""
+    from forebay.inputs.tables import find_table, read_memory_table, read_table
+
     is_named = isinstance(data, str | os.PathLike)
     source = find_table(data) if is_named else data
     listing = list_inputs(source, folder)  # raises if there are no rows, or columns of one name
@@ -76,6 +76,7 @@ def open_table(data: Any, folder: str | os.PathLike[str] | None) -> Table:
 
 def open_files(data: Any, output: str | os.PathLike[str]) -> Table:
     """Return the files that a folder, a glob or a list names, those in the output folder aside."""
+    from forebay.inputs.own_outputs import keep_apart, without_outputs
     from forebay.packed import PackedSequence
 
     keep_apart(data, output)
@@ -160,6 +161,8 @@ def table_of(
         if callable(load):
             return open_table(data, folder)
         if is_named and not is_url(os.fspath(data)):
+            from forebay.inputs.tables import find_table
+
             find_table(data)  # raises if there is none
         raise _no_function(data, "is a table", "a row as a dict", "from its rows")
     for name, value in (("folder", folder), ("load", load)):

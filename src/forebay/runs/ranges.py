@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import counted
 from forebay.errors import ChangedError
@@ -29,11 +29,13 @@ from forebay.ledger.database import (
     reading,
 )
 from forebay.ledger.records import Counts, Input
-from forebay.ledger.snapshot import Snapshot, read_entries, read_failures, read_snapshot
 from forebay.observe.progress import Progress, log_samples_failed, run_label
 from forebay.outputs.places import newest_ledger
 from forebay.runs.run import Session
 from forebay.runs.samples import Samples, as_array
+
+if TYPE_CHECKING:
+    from forebay.ledger.snapshot import Snapshot
 
 # The key in the ledger under which the `Cut` is stored.
 RANGES = "ranges"
@@ -221,6 +223,8 @@ def read_run_state(
     output: str | os.PathLike[str],
 ) -> Iterator[tuple[Snapshot, Iterator[Failure]]]:
     """Read the state of a run from another process, whether or not it is running."""
+    from forebay.ledger.snapshot import read_entries, read_failures, read_snapshot
+
     with newest_ledger(output) as (folder, live):
         snapshot = read_snapshot(folder, live)
         if verb_of(snapshot.meta) == "preprocess":
