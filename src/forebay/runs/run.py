@@ -116,7 +116,8 @@ class Session:
             self.ledger, self.has_waited = taken.ledger, taken.is_begun
             if self.has_waited:  # what was to be done again was
                 self.options = replace(self.options, resume=True, redo=None)
-            self._open_table()
+            if self._has_table:  # it is recorded as not up to date, before anything changes
+                self._table = LedgerTable(self.ledger, self.folder)
             self.perform_pending()
             self.starts_over = self._is_to_start_over()
             self._settle()
@@ -154,11 +155,6 @@ class Session:
         """
         if self.options.cluster or not self._has_table:
             self.ledger.settle()
-
-    def _open_table(self) -> None:
-        """Record that the table is not up to date, before anything changes."""
-        if self._has_table:
-            self._table = LedgerTable(self.ledger, self.folder)
 
     def start_workers(
         self,
