@@ -79,7 +79,6 @@ STILL_LONG = frozenset(
         "caching/fetch_policy.py",
         "caching/fetcher.py",
         "caching/remote.py",
-        "items.py",
         "loader.py",
         "loading/batch_job.py",
         "loading/epochs.py",
@@ -91,17 +90,9 @@ STILL_LONG = frozenset(
         "pools/ray_cluster.py",
         "pools/ray_nodes.py",
         "pools/ray_pool.py",
-        "predicting/outputs.py",
-        "predicting/parts.py",
     ]
 )
-STILL_DOUBLE = frozenset(
-    [
-        "Rows",
-        "rows_of",
-        "spread",
-    ]
-)
+STILL_DOUBLE = frozenset[str]()
 STILL_CIRCLING = frozenset({"loader"})
 STILL_UPWARDS = frozenset({"loading/facts", "loading/iterators", "loading/settings"})
 BAD_NAMES = ("utils", "helpers")
