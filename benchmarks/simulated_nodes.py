@@ -21,7 +21,7 @@ from typing import Any
 
 from forebay.failures import Failure
 from forebay.pools.events import Event, TaskFinished, WorkerDied, WorkerStarted
-from forebay.pools.ray_nodes import Hosting
+from forebay.pools.ray_host import Hosting
 
 LOST = Failure("crash", "WorkerDiedError", "its node was lost")
 

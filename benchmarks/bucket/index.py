@@ -87,7 +87,7 @@ def _open() -> None:
     ours, (other,) = _memory("self"), [each for each in _fetchers() if each not in fetchers]
     fetcher = _memory(str(other))
     program = (
-        "import time, forebay, forebay.caching.remote; began = time.perf_counter();"
+        "import time, forebay, forebay.caching.bucket_reader; began = time.perf_counter();"
         f"forebay.open_cache('s3://{BUCKET}/large'); print(time.perf_counter() - began)"
     )
     second_s = float(subprocess.check_output([sys.executable, "-c", program]).split()[-1])

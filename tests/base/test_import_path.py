@@ -195,7 +195,7 @@ def test_the_private_function_of_pythons_that_lists_flags_is_there():
 def test_rays_addition_to_the_path_is_taken_back(monkeypatch):
     """Unless the driver has its working folder on the path too."""
     pytest.importorskip("ray", reason="needs forebay[ray]")
-    from forebay.pools.ray_nodes import leave_out
+    from forebay.pools.ray_shipping import leave_out
 
     for path, left in (([], ["/b"]), (["/data"], ["/data", "/b"]), ([""], ["/data", "/b"])):
         monkeypatch.setattr(sys, "path", ["/data", "/b"])

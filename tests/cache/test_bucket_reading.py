@@ -33,7 +33,8 @@ from reading import (
 
 import forebay
 from buckets import PATIENCE_S
-from forebay.caching import remote
+from forebay.caching import bucket_reader
+from forebay.caching import lookahead as lookahead_module
 from forebay.caching.fetcher_process import Place
 from forebay.caching.link import Link
 from forebay.observe.measurements import Fetched
@@ -66,7 +67,7 @@ def ranks_of(dataset, world, **arguments):
 @pytest.mark.parametrize("way", ["one by one", "batches", "backwards"])
 def test_samples_are_those_of_the_files(endpoint, local, way, monkeypatch):
     """By whole blocks or by parts of them, small as they are; they own their memory."""
-    monkeypatch.setattr(remote, "SMALL_BYTES", 0)
+    monkeypatch.setattr(bucket_reader, "SMALL_BYTES", 0)
     cached = forebay.open_cache(URL)
     order = [*range(SAMPLES)]
     random.Random(1).shuffle(order)
@@ -214,7 +215,9 @@ def test_ranks_share_the_same_global_batches(endpoint, world):
 )
 def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(endpoint, root, monkeypatch, world, most):
     """Each has a process of its own that fetches; 3 ranks share some of the 16 lanes."""
-    monkeypatch.setattr(remote, "MOST_EPOCHS", 2)  # the next epoch comes after the last batch
+    monkeypatch.setattr(
+        lookahead_module, "MOST_EPOCHS", 2
+    )  # the next epoch comes after the last batch
     ranks = []
     for rank in range(world):
         monkeypatch.setenv("AWS_RANK", f"{rank}")  # as in a process of its own
@@ -238,7 +241,8 @@ def test_each_byte_is_fetched_once_by_the_ranks_of_a_node(endpoint, root, monkey
 def test_what_is_fetched_ahead_is_kept_between_epochs(endpoint, monkeypatch, persistent_workers):
     """The loader has one connection for it as long as it lives, workers or not."""
     made = []
-    monkeypatch.setattr(remote, "Link", lambda process: made.append(process.place) or Link(process))
+    for module in (bucket_reader, lookahead_module):
+        monkeypatch.setattr(module, "Link", lambda of: made.append(of.place) or Link(of))
     cached = forebay.open_cache(URL, window="150KB")
     cached[0]
     options = {} if persistent_workers is None else {"persistent_workers": persistent_workers}
@@ -308,12 +312,12 @@ class Quiet:
 
 def lookahead(monkeypatch, connect):
     """Return the lookahead of a loader that reads ten blocks of 100 bytes in order, two at once."""
-    monkeypatch.setattr(remote, "Link", lambda process: connect())
-    monkeypatch.setattr(remote, "AHEAD_BYTES", 200)
+    monkeypatch.setattr(lookahead_module, "Link", lambda process: connect())
+    monkeypatch.setattr(lookahead_module, "AHEAD_BYTES", 200)
     blocks = SimpleNamespace(length=np.full(10, 100, np.uint32))
     reader = SimpleNamespace(blocks=blocks, place=Place(URL), process=None)
     order = InOrder(np.arange(0, 101, 10), 10)
-    return remote.Lookahead(reader, order, range(1), None, Fetched())
+    return lookahead_module.Lookahead(reader, order, range(1), None, Fetched())
 
 
 def test_windows_are_held_as_far_as_there_is_room(monkeypatch):

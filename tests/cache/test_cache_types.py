@@ -27,8 +27,8 @@ import forebay
 from forebay.base.earlier_rows import EarlierRows
 from forebay.base.value_classes import MisfitError
 from forebay.caching import arrow_shards
-from forebay.caching.arrow_shards import ShardWork, layout_of
 from forebay.caching.index import CachePlan
+from forebay.caching.shard_writer import ShardWork, layout_of
 from forebay.failures import MAX_TEXT
 from forebay.runs.ranges import failed_samples
 

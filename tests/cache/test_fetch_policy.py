@@ -25,9 +25,9 @@ from forebay.caching.fetch_policy import (
     TIMEOUT_S,
     WRONG,
     Requests,
-    Residency,
     Unit,
 )
+from forebay.caching.residency import Residency
 
 SIZE = 4 * MIB
 

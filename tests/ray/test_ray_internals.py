@@ -9,7 +9,7 @@ from ray._private import auto_init_hook, state, worker
 from ray.actor import ActorMethod
 
 import ray
-from forebay.pools import ray_cluster
+from forebay.pools import ray_internals
 
 pytestmark = pytest.mark.usefixtures("no_cluster")
 
@@ -32,13 +32,13 @@ def test_ray_can_be_kept_from_connecting_by_itself():
     assert isinstance(getattr(auto_init_hook, "enable_auto_connect", None), bool), (
         "Ray's switch enable_auto_connect is not a bool any more; see ray_internals.py"
     )
-    was = ray_cluster.set_auto_connect(False)
+    was = ray_internals.set_auto_connect(False)
     try:
         with pytest.raises(Exception, match=r"ray\.init|not been started|must be"):
             ray.put(1)
         assert not ray.is_initialized(), "Ray connects by itself though it was told not to"
     finally:
-        assert ray_cluster.set_auto_connect(was) is False
+        assert ray_internals.set_auto_connect(was) is False
 
 
 def test_ray_tells_what_is_free_on_each_node():
@@ -50,7 +50,7 @@ def test_ray_tells_what_is_free_on_each_node():
 
 def test_ray_holds_up_a_call_whose_results_are_not_fetched():
     """A method of an actor takes the option."""
-    (name,) = ray_cluster.stream_options(2)
+    (name,) = ray_internals.stream_options(2)
     assert name in inspect.signature(ActorMethod.__init__).parameters or name in (
         inspect.getsource(ActorMethod)
     ), f"Ray does not know the option {name} any more; see ray_internals.py"

@@ -13,15 +13,11 @@ import ray
 from forebay.options import Ray
 from forebay.pools.base import Pool
 from forebay.pools.events import Job, WorkersResized, WorkerStarted
-from forebay.pools.ray_nodes import (
-    ClusterState,
-    HostEnded,
-    Hosting,
-    NodeCheck,
-    listen,
-    shipped,
-)
+from forebay.pools.ray_host import Hosting
+from forebay.pools.ray_nodes import ClusterState, NodeCheck
+from forebay.pools.ray_placement import HostEnded, listen
 from forebay.pools.ray_pool import RayPool
+from forebay.pools.ray_shipping import shipped
 from kit.conformance import PoolTests
 from kit.faults import FaultyJob
 

@@ -19,8 +19,10 @@ from forebay.options import Ray
 from forebay.pools import ray_pool as pools
 from forebay.pools.base import Pool
 from forebay.pools.events import Assignment, Job, WorkerDied, WorkerStarted
-from forebay.pools.ray_nodes import Hosting, NodeCheck, shipped
+from forebay.pools.ray_host import Hosting
+from forebay.pools.ray_nodes import NodeCheck
 from forebay.pools.ray_pool import RayPool
+from forebay.pools.ray_shipping import shipped
 from kit.conformance import PoolTests
 from kit.faults import FaultyJob, meet_fault
 from runs import attempts, run, table

@@ -19,7 +19,7 @@ from driving import SOURCE, finish, make_inputs, published
 import forebay
 from forebay.loading.remote import BatchHosting
 from forebay.options import Ray
-from forebay.pools.ray_nodes import shipped
+from forebay.pools.ray_shipping import shipped
 
 MODULE = """
 import tool_of_tests
@@ -94,7 +94,7 @@ def test_a_project_that_holds_the_package_travels_without_it(tmp_path):
     shutil.copytree(Path(SOURCE) / "forebay", tmp_path / "forebay")
     (tmp_path / "tool_of_tests.py").write_text(TOOL)
     script = (
-        "import forebay, tool_of_tests; from forebay.pools.ray_nodes import shipped; "
+        "import forebay, tool_of_tests; from forebay.pools.ray_shipping import shipped; "
         "print(len(shipped(tool_of_tests.loud)), len(shipped(forebay.Ray)), forebay.__file__)"
     )
     ended = subprocess.run(

@@ -9,7 +9,7 @@ from clusters import until
 from driving import PATIENCE_S
 
 from forebay.pools import ray_cluster
-from forebay.pools.ray_cluster import ShutdownGuard, shutdown_guard
+from forebay.pools.ray_internals import ShutdownGuard, shutdown_guard
 
 pytestmark = pytest.mark.usefixtures("no_cluster")
 
@@ -59,7 +59,7 @@ def test_a_shutdown_waits_for_all_calls():
 
 def test_a_shutdown_does_not_wait_for_ever(monkeypatch):
     """A call into a cluster that is lost may never come back."""
-    monkeypatch.setattr("forebay.pools.ray_cluster.PATIENCE_S", 0.01)
+    monkeypatch.setattr("forebay.pools.ray_internals.PATIENCE_S", 0.01)
     own = ShutdownGuard(threading.RLock())
     inside = Call(own.held)
     assert inside.came.wait(PATIENCE_S)
@@ -70,7 +70,7 @@ def test_a_shutdown_does_not_wait_for_ever(monkeypatch):
 
 def test_a_call_does_not_wait_for_ever_for_a_connection(monkeypatch):
     """If nodes do not answer, that may take minutes; the cluster from before is gone anyway."""
-    monkeypatch.setattr("forebay.pools.ray_cluster.PATIENCE_S", 0.01)
+    monkeypatch.setattr("forebay.pools.ray_internals.PATIENCE_S", 0.01)
     own = ShutdownGuard(threading.RLock())
     connecting = Call(lambda: own)
     assert connecting.came.wait(PATIENCE_S)

@@ -28,7 +28,8 @@ from forebay.options import parse_bytes
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from forebay.caching.remote import BucketReader, Lookahead
+    from forebay.caching.bucket_reader import BucketReader
+    from forebay.caching.lookahead import Lookahead
     from forebay.observe.measurements import Fetched
     from forebay.windows import Windows
 
@@ -158,7 +159,7 @@ class CachedDataset(Dataset[Any]):
             shuffle: Whether the order is random.
             fetched: Where to note what is fetched.
         """
-        from forebay.caching.remote import Lookahead
+        from forebay.caching.lookahead import Lookahead
         from forebay.windows import InOrder
 
         if self.remote is None:
@@ -314,8 +315,8 @@ def cached_dataset(
     plan, classes = index.plan, {**known_classes(index), **classes}
     if isinstance(place, Folder):
         return CachedDataset(Shards(place.path, plan), plan, transform, classes)
+    from forebay.caching.bucket_reader import BucketReader
     from forebay.caching.fetcher_process import Place
-    from forebay.caching.remote import BucketReader
 
     return CachedDataset(BucketReader(Place(place.url)), plan, transform, classes, WINDOW)
 
@@ -328,8 +329,8 @@ def _in_bucket(
     url: str, directory: str | os.PathLike[str] | None, disk: float | str
 ) -> BucketReader:
     """Return what reads a cache in a bucket."""
+    from forebay.caching.bucket_reader import BucketReader
     from forebay.caching.fetcher_process import Place
-    from forebay.caching.remote import BucketReader
 
     nbytes = parse_bytes(disk, "disk") if disk else 0
     if bool(nbytes) != (directory is not None):

@@ -30,8 +30,10 @@ from forebay.pools.base import Pool
 from forebay.pools.events import Assignment, Event, TaskFinished, TasksReturned
 from forebay.pools.job_loading import load_job
 from forebay.pools.processes import ProcessPool
-from forebay.pools.ray_nodes import Hosting, NodeCheck, shipped
+from forebay.pools.ray_host import Hosting
+from forebay.pools.ray_nodes import NodeCheck
 from forebay.pools.ray_pool import AnswerReceiver, RayPool
+from forebay.pools.ray_shipping import shipped
 
 if TYPE_CHECKING:
     from forebay.loading.batch_job import HostedJob

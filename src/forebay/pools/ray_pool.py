@@ -10,7 +10,7 @@ take all of the driver's time. Batches are large: each worker has a host and a s
 
 Ray only starts and connects hosts. It never restarts them or retries their calls, since the flow
 owns every retry. If a host is lost, with its node or alone, no input is to blame; the deaths of
-workers are reported by their hosts (see `ray_nodes.py`).
+workers are reported by their hosts (see `ray_host.py`).
 """
 
 from __future__ import annotations
@@ -18,53 +18,42 @@ from __future__ import annotations
 import atexit
 import os
 import queue
-import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
-from forebay.errors import OptionError, WorkerDiedError
-from forebay.failures import Failure
-from forebay.options import Ray, worker_resources
+from forebay.errors import WorkerDiedError
+from forebay.options import Ray
 from forebay.pools import ray_cluster
 from forebay.pools.base import Pool
 from forebay.pools.events import (
     Assignment,
     Event,
     StacksTaken,
-    TaskFailed,
     TaskFinished,
     WorkerDied,
     WorkersResized,
     as_received,
 )
-from forebay.pools.ray_cluster import Node, capacity, place, shutdown_guard, why_waiting
+from forebay.pools.ray_cluster import Node, capacity, why_waiting
+from forebay.pools.ray_host import Hosting
+from forebay.pools.ray_internals import shutdown_guard
 from forebay.pools.ray_nodes import (
     PATIENCE_S,
     ClusterLost,
     ClusterState,
-    Host,
-    HostEnded,
-    Hosting,
-    Message,
     NodeCheck,
     check_nodes,
-    environment_of,
-    listen,
     monitor,
 )
-from forebay.pools.worker import failure_of
+from forebay.pools.ray_placement import PENDING_S, HostEnded, Message, RayHosts, actor_of
 
 # How long a host may take to kill its worker before the host is killed.
 KILL_S = 10.0
-# How long a host may wait for its resources, if others took some of them, before its workers are
-# placed again. It includes the start of the actor.
-PENDING_S = 60.0
 # How long `close` gives workers and hosts to clean up.
 CLOSE_S = 2.0
 # How long workers may wait for room before a message says so, and between such messages.
@@ -75,25 +64,6 @@ ROOM_S, HOSTS_S = 900.0, 3 * PENDING_S
 # How long `wait` may hear nothing at all: the monitor alone reports every second. And how long to
 # wait for that at a time, so that a pause of this process counts only once.
 SILENT_S, LISTEN_S = 90.0, 5.0
-
-
-@dataclass(slots=True)
-class _Host:
-    """A host: its node, the actor and its `order`, its listener, and how many workers it may have.
-
-    `workers` are worker IDs by incarnation; a host without any is about to end. Those in `hanging`
-    are to be killed. The host is killed at `kill_at` if it has not carried out its order by then.
-    """
-
-    node: str
-    actor: Any
-    order: Any
-    listener: threading.Thread
-    room: int
-    workers: dict[int, int]
-    pending_since: float | None
-    kill_at: float | None = None
-    hanging: set[int] = field(default_factory=set)
 
 
 class AnswerReceiver:
@@ -108,7 +78,7 @@ class AnswerReceiver:
 
 
 @final
-class RayPool(Pool):
+class RayPool(RayHosts, Pool):
     """Runs each worker on some node of a cluster.
 
     Args:
@@ -136,40 +106,21 @@ class RayPool(Pool):
         ray_cluster.join_cluster(where.address, say)
         import ray
 
-        self._ray = ray
+        most = most if most is not None else where.max_workers
+        super().__init__(hosting, where, most, ahead)
         self._say = say
-        self._where = where
-        self._need = worker_resources(where)
-        self._most = most if most is not None else where.max_workers
         self._grows = grows
-        self._ahead = ahead
         self._receiver = receiver or AnswerReceiver()
-        self._messages: queue.SimpleQueue[
-            Message | HostEnded | ClusterState | ClusterLost | None
-        ] = queue.SimpleQueue()
-        self._hosts: dict[int, _Host] = {}
-        self._hosts_started = 0
-        self._members: dict[int, int] = {}  # the host of each worker that has one, by incarnation
-        self._to_place = False
-        self._waiting: deque[tuple[int, int]] = deque()  # incarnations without a node, worker IDs
-        self._waiting_since: float | None = None
-        self._idle_since: float | None = None  # without a worker, or hope of one
         self._silent_s = 0.0
         self._said_at = 0.0
-        self._fresh: Counter[str] = Counter()  # placed since the nodes were polled
         self._gone: str | None = None
-        self._closed = threading.Event()
         self._owner = os.getpid()
-        # Ray has no fractions above one, and a host's GPUs would be visible to all its workers.
-        whole = all(float(each).is_integer() for each in self._need.values())
-        self._is_shared = hosting.is_shared and whole and not where.num_gpus
-        self._collect_s_of = hosting.collect_s
         self._monitor: threading.Thread | None = None
         # Ray disconnects when the interpreter exits, and any later call ends the process. Exit
         # handlers run in reverse order, so this one runs before Ray's.
         atexit.register(self.close)
         try:
-            self._actor = _actor_of(where)
+            self._actor = actor_of(where)
             self._node = ray.get_runtime_context().get_node_id()
             alive = partial(self._messages.put, Message(None, []))
             checks = partial(
@@ -329,123 +280,13 @@ class RayPool(Pool):
                         message.taken.set()
                 host.listener.join(0.01)
 
-    # ---- placing workers -----------------------------------------------------------------------
+            # Otherwise the host or Ray is gone: the listener reports that.
 
     def _adapt(self) -> None:
         """Have hosts that start from now on collect answers for longer if there are many."""
         hosts = len(self._nodes) if self._is_shared else self.num_workers
         self._collect_s = self._collect_s_of(hosts)
         self.group_s = Pool.group_s + 5 * self._collect_s
-
-    def _place_waiting(self) -> None:
-        """Place waiting workers, as far as there is room."""
-        self._to_place = False
-        if not self._ray.is_initialized():
-            return  # the monitor reports that
-        for number, host in self._hosts.items():  # replace workers that died
-            count = host.room - len(host.workers) if host.workers else 0
-            if found := self._take_waiting(count):
-                self._add(number, found)
-                self._order(number, "start", found)
-        placed: Counter[str] = Counter()
-        for host in self._hosts.values():
-            placed[host.node] += host.room
-        wanted = len(self._waiting)
-        chosen = place(wanted, self._nodes, self._need, placed, self._fresh) if wanted else []
-        self._fresh.update(chosen)
-        shares = Counter(chosen).items() if self._is_shared else [(node, 1) for node in chosen]
-        for node, count in shares:
-            self._start_host(node, self._take_waiting(count))
-        if not self._waiting:
-            self._waiting_since = None
-        elif self._waiting_since is None:
-            self._waiting_since = time.monotonic()
-        has_hosts = any(host.pending_since is None for host in self._hosts.values())
-        is_large_enough = bool(capacity(self._nodes, self._need))
-        if has_hosts or (not self._hosts and (is_large_enough or not self._waiting)):
-            self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = time.monotonic()
-
-    def _take_waiting(self, most: int) -> list[tuple[int, int]]:
-        return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
-
-    def _add(self, number: int, workers: Sequence[tuple[int, int]]) -> None:
-        for incarnation, worker_id in workers:
-            self._hosts[number].workers[incarnation] = worker_id
-            self._members[incarnation] = number
-
-    def _start_host(self, node: str, workers: list[tuple[int, int]]) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        where, room = self._where, len(workers)
-        number, self._hosts_started = self._hosts_started, self._hosts_started + 1
-        put, closed = self._messages.put, self._closed
-        try:
-            with ray_cluster.up():
-                actor = self._actor.options(
-                    num_cpus=where.num_cpus * room,
-                    num_gpus=where.num_gpus * room,
-                    resources={name: each * room for name, each in (where.resources or {}).items()},
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                    **environment_of(where),
-                ).remote(self._hosting, self._collect_s, os.getcwd(), list(sys.path))
-                order = actor.order.options(concurrency_group="orders")
-            listener = threading.Thread(
-                target=listen,
-                args=(number, actor, room, workers, self._ahead, put, closed),
-                name=f"forebay-listener-{number}",
-                daemon=True,
-            )
-            listener.start()
-        except Exception as error:  # noqa: BLE001 - Ray is gone, or the system has no more threads
-            message = f"no host could be started for it: {ray_cluster.first_line(error)}"
-            failure = Failure("crash", "WorkerDiedError", message)
-            deaths = [WorkerDied(each, failure, external=True) for each, _ in workers]
-            self._messages.put(Message(None, list(deaths)))
-            return
-        now = time.monotonic()
-        self._hosts[number] = _Host(node, actor, order, listener, room, {}, pending_since=now)
-        self._add(number, workers)
-
-    def _order(self, number: int, what: str, payload: Any = None) -> None:
-        host = self._hosts.get(number)
-        if host is None:
-            return
-        try:
-            with ray_cluster.up():
-                host.order.remote(what, payload)
-        except Exception:  # noqa: BLE001 - whatever Ray raises
-            if what == "send":
-                self._send_portable(number, payload)
-            # Otherwise the host or Ray is gone: the listener reports that.
-
-    def _send_portable(self, number: int, payload: Sequence[tuple[int, Sequence[Any]]]) -> None:
-        """Fail the tasks of a message that cannot be pickled, and send the others."""
-        import cloudpickle
-
-        portable: list[tuple[int, list[Any]]] = []
-        failed: list[Event] = []
-        for incarnation, tasks in payload:
-            good = []
-            for task, attempt, what in tasks:
-                try:
-                    cloudpickle.dumps(what)
-                except Exception as error:  # noqa: BLE001 - whatever the user's classes raise
-                    failure = failure_of(error)
-                    failed.append(TaskFailed(incarnation, task, attempt, failure, 0.0, final=True))
-                else:
-                    good.append((task, attempt, what))
-            if good:
-                portable.append((incarnation, good))
-        if failed:
-            self._messages.put(Message(None, failed))
-            if portable:
-                self._order(number, "send", portable)
-
-    def _kill(self, host: _Host) -> None:
-        with suppress(Exception), ray_cluster.up():  # the host or Ray is gone
-            self._ray.kill(host.actor)
 
     # ---- events --------------------------------------------------------------------------------
 
@@ -487,14 +328,6 @@ class RayPool(Pool):
             self._kill(host)
         return self._located(event, host.node)
 
-    def _remove(self, incarnation: int) -> tuple[int, _Host]:
-        """Forget a worker that has a host; return the host, with its number."""
-        number = self._members.pop(incarnation)
-        host = self._hosts[number]
-        del host.workers[incarnation]
-        host.hanging.discard(incarnation)
-        return number, host
-
     def _lose_host(self, ended: HostEnded) -> list[Event]:
         """Return the deaths of the workers that a host had."""
         self._to_place = True  # its resources are free, unless its node is lost
@@ -512,14 +345,6 @@ class RayPool(Pool):
             deaths.append(self._located(death, host.node))
         return deaths
 
-    def _located(self, death: WorkerDied, node: str) -> WorkerDied:
-        """Add the node to a death; poll a node that lost a host before it is used again."""
-        name = next((each.name for each in self._nodes if each.id == node), node[:8])
-        if death.external:
-            self._nodes = [each for each in self._nodes if each.id != node]
-        message = f"{death.failure.message} (on node {name})"
-        return death._replace(failure=death.failure._replace(message=message))
-
     def _update_nodes(self, state: ClusterState) -> list[Event]:
         for error in state.refused.values():
             self._say(f"a node that joined is not used: {error}")
@@ -535,17 +360,6 @@ class RayPool(Pool):
             if self._grows:
                 events.append(WorkersResized(now, self.group_s))
         return events
-
-    def _give_up_pending(self) -> None:
-        """Have workers wait for room again if their host has waited for its resources for long."""
-        before = time.monotonic() - PENDING_S
-        for number, host in list(self._hosts.items()):
-            if host.pending_since is not None and host.pending_since < before:
-                del self._hosts[number]
-                self._kill(host)
-                for incarnation, worker_id in host.workers.items():
-                    del self._members[incarnation]
-                    self._waiting.append((incarnation, worker_id))
 
     def _meet_deadlines(self) -> None:
         now = time.monotonic()
@@ -569,27 +383,3 @@ class RayPool(Pool):
         elif not self._hosts and idle_s >= ROOM_S:
             why = why_waiting(self._nodes, self._need, len(self._waiting))
             self._gone = f"no node was large enough for {ROOM_S / 60:g} minutes: {why}"
-
-    def _within(self, count: int) -> int:
-        return count if self._most is None else min(count, self._most)
-
-
-def _actor_of(where: Ray) -> Any:
-    """Return the class of hosts as an actor's; have Ray check what each of them will ask for."""
-    import ray
-
-    remote: Any = ray.remote
-    actor = remote(concurrency_groups={"orders": 1}, max_restarts=0, max_task_retries=0)(Host)
-    try:
-        actor.options(
-            num_cpus=where.num_cpus,
-            num_gpus=where.num_gpus,
-            resources=dict(where.resources or {}),
-            **environment_of(where),
-        )
-    except (TypeError, ValueError) as error:
-        raise OptionError(
-            f"Ray refuses the settings of a worker: {ray_cluster.first_line(error)}\n"
-            f"  Nothing was started. They were: {where!r}"
-        ) from error
-    return actor

@@ -23,10 +23,10 @@ from forebay.base.files import read_regular
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
 from forebay.base.value_classes import Identity, MisfitError, classes_in
 from forebay.base.value_columns import nbytes_of
-from forebay.caching.arrow_shards import ShardWork, layout_of, line_of, sample_failure
 from forebay.caching.dataset import CachedDataset, cached_dataset
 from forebay.caching.index import CachePlan, Index, check_size
 from forebay.caching.layout import BLOCKS, INDEX
+from forebay.caching.shard_writer import ShardWork, layout_of, line_of, sample_failure
 from forebay.caching.structure import leaves_of
 from forebay.errors import FailuresError, InputError, OptionError
 from forebay.failures import Failure, short_tracebacks

@@ -410,8 +410,10 @@ def workers_for(
         if options.backend == "thread":
             return ThreadPool(job, job.abandon), options.workers
         return ProcessPool(job, options.workers), options.workers
-    from forebay.pools.ray_nodes import Hosting, NodeCheck, shipped
+    from forebay.pools.ray_host import Hosting
+    from forebay.pools.ray_nodes import NodeCheck
     from forebay.pools.ray_pool import RayPool
+    from forebay.pools.ray_shipping import shipped
 
     work = shipped(job)
     say = note if options.progress else log.warning
