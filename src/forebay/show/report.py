@@ -43,13 +43,13 @@ def _report(
     unit: str = "input",
     **others: Any,
 ) -> dict[str, Any]:
-    name, of = "forebay loader" if kind == "loader" else "forebay", began[:16].replace("T", " ")
+    name, start = "forebay loader" if kind == "loader" else "forebay", began[:16].replace("T", " ")
     return {
         "format": REPORT_FORMAT,
         "kind": kind,
         "unit": unit,
         "title": cut(title, 1000),
-        "subtitle": " · ".join(filter(None, [name, of and f"from {of} UTC", took])),
+        "subtitle": " · ".join(filter(None, [name, start and f"from {start} UTC", took])),
         "verdict": cut(str(verdict), 4000),
         "totals": _short(numeric_values(totals), 6),
         "figures": [[value, name] for _, value, name in shown_figures(kind, totals, unit)],
@@ -84,7 +84,7 @@ def _began(ago_s: float) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return what a report says about the machine and the software: no names of either's users."""
+    """Return what a report says about machine and software; it names no host and no user."""
     found = {"Python": platform.python_version()}
     for name in _PACKAGES:
         try:
