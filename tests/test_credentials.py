@@ -86,6 +86,7 @@ def test_a_location_is_shown_without_its_credentials(drawn):
 @example(("https://u:HUSH@h/a'b", "https://h/a'b"), "'{}'")
 @example(("https://u:HUSH'.@h/a", "https://h/a"), "{}")
 @example(("https://u:HUSH').x@h/a", "https://h/a"), "['{}', 'b@c']")
+@example(("https://h/a?id=1&sig=HUSH'.&token=HUSH", "https://h/a?id=1"), "{}")
 def test_a_text_is_shown_without_the_credentials_of_its_urls(drawn, quoted):
     """However the URL is quoted in a message; the words around it stay."""
     full, _ = drawn

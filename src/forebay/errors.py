@@ -86,11 +86,12 @@ class WorkerDiedError(ForebayError, RuntimeError):
 # strings, since few processes use them.
 
 # A character of a location, and of one that is quoted in a text: not what ends it there. A quote
-# before punctuation ends it, unless it is in a password, which "@" follows.
+# before punctuation ends it, unless it is in a password, which "@" follows, or in the value of a
+# parameter, which another one follows.
 _ANY = r"[\s\S]"
 _QUOTED = (
     r"""(?:(?![).,:;!\]}]*(?:\s|$))[^\s"'<>`\\]"""
-    r"""|'(?:(?![\s,;:.)\]}]|$)|(?=[^\s"'<>`\\/?#]*@)))"""
+    r"""|'(?:(?![\s,;:.)\]}]|$)|(?=[^\s"'<>`\\/?#]*@)|(?=[^\s"'<>`\\]*&[\w.-]+=)))"""
 )
 # User and password: up to the last "@" before the path; or to the first one at all, if characters
 # are not escaped that should be. "host:80/a@b", "[::1]:80/a@b" and "a.csv::file" have neither.
