@@ -18,6 +18,7 @@ def heavy_after(code: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -31,6 +32,7 @@ def test_an_import_loads_nothing_heavy(code: str) -> None:
     assert heavy_after(code) == []
 
 
+@pytest.mark.slow
 def test_a_table_is_written_without_pandas(tmp_path) -> None:
     """pyarrow would import it to convert a list, in each process, where it is installed."""
     code = (

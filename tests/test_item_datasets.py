@@ -94,6 +94,7 @@ def test_the_metadata_table_of_an_output_folder_is_no_sample(folder, tmp_path):
     assert (tmp_path / "out" / "metadata.parquet").exists()
 
 
+@pytest.mark.slow
 def test_a_file_name_need_not_be_utf8(folder, tmp_path):
     """A loader, a cache and predict read it; a table of inputs cannot hold it, which is said."""
     path = folder / os.fsdecode(b"caf\xe9.txt")

@@ -33,6 +33,7 @@ def copy(source, out):
     out.file(source.name).write_bytes(source.read_bytes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"seed": 0, "buffer": "1GB"}])
 def test_workers_share_their_batches_with_the_trainer(options):
     """The slab finds its own descriptor, which it has to send to them."""

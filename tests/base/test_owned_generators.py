@@ -252,6 +252,7 @@ def rows(count):
     }
 
 
+@pytest.mark.slow
 def test_transforms_are_found_beside_a_long_list():
     """Also if it comes before them, and has more objects than are looked at."""
     for name, samples in rows(2 * MOST_OBJECTS).items():

@@ -132,6 +132,7 @@ class Growing(Pictures):
         return Growing.length
 
 
+@pytest.mark.slow
 def test_another_length_is_noticed(tmp_path, monkeypatch):
     """Where nothing else shows it; if changes are accepted, what is new is added."""
     make(Growing(), tmp_path)

@@ -57,6 +57,7 @@ def test_a_block_is_read_and_checked_without_the_rest_of_its_shard(tmp_path, mon
             assert (got["data"] if isinstance(got, dict) else got) == wanted
 
 
+@pytest.mark.slow
 def test_the_list_of_blocks_is_made_again_without_asking_for_a_sample(tmp_path):
     """A cache without it lacks a file; the shards stay as they are."""
     make(Asked(), tmp_path)

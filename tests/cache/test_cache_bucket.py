@@ -79,6 +79,7 @@ def flip(memory, name, at):
 # ---- made ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "backend": "thread"}])
 def test_a_cache_in_a_bucket_has_the_bytes_of_one_in_a_folder(memory, local, options):
     """Every file, the index too; and nothing of it stays on the local disk."""

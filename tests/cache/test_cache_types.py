@@ -207,6 +207,7 @@ def endless():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_given_back_is_refused(make, words, tmp_path):
     """The message names the sample, the part of it, and what is wrong."""

@@ -285,6 +285,7 @@ def test_what_two_epochs_did_not_use_makes_place_and_what_an_earlier_job_left_do
     assert residency.stale() == [0]
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_block_is_here_if_and_only_if_it_is_held(data):
     """Whatever clients do; and nothing is held when all have left."""

@@ -166,6 +166,7 @@ def test_a_fetcher_without_open_files_refuses_a_reader_and_serves_the_others(end
     assert fetchers() == [pid]
 
 
+@pytest.mark.slow
 def test_a_reader_without_open_files_is_told_so(endpoint, monkeypatch):
     """Before anything is fetched."""
 

@@ -99,6 +99,7 @@ def test_a_shard_that_says_what_it_does_not_hold_is_an_error(tmp_path, change):
     assert cached[3]["number"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [make, predict])
 @pytest.mark.parametrize(
     "sql",
@@ -119,6 +120,7 @@ def test_caches_and_predictions_touch_nothing_outside(tmp_path, outside, call, s
         call(folder, resume=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [make, predict])
 @pytest.mark.parametrize(
     "value", ["{}", "[]", '{"samples": 1e999, "size": 1, "facts": ""}', "[" * 100_000, b"\xff"]

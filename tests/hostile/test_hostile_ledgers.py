@@ -40,6 +40,7 @@ def refused(inputs, output, words=r"which|damaged"):
             call(inputs, output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*OUTSIDE, *NO_NAMES, *OWN])
 def test_a_pending_removal_stays_in_the_folder(tmp_path, inputs, output, outside, name):
     """Any other name is an error that shows it, and nothing at all is removed."""
@@ -49,6 +50,7 @@ def test_a_pending_removal_stays_in_the_folder(tmp_path, inputs, output, outside
     assert {"sub/a", "sub/b", "metadata.parquet"} <= set(contents(output))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*OUTSIDE, *NO_NAMES, *OWN])
 def test_a_pending_rename_goes_into_the_folder(tmp_path, inputs, output, outside, name):
     """Never to another name."""
@@ -59,6 +61,7 @@ def test_a_pending_rename_goes_into_the_folder(tmp_path, inputs, output, outside
 NOT_STAGED = ["sub/a", ".forebay/stagingx/a", ".forebay/staging/../../../outside/precious"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*OUTSIDE, *NO_NAMES, *OWN, *NOT_STAGED])
 def test_a_pending_rename_comes_from_the_staging_folder(tmp_path, inputs, output, outside, name):
     """Nothing else is moved into the folder, nor within it."""
@@ -84,6 +87,7 @@ def test_names_of_outputs_are_checked_wherever_they_are_read(
 WRONG = ["{}", '{"a": 1}', '[["x"]]', '[["x", "much"]]', '[["x", 1e999]]', "7", "not JSON", DEEP]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [*WRONG[1:], b"\xff\xfe"])
 @pytest.mark.parametrize("column", ["outputs", "metadata"])
 def test_a_done_input_with_anything_in_its_columns_is_an_error(inputs, output, column, value):

@@ -300,6 +300,7 @@ def groups_read(monkeypatch):
     return read
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:from_table.*order is random:RuntimeWarning")
 def test_row_groups_are_read_as_they_are_needed(large, groups_read):
     """The samples are those of a table in memory, in order and in any other."""

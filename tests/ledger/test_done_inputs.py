@@ -53,6 +53,7 @@ def test_what_is_left_is_found_without_reading_what_is_done(ledger, look, found)
     assert sum(steps) < NUMBER / 10
 
 
+@pytest.mark.slow
 def test_a_second_shell_sees_all_inputs_in_order(tmp_path, ledger):
     """With the states that they have while the driver is at work."""
     entries = [*read_entries(tmp_path)]

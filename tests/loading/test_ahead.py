@@ -124,6 +124,7 @@ def test_set_epoch_is_honoured(said):
             ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_after_a_break_the_next_epoch_is_whole(count):
     """Return whether it was begun already or not."""

@@ -251,6 +251,7 @@ def test_what_workers_cannot_give_is_collated_in_the_main_process(loader_class, 
     assert_same(list(loader_class(samples, batch_size=3)), [default_collate(samples)])
 
 
+@pytest.mark.slow
 @in_groups(COLLATED)
 def test_single_samples_are_converted_by_torchs_rules(loader_class, num_workers, names):
     """With batch_size=None, arrays become tensors and tuples lists; all else stays."""

@@ -262,6 +262,7 @@ def test_it_fills_to_the_mark_in_bytes(kind):
         assert loader.statistics().ready_bytes <= nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 def test_it_fills_however_many_batches_are_ready_at_first(monkeypatch):
     """They are counted together with the room that they leave."""
@@ -277,6 +278,7 @@ def test_it_fills_however_many_batches_are_ready_at_first(monkeypatch):
         until(lambda: loader.statistics().ready_batches >= 999)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 def test_it_fills_however_many_batches_wait_for_their_turn():
     """Made before those in front of them, they are counted with the room that they leave."""

@@ -155,6 +155,7 @@ def test_an_attribute_that_a_sampler_reads_counts_from_the_next_epoch_on(backend
         assert epoch_of(loader) == numbers_from(5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["array", "object"])
 def test_what_cannot_be_seen_in_a_sampler_counts_after_refresh(change):
     """An array that an object of the sampler's holds, written to in place or replaced."""

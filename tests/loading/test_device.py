@@ -248,6 +248,7 @@ def test_an_early_end_leaves_nothing():
     assert device.registered == {}
 
 
+@pytest.mark.slow
 def test_a_resume_continues_on_the_device():
     """The state is that of a loader without a device."""
     first = loader_of(FakeDevice(), seed=1, buffer="8MB", shuffle=True)
@@ -444,6 +445,7 @@ def test_a_transform_runs_on_each_batch(device, num_workers):
             assert bool((batch["pixels"][1] == 2 * (4 * number + 1)).all())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_generators")
 @pytest.mark.parametrize("transform", [noisy, noisy_by_generator])
 def test_random_numbers_of_a_transform_depend_on_the_batch(transform):

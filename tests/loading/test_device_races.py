@@ -101,6 +101,7 @@ class Consumer:
         self.slots.slab.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_no_batch_is_overwritten_and_no_memory_is_lost(seed):
     """Whatever happens in whatever order, each step reads its own batch, and all memory is freed.

@@ -95,6 +95,7 @@ def test_an_exception_in_the_main_process_is_that_very_exception(loader_class, r
     assert caught.value is raised
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [(0,), (4, 5), (2, 9), tuple(range(10))], ids=str)
 def test_after_an_exception_the_next_batch_comes(loader_class, num_workers, failing):
     """An error costs the batch that it is in; whoever catches it goes on with the following."""
@@ -109,6 +110,7 @@ def test_after_an_exception_the_next_batch_comes(loader_class, num_workers, fail
         next(iterator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_after_an_exception_the_loader_can_be_used_again(loader_class, num_workers, persistent):
     """Each epoch meets it again, and gets as far."""

@@ -133,6 +133,7 @@ def test_every_token_comes_once_an_epoch():
     assert all(sum(len(piece) - 1 for piece in row) <= SIZE for row in rows)
 
 
+@pytest.mark.slow
 def test_the_length_of_a_loader_is_its_number_of_steps():
     with packed(batch_size=7) as loader:
         assert [len(list(loader)) for _ in range(2)] == [len(loader)] * 2

@@ -124,6 +124,7 @@ def test_a_resume_and_a_replay_change_nothing(way):
     assert torch.equal(again, expected[0][4:8])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["again", "2 workers", "threads"])
 def test_three_ranks_have_the_same_batches(way):
     """Each has its part of the global batch."""
@@ -190,6 +191,7 @@ class LateBatches(Late):
         return [self[index] for index in indices]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Late, LateBatches])
 def test_a_generator_that_is_made_when_it_is_needed_is_seeded_at_once(kind):
     """In the first epoch already, in each worker; and in threads that fetch samples."""
@@ -213,6 +215,7 @@ def test_a_generator_that_collate_fn_makes_is_seeded_at_once():
     assert made[0] == made[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 0}])
 def test_a_stream_draws_the_same_each_time(options):
     """For the same number of workers."""

@@ -199,6 +199,7 @@ def test_a_rank_without_a_good_sample_says_so(num_workers):
         assert [next(each).tolist() for each in iterators] == [[6, 7, 8], [9, 10, 11]]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_changes_nothing(tmp_path):
     """The others go on, and its batch is made again."""
     dataset = Lethal(COUNT, 60, tmp_path)

@@ -73,6 +73,7 @@ def indices_while_resizing(loader: DataLoader, count: Callable[[Any], int]) -> l
     return indices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"buffer": Buffer(max_batches=8)}], ids=["plain", "buffer"]
 )

@@ -97,6 +97,7 @@ def test_without_a_seed_it_says_what_is_random():
     assert "Set seed=" in str(found)
 
 
+@pytest.mark.slow
 def test_the_iteration_and_the_generators_are_unchanged():
     """A check in the middle of an epoch draws nothing from the trainer's generators."""
     options = {"batch_size": 5, "shuffle": True, "seed": 1, "collate_fn": list}
@@ -132,6 +133,7 @@ class InOneFile(Dataset):
         return self.file.read(4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # not closed
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_file_that_workers_share_is_named(is_open, tmp_path):

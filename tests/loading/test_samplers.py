@@ -278,6 +278,7 @@ def test_an_endless_sampler_is_asked_only_as_far_as_needed(loader_class, num_wor
     assert batches == [[0, 1, 2], [3, 0, 1], [2, 3, 0], [1, 2, 3], [0, 1, 2]]
 
 
+@pytest.mark.slow
 def test_a_sampler_with_state_is_iterated_once_an_epoch(loader_class, num_workers):
     """Each epoch starts the sampler once; making the loader and its length do not."""
     sampler = Epochs()
@@ -311,6 +312,7 @@ def test_a_sampler_runs_in_the_main_process(loader_class, num_workers):
     assert sampler.given == [2, 0, 1]
 
 
+@pytest.mark.slow
 def test_set_epoch_of_a_distributed_sampler_counts(loader_class, num_workers):
     """Every epoch has the order that its number gives, and this rank's half of the samples."""
     sampler = DistributedSampler(range(9), num_replicas=2, rank=1, seed=3)
@@ -487,6 +489,7 @@ class Replicated(Sampler):
         return iter([1, 2, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -163,6 +163,7 @@ def test_shuffling_goes_by_set_epoch_if_that_is_called():
         assert [batch.item() for batch in loader] == second
 
 
+@pytest.mark.slow
 def test_a_sampler_with_a_generator_beside_a_dataset_with_set_epoch():
     """It is read no further than its epoch."""
 

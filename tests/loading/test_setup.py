@@ -55,6 +55,7 @@ def most_outstanding(settings, *, is_tiny):
     return min(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 0])
 @pytest.mark.parametrize("buffer", BUFFERS)
 def test_the_simulated_depth_is_that_of_the_loader(seed, buffer) -> None:

@@ -133,6 +133,7 @@ def test_nothing_but_bad_samples(way):
         assert len(loader.failures) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", SOME)
 def test_groups_are_fetched_one_by_one_when_one_fails(way):
     """Groups that are whole stay as they are; of the others each sample draws for itself."""
@@ -144,6 +145,7 @@ def test_groups_are_fetched_one_by_one_when_one_fails(way):
     assert sorted(failure.index for failure in loader.failures) == [2, 7, 12, 17]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", SOME)
 def test_single_samples_are_left_out(way):
     """With batch_size=None each is a batch of its own."""

@@ -61,6 +61,7 @@ DATASETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", DATASETS)
 def test_batches_are_those_of_torch(name, way):

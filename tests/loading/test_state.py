@@ -151,6 +151,7 @@ def test_after_a_break_the_state_is_where_it_broke_off():
     assert_same_epochs(epochs_of(resumed(state, shuffled), 2), [expected[0][3:], expected[1]])
 
 
+@pytest.mark.slow
 def test_a_drawn_seed_is_in_the_state():
     """A buffered loader that has none of its own goes on with the one it drew."""
 

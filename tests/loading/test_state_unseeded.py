@@ -122,6 +122,7 @@ def test_without_a_seed_the_rest_of_the_epoch_follows(make, shuffle, num_workers
                 assert len(list(again)) == BATCHES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_without_a_seed_an_epoch_may_end_with_fewer_or_more_workers(num_workers):
     """It goes on with a worker that there is, whosever turn it was."""

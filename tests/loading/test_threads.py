@@ -113,6 +113,7 @@ def test_a_thread_hands_on_the_very_exception():
     assert caught.value is error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

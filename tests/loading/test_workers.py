@@ -285,6 +285,7 @@ def test_an_iterator_that_has_ended_stays_at_its_end(loader_class, num_workers):
             next(iterator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_loop_that_is_left_early_starts_anew(loader_class, num_workers, persistent):
     """After a break the next epoch begins with the first batch, and is whole."""
@@ -321,6 +322,7 @@ def test_a_loader_can_be_zipped_with_itself(loader_class, num_workers):
         assert other[1].ge(0).all()
 
 
+@pytest.mark.slow
 def test_loops_over_one_loader_can_be_nested(loader_class, num_workers):
     """Every pair of batches comes."""
     loader = loader_class(range(3), num_workers=num_workers)
@@ -359,6 +361,7 @@ def test_a_kept_batch_is_never_overwritten(loader_class, num_workers, dataset, c
         assert_same(batch, default_collate([dataset[3 * number + n] for n in range(3)]))
 
 
+@pytest.mark.slow
 def test_one_batch_may_be_kept_for_epochs(loader_class, num_workers):
     """A view of a part is enough to keep that part."""
     loader = loader_class(Large(4), batch_size=1, num_workers=num_workers)
@@ -367,6 +370,7 @@ def test_one_batch_may_be_kept_for_epochs(loader_class, num_workers):
         assert part.eq(number % 4).all()
 
 
+@pytest.mark.slow
 def test_batches_outlive_their_iterator_and_loader(loader_class):
     """With the workers gone, what they made is still there."""
     kept = []

@@ -304,6 +304,7 @@ def test_arrays_come_back_equal(slab, packer, route, array):
     assert slab.out == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", OTHERS.values(), ids=OTHERS)
 def test_anything_else_comes_back_equal(slab, packer, route, batch):
     """As pickle would have it, with the tensors and arrays inside."""

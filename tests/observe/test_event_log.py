@@ -193,6 +193,7 @@ print([type(each).__name__ for each in logger.handlers], logger.level, logging.g
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_and_nothing_configured(inputs, tmp_path):
     """The one handler is the one that does nothing."""
     done = subprocess.run(

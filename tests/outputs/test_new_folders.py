@@ -81,6 +81,7 @@ def left_in_staging(place: OutputFolder) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_new_folder_takes_one_rename(place, staging, renames):
     """However many files it holds; the folders above it are made."""
     (place.path / "day").mkdir()

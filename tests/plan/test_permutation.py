@@ -76,6 +76,7 @@ def test_every_number_is_equally_likely_at_every_position(length):
     assert surprise(table.ravel(), np.full(length * length, trials / length)) < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [100, 1000, 5000])
 def test_neighbours_have_nothing_to_do_with_each_other(length):
     """Their differences are spread evenly, and no order resembles that of the next key."""

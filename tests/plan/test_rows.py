@@ -67,6 +67,7 @@ def test_what_is_too_long_is_cut_or_left_out(long, left):
     assert sorted(len(each) for row in range(len(rows)) for each in rows[row]) == left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draw",
     [

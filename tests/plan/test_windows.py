@@ -134,6 +134,7 @@ def test_reading_in_order_needs_one_block_after_the_other():
     assert found == [(0, 1, [0]), (1, 2, [1]), (2, 4, [2])]
 
 
+@pytest.mark.slow
 def test_an_order_of_a_hundred_million_samples_takes_no_array_of_them():
     """Only the blocks count: 2.4 million of them here."""
     starts = np.arange(2_400_001) * 42
@@ -142,6 +143,7 @@ def test_an_order_of_a_hundred_million_samples_takes_no_array_of_them():
     assert len({*found.tolist()}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "lanes"), [(240, 240), (1000, 200), (96, 96), (1024, 128)])
 def test_ranks_that_divide_the_lanes_read_disjoint_blocks(batch, lanes):
     """Each block is read by one rank; the others share a lane with a neighbour."""

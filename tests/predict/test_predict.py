@@ -155,6 +155,7 @@ def test_a_loader_gives_its_settings_and_not_its_order(tmp_path):
     assert report.done == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
 def test_a_table_and_what_loads_its_rows(tmp_path, form):
     """The columns of preprocess's table stand beside the predictions."""

@@ -39,6 +39,7 @@ def predicted(device, folder, **settings):
 EXPECTED = {index: float(index) for index in range(50) if index != 7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_predictions_are_those_of_the_host(tmp_path, seed):
     """One copy a batch, on a device that copies late; a bad sample is left out of its batch."""

@@ -149,6 +149,7 @@ def arrays(samples):
     return {"x": numbers, "label": [one["label"] for one in samples]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ValueError, torch.OutOfMemoryError])
 @pytest.mark.parametrize(
     ("change", "collate_fn"),

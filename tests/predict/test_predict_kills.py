@@ -201,6 +201,7 @@ def test_retry_failed_leaves_out_the_checkpoints_in_which_a_sample_failed(tmp_pa
     assert (report.done, report.failed, report.resumed) == (50, 0, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("damage", [b"", b"{}\n", b"\xff", None])
 def test_damaged_checkpoints_are_made_again(tmp_path, damage):

@@ -49,6 +49,7 @@ def test_many_old_failures_do_not_keep_new_inputs_from_being_done(tmp_path):
     assert retry(strict, tmp_path / "out", num_workers=0, progress=False).failed == 25
 
 
+@pytest.mark.slow
 def test_a_new_column_makes_each_row_another_input_and_the_user_is_told(tmp_path, capsys):
     """Otherwise finished work would be done again in silence."""
     rows = [{"path": str(path)} for path in inputs_in(tmp_path / "in", ["a", "b"]).iterdir()]
@@ -246,6 +247,7 @@ class Numbers:
         return {"value": index}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("redo", "names"),
     [
@@ -292,6 +294,7 @@ def test_a_name_that_no_input_has_is_an_error(told_folder):
     assert run(told, told_folder, "out").resumed == 6
 
 
+@pytest.mark.slow
 def test_redone_inputs_are_not_lost_by_a_kill(told_folder):
     """The call without `redo` continues; the same call does them all again."""
     program = (

@@ -44,6 +44,7 @@ def total(batch):
     return batch.sum(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["thread", pytest.param("process", marks=pytest.mark.thorough)])
 def test_a_function_that_waits_gets_as_many_workers_as_allowed(
     tmp_path, caplog, monkeypatch, backend

@@ -39,6 +39,7 @@ def named(request, thumbs, tmp_path, monkeypatch):
     return Path(os.path.relpath(thumbs, folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["", "metadata.parquet"], ids=["folder", "table"])
 def test_preprocess_gets_rows_whose_files_open(named, tmp_path, what):
     """By the folder's name or the table's; the row itself stays as it was written."""
@@ -50,6 +51,7 @@ def test_preprocess_gets_rows_whose_files_open(named, tmp_path, what):
     assert report.metadata["source"].to_pylist() == [f"pieces/000{n}.txt" for n in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["", "metadata.parquet"], ids=["folder", "table"])
 def test_from_table_and_predict_get_the_same_rows(named, tmp_path, what):
     """Both read the table that `preprocess` reads."""

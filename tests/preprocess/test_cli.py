@@ -440,6 +440,7 @@ def test_ctrl_c_in_a_run_that_started_over_names_the_option_to_leave_out(
     assert err.strip().endswith(f"the same command{without} {verb}")
 
 
+@pytest.mark.slow
 def test_redo_names_inputs_to_be_done_again(inputs, output):
     """Several options, each a name or a pattern; without it nothing is redone."""
     command = ["preprocess", f"{WORKS}:copy", inputs, output, "--quiet"]
@@ -465,6 +466,7 @@ def test_retry_redoes_the_failures_alone(tmp_path, inputs, output):
     assert len(calls(tmp_path)) == 12
 
 
+@pytest.mark.slow
 def test_the_settings_of_a_run_hold_for_its_retry(inputs, output):
     """The command that is shown has them, too, and others replace them."""
     preprocess("fail_odd", inputs, output, "--timeout", 40, "--num-workers", 1, "--retries", 0)

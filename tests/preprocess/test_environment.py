@@ -108,6 +108,7 @@ def test_a_disk_without_room_for_more_files_stops_the_run_too(tmp_path):
         assert run(copy, inputs, output).done == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"num_workers": 0}, {"num_workers": 2, "backend": "thread"}, {}]
 )
@@ -139,6 +140,7 @@ def test_whatever_inode_is_the_last_the_error_has_words(tmp_path):
 # ---- read-only ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("earlier", [False, True])
 def test_a_read_only_output_is_refused_at_once(tmp_path, earlier):
     """No input is tried; the earlier run is as it was."""

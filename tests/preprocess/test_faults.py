@@ -296,6 +296,7 @@ def test_the_ledger_holds_what_is_let_through():
 # ---- retries, raising, budgets ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retries", [0, 1, 3])
 def test_an_input_gets_as_many_more_tries_as_asked(inputs, tmp_path, retries):
     """Retries are further tries, counted per input."""
@@ -407,6 +408,7 @@ def stop_at_fourth(source, out):
     out.file(source.name).write_text("x")
 
 
+@pytest.mark.slow
 def test_one_success_among_the_first_lets_the_run_go_on(tmp_path):
     """Then it is the inputs, and they are listed."""
     inputs = make_inputs(tmp_path / "in", 60)
@@ -510,6 +512,7 @@ def test_twenty_inputs_that_kill_their_worker_stop_the_run_too(tmp_path):
         run(meet_fault, inputs, tmp_path / "out", retries=0)
 
 
+@pytest.mark.slow
 def test_the_failures_table_is_read_from_outside(inputs, tmp_path):
     """`failures` of the report and of the command line are the same."""
     report = run(fail_odd, inputs, tmp_path / "out")

@@ -85,6 +85,7 @@ def test_a_changed_folder_is_processed_again_alone(tmp_path, patients, listed):
     assert report.metadata.column("files").to_pylist() == [3, 4, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_folders_are_known_by_their_paths(tmp_path, patients, workers):
     """As written in a list, without the slash that a glob ends with; files beside them are none."""

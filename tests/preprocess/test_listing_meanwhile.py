@@ -42,6 +42,7 @@ def run(manifest, output, **options):
     return forebay.preprocess(work, manifest, output, num_workers=0, progress=False, **options)
 
 
+@pytest.mark.slow
 def test_the_total_grows_while_the_inputs_are_listed(tmp_path, manifest, monkeypatch):
     """From those that are listed first to all of them."""
     write(manifest, range(40))
@@ -60,6 +61,7 @@ def test_the_total_grows_while_the_inputs_are_listed(tmp_path, manifest, monkeyp
     assert (totals[0] < 40, totals[-1]) == (True, 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "words"),
     [
@@ -85,6 +87,7 @@ def test_what_is_wrong_further_down_keeps_what_was_done(tmp_path, manifest, name
     assert report.metadata["name"].to_pylist() == [str(each) for each in range(30)]
 
 
+@pytest.mark.slow
 def test_a_fraction_of_failures_is_of_those_that_are_listed(tmp_path, manifest):
     """It grows with the listing, so that few failures among many stop nothing."""
     write(manifest, [f"bad {each}" if each % 10 == 9 else each for each in range(60)])

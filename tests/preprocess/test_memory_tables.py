@@ -75,6 +75,7 @@ def made_of(rows, output, **options):
 # ---- preprocess
 
 
+@pytest.mark.slow
 @each_library
 def test_a_function_gets_the_rows_as_dicts(tmp_path, make):
     """And the table has their columns; the same rows from a file are the same inputs."""
@@ -207,6 +208,7 @@ COLUMNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", COLUMNS.values(), ids=COLUMNS)
 def test_a_dataframe_has_the_inputs_that_its_dicts_have(tmp_path, column):
     """Whatever the column is: nothing is done again, and `from_table` shows no other value."""

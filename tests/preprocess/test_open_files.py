@@ -161,6 +161,7 @@ def test_what_cannot_lose_anything_may_stay_open(tmp_path):
     assert np.load(tmp_path / "out" / "0000.npy").tolist() == [7, 7, 7]
 
 
+@pytest.mark.slow
 def test_a_dataset_and_its_save_are_named(tmp_path):
     """Either may have left the file open."""
 

@@ -33,6 +33,7 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["out", "a/b"])
 @pytest.mark.parametrize("glob", ["**/*.txt", "**/*", "*/*.txt"])
 def test_a_glob_leaves_the_outputs_out(data, glob, where):
@@ -75,6 +76,7 @@ def test_the_output_folder_may_be_a_link_itself(data, tmp_path):
         assert run(f"{data}/**/*.txt", data / "out").done == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["list", "csv", "jsonl", "beside", "one"])
 def test_an_output_that_is_named_as_an_input_is_an_error(data, tmp_path, form, monkeypatch):
     """In a list, in a manifest, or alone; with its name, before anything is done."""

@@ -59,6 +59,7 @@ def twice_as_long(source, out):
 # ---- what a function may return -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "rows"),
     [
@@ -198,6 +199,7 @@ class Words:
         return [self.words[index][at : at + 3] for at in range(len(self.words[index]) - 2)]
 
 
+@pytest.mark.slow
 def test_a_dataset_does_its_own_work(output):
     """`dataset[i]` is called for each index; what it returns is its metadata."""
     report = forebay.preprocess(Words(["simple", "abcd"]), output=output, num_workers=2)
@@ -304,6 +306,7 @@ def leave_the_directory(source, out):
     return {"size": size}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "backend"), [(0, "process"), (1, "process"), (1, "thread")])
 def test_a_change_of_the_working_directory_ends_with_its_input(
     tmp_path, monkeypatch, workers, backend

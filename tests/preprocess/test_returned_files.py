@@ -105,6 +105,7 @@ class Numbers:
         return index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_files_that_a_function_writes_elsewhere_are_its_outputs(tmp_path, inputs, workers):
     """In the table, by their paths; verified; and the report says once what a kill can do."""
@@ -218,6 +219,7 @@ RETURNED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "expected"), RETURNED.values(), ids=RETURNED)
 def test_files_and_metadata_are_returned_together(tmp_path, inputs, make, expected):
     """One dict for all files or one for each, also of files in the folder."""

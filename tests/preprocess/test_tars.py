@@ -43,6 +43,7 @@ def run(work, inputs, output, **options):
     return forebay.preprocess(work, inputs, output, **options)
 
 
+@pytest.mark.slow
 def test_members_are_what_was_added_for_every_reader(tmp_path, inputs):
     """For tarfile, for tar itself, by the rows of the table, and in the workers of a loader."""
     report = run(cut, inputs, tmp_path / "out", num_workers=2)
@@ -66,6 +67,7 @@ def test_members_are_what_was_added_for_every_reader(tmp_path, inputs):
     assert [text for batch in loader for text in batch] == [*LINES.values()]
 
 
+@pytest.mark.slow
 def test_the_bytes_are_the_same_in_every_run(tmp_path, inputs):
     """No time, no user, nothing of the machine is in them."""
     run(cut, inputs, tmp_path / "one")

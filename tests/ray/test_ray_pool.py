@@ -40,6 +40,7 @@ class TestRay(PoolTests):
         """Covered by `test_a_stopped_worker_frees_its_place`."""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_stopped_worker_frees_its_place() -> None:
     """A worker that waits for room gets it; one that was stopped while it waited does not."""

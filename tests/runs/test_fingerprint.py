@@ -135,6 +135,7 @@ def test_a_change_of_a_helper_a_constant_or_a_default_is_shown(load, old, new, s
     assert shown in changes(load, old, new).splitlines()
 
 
+@pytest.mark.slow
 def test_where_a_file_lies_is_no_part_of_the_work(load):
     """A folder that was moved holds the same work, also where it looks for a file beside it."""
     text = "from pathlib import Path\ndef work(s, o):\n    return Path(__file__).parent, __name__\n"
@@ -467,6 +468,7 @@ NOTICED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("files", "old", "new"), NOTICED.values(), ids=NOTICED)
 def test_a_change_of_own_code_is_noticed(load, monkeypatch, files, old, new):
     """And shown, wherever in the user's files it is."""

@@ -157,6 +157,7 @@ def test_samples_that_are_gone_for_a_while_are_not_made_again(tmp_path, folder, 
     assert done_with(verb, folder, out) == ["c0"]
 
 
+@pytest.mark.slow
 def test_samples_that_leave_one_after_the_other_keep_one_file(tmp_path, folder):
     """Not one for each of the runs."""
     out = tmp_path / "out"
@@ -225,6 +226,7 @@ def test_files_that_cannot_be_seen_are_not_changed(tmp_path, folder, verb, caplo
     assert (files(out), LOADED) == (before, [])
 
 
+@pytest.mark.slow
 @VERBS
 def test_an_interrupted_run_loses_nothing_of_the_one_before(tmp_path, folder, verb):
     """What the files of the earlier run had is taken over by the run that continues."""

@@ -62,6 +62,7 @@ def assert_as_fresh(verb, dataset, folder):
     Items.loaded.clear()
 
 
+@pytest.mark.slow
 @VERBS
 def test_a_subset_first_and_then_all_continues(tmp_path, verb):
     """With the files of all samples, each of the sample that it says; then nothing is loaded."""

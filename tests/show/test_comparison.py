@@ -84,6 +84,7 @@ HOSTILE_VALUES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", HOSTILE_VALUES, ids=range(len(HOSTILE_VALUES)))
 @pytest.mark.parametrize("name", ["totals", "settings", "environment", "title", "verdict"])
 def test_hostile_values_are_data(tmp_path, name, value) -> None:

@@ -63,6 +63,7 @@ def series_of(chart):
     return {style: values for _, style, _, values, *_ in chart["series"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_report_shows_what_the_loader_did(tmp_path, num_workers) -> None:
     """Counts, settings, the slowest sample with the call that makes its batch again."""

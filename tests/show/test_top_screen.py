@@ -162,6 +162,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from([LOADER, RUN]), st.data())
 def test_a_hostile_page_is_only_text(page, data) -> None:
     """Any value in any place: no error, no control character, nothing longer than the terminal."""
