@@ -197,7 +197,7 @@ class BatchJob:
         # Each thread has a shallow copy of the job.
         keep = as_bytes if self.is_process else copy.deepcopy
         self._snapshots = Snapshots(
-            lambda state: WorkerState(*map(keep, state[:2]), state.phase),
+            lambda state: WorkerState(keep(state.dataset), keep(state.iterator), state.phase),
             time.perf_counter,
             self._spec.snapshot_every,
         )
@@ -270,7 +270,9 @@ class BatchJob:
         fetcher = self._iterable_fetcher or self._map_fetcher
         if not self._spec.tracks_state or fetcher is None or self._snapshots is None:
             return None
-        return self._snapshots.take(fetcher.state, must=must or not fetcher.has_state)
+        must = must or not fetcher.has_state
+        found: WorkerState | None = self._snapshots.take(fetcher.state, must=must)
+        return found
 
     def raised(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
         """Describe an exception for the trainer, which raises it."""
