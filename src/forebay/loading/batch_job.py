@@ -8,7 +8,6 @@ BatchJob           in any worker; by itself, in a thread
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 import resource
@@ -195,9 +194,10 @@ class BatchJob:
             except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
                 self._init_error = error
         # Each thread has a shallow copy of the job.
-        keep = as_bytes if self.is_process else copy.deepcopy
         self._snapshots = Snapshots(
-            lambda state: WorkerState(keep(state.dataset), keep(state.iterator), state.phase),
+            lambda state: WorkerState(
+                as_bytes(state.dataset), as_bytes(state.iterator), state.phase
+            ),
             time.perf_counter,
             self._spec.snapshot_every,
         )
