@@ -15,7 +15,7 @@ SCRIPT = Path(cached.__file__)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [2, 0])
 def test_a_killed_run_is_continued(trainers, tmp_path, num_workers):
     """Return whether it works by itself or has workers; nothing that was done is done again."""
     whole = forebay.cache(cached.Noise(), tmp_path / "whole", num_workers=0, progress=False)

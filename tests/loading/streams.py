@@ -187,9 +187,9 @@ CARRYING: dict[str, Callable[..., DataLoader]] = {
 
 # How the same batches may be made.
 WAYS: dict[str, dict[str, Any]] = {
+    "2 workers": {"num_workers": 2},
     "here": {},
     "1 worker": {"num_workers": 1},
-    "2 workers": {"num_workers": 2},
     "3 workers": {"num_workers": 3, "prefetch_factor": 1},
     "7 workers": {"num_workers": 7},
     "persistent": {"num_workers": 2, "persistent_workers": True},

@@ -86,8 +86,8 @@ class Counting(Squares):
 
 
 WAYS = {
-    "here": {},
     "workers": {"num_workers": 2},
+    "here": {},
     "persistent": {"num_workers": 2, "persistent_workers": True},
     "every third": {"num_workers": 2, "snapshot_every_n_steps": 3},
     "every third, persistent": {
@@ -127,8 +127,8 @@ def check_any_batch(make, epochs, every=1):
 
 
 CUTS = [
-    (0, "here"),
     (0, "workers"),
+    (0, "here"),
     (0, "every third"),
     (1, "persistent"),
     (1, "buffer"),
@@ -306,8 +306,8 @@ def of_order(**arguments):
 
 
 SAMPLED = {
-    "here": {},
     "workers": {"num_workers": 2},
+    "here": {},
     "persistent": {"num_workers": 2, "persistent_workers": True},
     "seed": {"seed": 0},
     "seed, workers": {"num_workers": 2, "seed": 0},
@@ -339,7 +339,7 @@ def test_a_sampler_with_a_large_state_goes_on_from_any_batch(way):
     assert states[-1]["drawn"] is None
 
 
-@pytest.mark.parametrize("way", ["here", "workers", "persistent", "seed", "buffer"])
+@pytest.mark.parametrize("way", ["workers", "here", "persistent", "seed", "buffer"])
 def test_a_batch_sampler_with_a_large_state_goes_on_into_later_epochs(way):
     """With batches of its own, which count on from epoch to epoch."""
 
@@ -402,7 +402,7 @@ def test_without_strict_what_a_sampler_drew_comes_in_batches_of_another_size(way
             assert torch.cat(list(again)).tolist() == rest
 
 
-@pytest.mark.parametrize("way", ["here", "workers", "seed, workers"])
+@pytest.mark.parametrize("way", ["workers", "here", "seed, workers"])
 def test_a_sampler_whose_state_takes_long_is_asked_once_and_for_each_state(way):
     """Once to see how large it is; after that, only who asks for a state pays for it."""
     with of_order(**SAMPLED[way]) as loader:

@@ -50,7 +50,7 @@ SAID = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("said", SAID.values(), ids=SAID)
-@pytest.mark.parametrize("way", ["here", "persistent", "ahead", "threads"])
+@pytest.mark.parametrize("way", ["persistent", "here", "ahead", "threads"])
 def test_set_epoch_on_a_sampler_is_honoured(said, way):
     """Whatever was guessed and made ahead; never called, the order is the same each time."""
     arguments = {
@@ -117,7 +117,7 @@ def test_set_epoch_on_a_batch_sampler_that_passes_it_on():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("within", [False, True], ids=["dataset", "subset"])
-@pytest.mark.parametrize("way", ["here", "workers", "persistent", "ahead", "threads", "spawn"])
+@pytest.mark.parametrize("way", ["workers", "here", "persistent", "ahead", "threads", "spawn"])
 def test_set_epoch_on_a_dataset_reaches_live_workers(way, within):
     """Before the first epoch, and between others: workers get copies of the dataset as it is."""
     arguments = {

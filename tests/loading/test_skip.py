@@ -14,7 +14,7 @@ from forebay import Buffer, DataLoader, OptionError
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
-SOME = ["here", "2 workers", "persistent", "threads", "bytes ahead"]
+SOME = ["2 workers", "here", "persistent", "threads", "bytes ahead"]
 
 
 class Patchy(Noisy):

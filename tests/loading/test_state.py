@@ -39,7 +39,7 @@ def shuffled(**way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["here", "2 workers", "persistent", "bytes ahead", "threads ahead"])
+@pytest.mark.parametrize("way", ["2 workers", "here", "persistent", "bytes ahead", "threads ahead"])
 def test_a_state_may_be_taken_at_any_batch(way):
     """At each of them the rest of the epoch follows, and then the next epoch; none is touched."""
     expected = epochs_of(shuffled(), 2)
@@ -223,7 +223,7 @@ assert USUAL.keys() == CARRYING.keys()
             marks=() if way in ("here", USUAL[name]) else pytest.mark.thorough,
             id=f"{way}-{name}",
         )
-        for way in ("here", "2 workers", "ahead")
+        for way in ("2 workers", "ahead", "here")
         for name, make in CARRYING.items()
     ],
 )

@@ -60,8 +60,8 @@ class Onward(IterableDataset):
 
 
 ONWARD = {
-    "here": {},
     "workers": {"num_workers": 2},
+    "here": {},
     "persistent": {"num_workers": 2, "persistent_workers": True},
     "buffer": {"num_workers": 2, "buffer": "1MB"},
 }
@@ -76,9 +76,9 @@ def onward(**arguments):
 @pytest.mark.parametrize(
     ("epochs", "way"),
     [
+        (0, "workers"),
         (0, "here"),
         (1, "here"),
-        (0, "workers"),
         (1, "persistent"),
         (1, "buffer"),
         pytest.param(1, "workers", marks=pytest.mark.thorough),
@@ -179,7 +179,7 @@ def levels_after(kind, way):
 
 @pytest.mark.slow
 @LEVELS
-@pytest.mark.parametrize("way", ["here", "workers", "persistent"])
+@pytest.mark.parametrize("way", ["workers", "here", "persistent"])
 def test_what_the_trainer_set_on_a_dataset_holds_for_the_rest_of_the_epoch(kind, way):
     """Before the first batch and at each of them; also for workers that had handed out none."""
     found = levels_after(kind, way)[:-1]
@@ -189,7 +189,7 @@ def test_what_the_trainer_set_on_a_dataset_holds_for_the_rest_of_the_epoch(kind,
 
 @pytest.mark.slow
 @LEVELS
-@pytest.mark.parametrize("way", ["here", "workers", "persistent"])
+@pytest.mark.parametrize("way", ["workers", "here", "persistent"])
 def test_what_the_trainer_set_on_a_dataset_holds_for_the_next_epoch(kind, way):
     """Workers that do not persist get new copies of the trainer's dataset, as it was then."""
     found = levels_after(kind, way)
@@ -483,8 +483,8 @@ class Tally(Squares):
 
 
 TALLIES = {
-    "here": {},
     "workers": {"num_workers": 2},
+    "here": {},
     "persistent": {"num_workers": 2, "persistent_workers": True},
 }
 
@@ -597,9 +597,9 @@ def test_snapshot_every_n_steps_is_accepted_and_not_needed(arguments):
 # ---- the end of an epoch ------------------------------------------------------------------------
 
 ENDS = {
+    "workers": {"num_workers": 2},
     "here": {},
     "shuffled": {"shuffle": True},
-    "workers": {"num_workers": 2},
     "persistent": {"num_workers": 2, "persistent_workers": True},
     "seed": {"seed": 0, "shuffle": True},
     "buffer": {"num_workers": 2, "buffer": Buffer(max_batches=20)},

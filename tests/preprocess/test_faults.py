@@ -224,7 +224,7 @@ def raise_much(source, out):
     raise ValueError("begin" + "x" * 10**7 + "end")
 
 
-WAYS = [(0, "process"), (2, "process"), (2, "thread")]
+WAYS = [(2, "process"), (0, "process"), (2, "thread")]
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ def test_an_input_gets_as_many_more_tries_as_asked(inputs, tmp_path, retries):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("workers", "backend"), [(0, "process"), (2, "process"), (2, "thread")])
+@pytest.mark.parametrize(("workers", "backend"), [(2, "process"), (0, "process"), (2, "thread")])
 def test_on_error_raise_raises_the_users_own_exception(inputs, tmp_path, workers, backend):
     """Type and arguments are whole, a note names the input, and completed work is kept."""
     options = {"num_workers": workers, "backend": backend, "retries": 0}
