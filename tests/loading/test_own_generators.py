@@ -260,6 +260,7 @@ def test_preprocessing_writes_the_same_bytes(tmp_path):
     assert len({number % 1 for number in numbers}) == len(numbers)
 
 
+@pytest.mark.full  # as batches and files, in the two tests beside it
 @pytest.mark.slow
 def test_caches_have_the_same_bytes(tmp_path):
     """Each shard, whichever worker makes it, and with how many others."""

@@ -116,6 +116,7 @@ def threaded(path, out):
     compute_in_threads(0.02)
 
 
+@pytest.mark.full  # as in test_diagnosis.py
 @pytest.mark.slow
 def test_processor_time_of_other_threads_is_measured(tmp_path):
     """In the workers, while they live; what the system did, when they have ended."""
