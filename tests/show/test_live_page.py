@@ -214,6 +214,18 @@ def test_a_fork_leaves_the_page_of_its_parent(folder) -> None:
     page.remove()
 
 
+def test_what_workers_copy_is_part_of_the_verdict(folder) -> None:
+    """As the trainer wrote it on its page; anything else there is not shown."""
+    page = LivePage()
+    page({"kind": "loader", "title": "a loader", "memory_note": "dataset.items is\na list."})
+    (view,) = live_views()
+    assert view.verdict == "dataset.items is a list."
+    page({"kind": "loader", "title": "a loader", "memory_note": ["no", "string"]})
+    (view,) = live_views()
+    assert view.verdict == ""
+    page.remove()
+
+
 def test_pages_of_the_dead_are_removed(folder) -> None:
     """By the second page of the next writer; others stay, and for an hour what cannot be read."""
     code = 'from forebay.show.live_page import LivePage; LivePage()({"a": 1})'

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from types import FunctionType, MethodType, ModuleType
@@ -106,7 +106,7 @@ def _columns(path: str, value: Any) -> list[HeldObjects]:
 def _held(
     path: str,
     kind: str,
-    items: Sequence[Any],
+    items: Any,
     packed: str,
     count: int | None = None,
     container: Any = None,

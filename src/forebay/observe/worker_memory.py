@@ -6,7 +6,6 @@ list as it reads its items.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from forebay.base.formatting import byte_size
@@ -46,7 +45,7 @@ class WorkerMemory:
         """The bytes of a worker, on average."""
         return self.nbytes / max(len(self._last), 1)
 
-    def evidence(self) -> Mapping[str, float]:
+    def evidence(self) -> dict[str, float]:
         """Return the numbers for a diagnosis; none where nothing was measured."""
         return {"worker_bytes": self.nbytes, "worker_growth": self.rate} if self._last else {}
 
