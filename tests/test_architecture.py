@@ -86,7 +86,6 @@ STILL_LONG = frozenset(
         "loading/workers.py",
     ]
 )
-STILL_DOUBLE = frozenset[str]()
 STILL_CIRCLING = frozenset({"loader"})
 STILL_UPWARDS = frozenset({"loading/facts", "loading/iterators", "loading/settings"})
 BAD_NAMES = ("utils", "helpers")
@@ -226,9 +225,7 @@ def test_the_source_follows_the_rules() -> None:
     assert {PurePosixPath(path).parts[0].removesuffix(".py") for path in sources} == set(FLOOR_OF)
     assert list(violations(sources)) == []
     assert [each for each in circles(sources) if not STILL_CIRCLING & {*each}] == []
-    assert {
-        name: found for name, found in doubled(sources).items() if name not in STILL_DOUBLE
-    } == {}
+    assert doubled(sources) == {}
 
 
 def test_the_house_stays_small() -> None:

@@ -30,7 +30,12 @@ LEAST_SLOTS = 8
 
 
 class Slot(NamedTuple):
-    """A piece of the slab, for one batch."""
+    """A piece of the slab, for one batch.
+
+    Attributes:
+        offset: Where it begins, in bytes from the slab's first.
+        capacity: Its size in bytes.
+    """
 
     offset: int
     capacity: int
