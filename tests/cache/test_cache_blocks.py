@@ -15,7 +15,7 @@ from same import assert_same
 import forebay
 from forebay.base.file_stores import Folder
 from forebay.base.value_types import schema_of
-from forebay.caching import arrow_shards
+from forebay.caching import arrow_shards, shard_writer
 from forebay.caching.index import Index
 from forebay.caching.layout import BLOCK, BLOCKS, Blocks
 
@@ -84,7 +84,7 @@ def test_missing_values_count_as_what_they_take(tmp_path, monkeypatch):
 def test_a_sample_that_no_block_can_hold_is_named(tmp_path, monkeypatch):
     """The bytes of a block are counted in 32 bits."""
     monkeypatch.setattr(arrow_shards, "BATCH_BYTES", 1000)
-    monkeypatch.setattr(arrow_shards, "MOST_BLOCK_BYTES", 3000)
+    monkeypatch.setattr(shard_writer, "MOST_BLOCK_BYTES", 3000)
     with pytest.raises(forebay.FailuresError, match=r"\b7\n.*sample 7: the sample has about 4,0"):
         make(Made(lambda i: torch.zeros(1000 if i == 7 else 10), 20), tmp_path)
 

@@ -34,7 +34,7 @@ UNREPORTED = 4
 @pytest.fixture(autouse=True)
 def _tasks_stay_with_their_worker(monkeypatch):
     """A worker that stalls for a second, on a busy machine, has its tasks made by others, too."""
-    monkeypatch.setattr("forebay.engine.flow.RECLAIM_S", 600.0)
+    monkeypatch.setattr("forebay.engine.tasks.RECLAIM_S", 600.0)
 
 
 BACKENDS = pytest.mark.parametrize("backend", ["process", "thread"])

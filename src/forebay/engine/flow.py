@@ -44,7 +44,7 @@ from forebay.engine.commands import (
     StopWorker,
 )
 from forebay.engine.limits import MAX_DEATHS_IN_A_ROW, Limits
-from forebay.engine.tasks import RECLAIM_S, Move, State, Task, TaskTable, Worker
+from forebay.engine.tasks import Move, State, Task, TaskTable, Worker
 from forebay.failures import Failure
 from forebay.pools import events as happened
 
@@ -221,7 +221,7 @@ class Flow(TaskTable):
             worker.timed_out = worker.overdue(self.limits, now)
             if worker.timed_out:
                 commands.append(KillWorker(number))
-            elif now >= worker.begun[-1] + RECLAIM_S and self._has_spare_tasks(worker):
+            elif worker.runs_long(now) and self._has_spare_tasks(worker):
                 spare = list(islice(worker.tasks, self.limits.at_once, None))
                 worker.returning.update(spare)
                 self._take_back(worker, spare, commands)

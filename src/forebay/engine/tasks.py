@@ -138,6 +138,10 @@ class Worker:
             due.append(self.begun[-1] + RECLAIM_S)
         return min(due, default=None)
 
+    def runs_long(self, now: float) -> bool:
+        """Return whether the tasks behind those that it runs are given to other workers."""
+        return now >= self.begun[-1] + RECLAIM_S
+
     def overdue(self, limits: Limits, now: float) -> list[int]:
         """Return the tasks that exceed the time limit; one to be returned if it holds no others.
 
