@@ -67,7 +67,7 @@ define tier
 	for part in "$(LOADING)" "$(FILES)" tests/ray "$(OTHERS)"; do \
 		$(BIN)/python -m pytest -q --tier $(1) $$part & parts+=($$!); \
 	done; \
-	for part in $${parts[@]}; do wait $$part || failed=1; done; times | tail -1; exit $$failed
+	for part in $${parts[@]}; do wait $$part || failed=1; done; times; exit $$failed
 endef
 
 quick: $(DEV) ## Run the first case of each test that is not slow: less than a minute.
