@@ -20,6 +20,7 @@ from forebay.loading.facts import LiveLoader
 from forebay.observe import diagnosis
 from forebay.observe.diagnosis import LEAST_STEPS
 from forebay.show import live_page as show_page
+from forebay.show import top
 from forebay.show.live_page import PAGE_BYTES, LivePage, is_dead, read_page
 from forebay.show.top import live_views
 
@@ -29,6 +30,8 @@ def folder(tmp_path, monkeypatch):
     """Have the folder in a runtime folder of the test's own."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+    # Others may run on this machine.
+    monkeypatch.setattr(top, "private_folders", lambda: [str(tmp_path / "forebay")])
     return tmp_path / "forebay"
 
 
