@@ -128,7 +128,8 @@ def import_for_table(form: str) -> threading.Thread:
                 import pyarrow.parquet  # noqa: F401
 
     thread = threading.Thread(target=load, name="forebay-imports", daemon=True)
-    thread.start()
+    with suppress(RuntimeError):  # the system refuses it: the writer imports them itself
+        thread.start()
     return thread
 
 
