@@ -225,7 +225,6 @@ def _plan(kind: str, count: str) -> None:
     """Print the seconds to rows, to a batch, and for an epoch's order, and the bytes grown."""
     import forebay
     from forebay.collate import as_list
-    from forebay.loading.settings import Settings
 
     lengths = drawn(kind, int(count)).astype(np.int32)
     samples = range(int(count))
@@ -242,7 +241,7 @@ def _plan(kind: str, count: str) -> None:
         first_s = time.perf_counter() - began
         grown = _peak() - before
         began = time.perf_counter()
-        plan = Settings(loader).plan
+        plan = loader._kind().plan
         assert plan is not None
         for _ in plan.blocks(0):
             pass

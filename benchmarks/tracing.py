@@ -39,7 +39,7 @@ CUTS = {
         "timing": (("self.timer.timing(", "(lambda *_: None)("),),
     },
     "forebay.loading.batch_job.ProcessJob": {"run": (("self.timing()", "None"),)},
-    "forebay.loading.batch_job.MapFetcher": {"_fetched": (CLOCK,)},
+    "forebay.loading.fetch.MapFetcher": {"_fetched": (CLOCK,)},
     "forebay.loading.feed.Feed": {
         "take": (
             ("self._trace.taken(asked_at, time.perf_counter() - asked_at, count)", "pass"),
@@ -47,7 +47,7 @@ CUTS = {
             ("time.perf_counter()", "1.0"),
         )
     },
-    "forebay.loading.feed.LocalFeed": {
+    "forebay.loading.local_feed.LocalFeed": {
         "take": (
             ("self._trace.taken(began, seconds, 0)", "pass"),
             ("self._job.timing()", "None"),

@@ -21,7 +21,7 @@ from kit.range_server import control
 
 # Imported before the clock starts.
 IMPORTS = {
-    "forebay": ("forebay", "forebay.caching.bucket_reader", "forebay.loading.settings"),
+    "forebay": ("forebay", "forebay.caching.bucket_reader", "forebay.loading.kinds"),
     "litdata": ("litdata",),
     "webdataset": ("webdataset",),
     "huggingface": ("datasets", "s3fs"),

@@ -31,7 +31,7 @@ _NAMES = {
     "items": ("from_folder", "from_ids", "from_table"),
     "lengths": ("batch_by_length", "pack_sequences"),
     "loader": ("DataLoader",),
-    "loading.facts": ("SampleCheck",),
+    "loading.sample_check": ("SampleCheck",),
     "mixing": ("MixedDataset", "mix"),
     "observe.diagnosis": ("Diagnosis",),
     "observe.figures": ("Statistics",),

@@ -20,7 +20,7 @@ from forebay.items import from_table as from_table
 from forebay.lengths import batch_by_length as batch_by_length
 from forebay.lengths import pack_sequences as pack_sequences
 from forebay.loader import DataLoader as DataLoader
-from forebay.loading.facts import SampleCheck as SampleCheck
+from forebay.loading.sample_check import SampleCheck as SampleCheck
 from forebay.mixing import MixedDataset as MixedDataset
 from forebay.mixing import mix as mix
 from forebay.observe.diagnosis import Diagnosis as Diagnosis

@@ -1,8 +1,8 @@
 """`forebay.DataLoader`: PyTorch's DataLoader with a prefetch buffer of any size.
 
-    DataLoader ── iter ──> BatchIterator ──> Pipeline: source -> planner -> feed -> workers
+    DataLoader ── iter ──> BatchIterator ──> Pipeline: kind -> planner -> feed -> workers
 
-In `loading/`, `settings.py` derives settings from the arguments, and `epochs.py` holds what changes
+In `loading/`, a `LoaderKind` says what the arguments come to, and `progress.py` holds what changes
 from batch to batch.
 """
 
@@ -26,22 +26,14 @@ from forebay.base.randomness import generators_kept
 from forebay.buffer import Buffer, buffer_of
 from forebay.errors import OptionError
 from forebay.failures import Failure, short_tracebacks
-from forebay.loading.epochs import LoaderProgress, restore_states
-from forebay.loading.facts import (
-    LiveLoader,
-    SampleCheck,
-    apart,
-    compared,
-    diagnosis_of,
-    replayed,
-    report_of,
-    setup_of,
-    spread,
-)
+from forebay.loading.arguments import ARGUMENTS
+from forebay.loading.checks import check_arguments, check_worker_method
+from forebay.loading.facts import LiveLoader, diagnosis_of, report_of, setup_of
 from forebay.loading.iterators import BatchIterator
-from forebay.loading.position import Position
+from forebay.loading.kind import LoaderKind
+from forebay.loading.kinds import kind_of_loader
+from forebay.loading.progress import LoaderProgress
 from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
-from forebay.loading.settings import Settings, check, check_worker_method
 from forebay.mixing import MixedDataset, checked_weights
 from forebay.observe.figures import Statistics
 from forebay.observe.record import PUBLISH_S
@@ -56,6 +48,7 @@ from forebay.options import (
 from forebay.ranks import ranks_of
 
 if TYPE_CHECKING:  # what few loaders are asked for is imported when it is
+    from forebay.loading.sample_check import SampleCheck
     from forebay.observe.diagnosis import Diagnosis
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -229,8 +222,8 @@ class DataLoader(TorchDataLoader[_T_co]):
         is_named = self.seed is not None or self.buffer is not None or on_error == "skip"
         is_named = is_named or self.backend != "process" or isinstance(dataset, MixedDataset)
         is_named = is_named or isinstance(num_workers, AutoWorkers) or concurrency not in (None, 1)
-        self._by_torchs_rules = isinstance(dataset, IterableDataset) or not is_named
-        if not self._by_torchs_rules and sampler is None and batch_sampler is None:
+        is_stream = isinstance(dataset, IterableDataset)
+        if is_named and not is_stream and sampler is batch_sampler is None:
             sampler, shuffle = sampler_for_plan(dataset, bool(shuffle), self.seed, generator), None
         torch_init()(
             self,
@@ -241,36 +234,53 @@ class DataLoader(TorchDataLoader[_T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        check(Settings(self))
+        self._is_named = is_named  # whether there is an argument that torch does not have
+        check_arguments(self._kind())
         self._loader_progress = LoaderProgress()
+
+    @property
+    def _kind_class(self) -> type[LoaderKind]:
+        """The kind of the loader; libraries may replace a sampler."""
+        is_stream = isinstance(self.dataset, IterableDataset)
+        samplers = self.sampler, self.batch_sampler
+        return kind_of_loader(*samplers, is_stream=is_stream, is_named=self._is_named)
+
+    def _kind(self) -> LoaderKind:
+        """Return the loader as its kind, with its present arguments."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in ARGUMENTS}
+        values |= {"ranks": self._ranks, "prefetch_is_set": self._prefetch_is_set}
+        return self._kind_class(**values, title=type(self).__name__)
 
     # ---- iterating -----------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
         """Return an iterator over one epoch."""
-        if not Settings(self).keeps_iterator:
+        kind = self._kind()
+        if not kind.keeps_iterator:
             return self._get_iterator()
         if self._iterator is None:
             self._iterator = self._get_iterator()
         else:
-            self._iterator._reset(self)
+            iterator: Any = self._iterator
+            iterator.begin(self, kind)
         return self._iterator
 
     def _get_iterator(self) -> Any:
         """Return a new iterator; libraries and subclasses call this, too."""
-        if not Settings(self).is_local:
+        kind = self._kind()
+        if not kind.is_local:
             self.check_worker_number_rationality()
         trace = self._loader_progress.trace
         if trace.publisher is None:
-            shown = LiveLoader(self, self._loader_progress)
+            shown = LiveLoader(self._kind, self, self._loader_progress)
             trace.publish_from(time.perf_counter() + PUBLISH_S, shown)
-        return BatchIterator(self, self._loader_progress)
+        return BatchIterator(self, kind, self._loader_progress)
 
     @property
     def _index_sampler(self) -> Any:
         """The sampler that torch's iterator iterates and takes the length of."""
         own = super()._index_sampler
-        return own if self._by_torchs_rules else UnreadSampler(lambda: Settings(self).steps)
+        return own if self._kind_class.torch_reads else UnreadSampler(lambda: self._kind().steps)
 
     def check_worker_number_rationality(self) -> None:
         """Warn, as torch does, if there are more local workers than cores."""
@@ -302,7 +312,7 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def statistics(self) -> Statistics:
         """Return counts and times of the loader so far; cheap, and possible at any time."""
-        return self._loader_progress.statistics(Settings(self))
+        return self._loader_progress.statistics(self._kind())
 
     def diagnose(self) -> Diagnosis:
         """Return why training waits, and what to change: `print(loader.diagnose())`.
@@ -310,7 +320,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         It looks at the last 2,048 steps at most, and takes about 0.1 s, at any time.
         """
         trace = self._loader_progress.trace
-        return diagnosis_of(trace, setup_of(Settings(self), trace), self.dataset)
+        return diagnosis_of(trace, setup_of(self._kind(), trace), self.dataset)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write what happened so far to a self-contained HTML file: charts, waits, slow samples.
@@ -327,7 +337,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             OptionError: There is a file that is not a report; it was left as it is.
             OSError: The file cannot be written.
         """
-        return report_of(Settings(self), self._loader_progress, path)
+        return report_of(self._kind(), self._loader_progress, path)
 
     def check(self, samples: int = 4) -> SampleCheck:
         """Make some samples twice in this process and twice in two workers, and compare them.
@@ -348,10 +358,12 @@ class DataLoader(TorchDataLoader[_T_co]):
             OptionError: The dataset is iterable or empty.
             Exception: What a sample raised.
         """
-        settings = Settings(self)
-        if settings.is_iterable or not settings.length:
+        from forebay.loading.sample_check import apart, compared, spread_indices
+
+        length = self._kind().length
+        if isinstance(self.dataset, IterableDataset) or not length:
             raise OptionError("check() needs a map-style dataset with samples")
-        indices, here = spread(samples, settings.length), apart(self.dataset)
+        indices, here = spread_indices(samples, length), apart(self.dataset)
 
         def made(num_workers: int) -> list[Any]:
             with (
@@ -401,7 +413,7 @@ class DataLoader(TorchDataLoader[_T_co]):
             OptionError: With `in_order=False`, in the middle of an epoch: which batches are left
                 is not known.
         """
-        return self._loader_progress.position(Settings(self)).to_state()
+        return self._loader_progress.position(self._kind()).to_state()
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume from `state`: the next iteration returns the rest of that epoch.
@@ -419,9 +431,11 @@ class DataLoader(TorchDataLoader[_T_co]):
                 damaged: a value is missing, impossible, or contradicts another. Nothing was
                 changed.
         """
-        settings = Settings(self)
-        position = Position.from_state(state).fitted(settings, self._own_seed, strict=strict)
-        restore_states(settings, position)
+        from forebay.loading.restoring import loaded_position, restore_states
+
+        kind = self._kind()
+        position = loaded_position(state, kind, self._own_seed, strict=strict)
+        restore_states(kind, position)
         self.close()  # nothing depends on the old seed any more
         self.__dict__["seed"] = self._own_seed if position.seed is None else position.seed
         self._loader_progress.resume(position)
@@ -443,7 +457,9 @@ class DataLoader(TorchDataLoader[_T_co]):
             IndexError: The epoch has no such batch.
             Exception: What the dataset or collate_fn raised, with the traceback of this call.
         """
-        return replayed(Settings(self), self._loader_progress, epoch, batch)
+        from forebay.loading.replay import replayed
+
+        return replayed(self._kind(), self._loader_progress, epoch, batch)
 
     # ---- changes -------------------------------------------------------------------------------
 
@@ -477,7 +493,7 @@ class DataLoader(TorchDataLoader[_T_co]):
                 "  Nothing was changed. Leave out schedule= of mix(), or the call."
             )
         checked = checked_weights(weights, tuple(self.dataset.datasets))
-        self._loader_progress.set_weights(Settings(self), checked)
+        self._loader_progress.set_weights(self._kind(), checked)
 
     def close(self) -> None:
         """Stop the workers now; otherwise they stop with the loader, or with the process."""
@@ -495,7 +511,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         """Return the dataset, its size and the main arguments in one line."""
         if not self._is_initialized:
             return super().__repr__()
-        return Settings(self).described()
+        return self._kind().described()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a fresh copy, without workers, batches and counts."""
@@ -530,8 +546,9 @@ class DataLoader(TorchDataLoader[_T_co]):
     def __del__(self) -> None:
         """Stop the workers."""
         progress = self.__dict__.get("_loader_progress")
-        if progress is not None and progress.pipeline is not None and not self._by_torchs_rules:
-            progress.pipeline.close()
+        pipeline = None if progress is None else progress.pipeline
+        if pipeline is not None and pipeline.kind.keeps_pipeline:
+            pipeline.close()
 
 
 _DEFAULTS: Any = inspect.unwrap(

@@ -346,12 +346,12 @@ HOME = "base/torch_internals.py"
 # others. All of them are tested above.
 INHERITED = {
     "columns/slicing.py": {"_indices"},  # of a Hugging Face dataset, not of a tensor
-    "loader.py": {"_get_iterator", "_index_sampler", "_iterator", "_reset"},
+    "loader.py": {"_get_iterator", "_index_sampler", "_iterator"},
     "loading/iterators.py": {
         *("_IterableDataset_len_called", "_base_seed", "_next_data", "_num_yielded"),
-        *("_pin_memory", "_reset", "_shared_seed", "_shutdown_workers", "_timeout", "_workers"),
+        *("_pin_memory", "_reset", "_sampler_iter", "_shared_seed", "_shutdown_workers"),
+        *("_timeout", "_workers"),
     },
-    "loading/epochs.py": {"_base_seed", "_sampler_iter"},
 }
 
 

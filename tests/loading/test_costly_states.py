@@ -336,7 +336,7 @@ def test_a_sampler_with_a_large_state_goes_on_from_any_batch(way):
             assert lists(again) == found[batch:], batch
             assert sum(1 for _ in again) == len(found)
     assert states[-1]["epoch"] == 1
-    assert states[-1]["drawn"] is None
+    assert states[-1]["kind_state"]["drawn"] is None
 
 
 @pytest.mark.parametrize("way", ["workers", "here", "persistent", "seed", "buffer"])
@@ -420,13 +420,13 @@ def test_a_sampler_whose_state_takes_long_is_asked_once_and_for_each_state(way):
 
 def test_what_a_sampler_draws_ahead_of_a_large_state_does_not_grow_with_the_buffer(monkeypatch):
     """It is in the checkpoint, so there is a limit."""
-    monkeypatch.setattr("forebay.loading.sources.MOST_DRAWN", 4 * 80)
+    monkeypatch.setattr("forebay.loading.sampler_kind.MOST_DRAWN", 4 * 80)
     with DataLoader(
         range(4000), 4, sampler=Ordered(4000), seed=0, num_workers=1, buffer="100MB"
     ) as loader:
         for count, _ in enumerate(loader, 1):
             if count % 200 == 100:
-                drawn = sum(map(len, loader.state_dict()["drawn"][0]))
+                drawn = sum(map(len, loader.state_dict()["kind_state"]["drawn"][0]))
                 assert drawn <= 4 * (80 + 1)
         assert count == 1000
 
@@ -450,7 +450,7 @@ def test_numbers_of_numpy_that_a_sampler_drew_can_be_saved_as_json():
     with make() as loader:
         iterator, _ = taken(loader, 0, 1)
         state = json.loads(json.dumps(loader.state_dict()))
-        assert state["drawn"][0]
+        assert state["kind_state"]["drawn"][0]
         expected = lists(iterator)
         del iterator
     with resumed(state, make) as again:

@@ -15,8 +15,7 @@ from streams import until
 from torch.utils.data import IterableDataset
 
 from forebay import Buffer, DataLoader, OptionError, mix
-from forebay.loading.epochs import HandOut
-from forebay.loading.settings import Settings
+from forebay.loading.hand_out import HandOut
 from kit.fake_device import FakeDevice
 
 # A machine of few cores is warned of several workers.
@@ -511,7 +510,7 @@ def test_the_device_cpu_costs_nothing(device):
     """Nothing is copied, and nothing is done for a batch when it is returned."""
     with loader_of(device, seed=0) as loader:
         assert all(is_right(each, list(range(4 * n, 4 * n + 4))) for n, each in enumerate(loader))
-        hand_out = HandOut(Settings(loader))
+        hand_out = HandOut(loader._kind())
         assert (hand_out.device, hand_out.is_needed) == (None, False)
         assert loader.statistics().copied_batches == 0
 

@@ -71,10 +71,10 @@ def samples_of(iterable):
 def named_by(loader, state):
     """The samples that a state of a planned loader names, by the definition of the plan."""
     plan = loader.sampler.plan
-    length, seed = state["length"] or COUNT, state["seed"]
-    origin = state["origin"]
-    if state["mixture"] is not None:
-        mixture = replace(plan.mixture, **state["mixture"])
+    own = state["kind_state"]
+    length, seed, origin = own["length"] or COUNT, state["seed"], own["origin"]
+    if own["mixture"] is not None:
+        mixture = replace(plan.mixture, **own["mixture"])
         first = origin + state["sample"]
         return mixture.indices(seed, True, first, length - state["sample"]).tolist()
     epoch = state["epoch"] if loader.sampler.epoch is None else loader.sampler.epoch
@@ -92,7 +92,7 @@ def named_by(loader, state):
 def assert_exactly(kind, loader):
     """What follows is what the loaded state says: its rest of the epoch."""
     state = loader.state_dict()
-    first = state["sample"] if state["counts_samples"] else state["batch"] * SIZE
+    first = state["sample"] if state["kind_state"]["counts_samples"] else state["batch"] * SIZE
     try:
         found = samples_of(loader)
     except OptionError:  # of a dataset's iterator, which did not exist before
@@ -112,22 +112,22 @@ def assert_exactly(kind, loader):
 # ---- single values ------------------------------------------------------------------------------
 
 FORGED = {
-    "length 0": ("length", 0),
-    "length, a dict": ("length", {}),
-    "length of half": ("length", COUNT // 2),
-    "length of billions": ("length", 1 << 33),
-    "length of 9 EB": ("length", (1 << 60) - 1),
-    "length 2^63": ("length", 1 << 63),
+    "length 0": ("kind_state.length", 0),
+    "length, a dict": ("kind_state.length", {}),
+    "length of half": ("kind_state.length", COUNT // 2),
+    "length of billions": ("kind_state.length", 1 << 33),
+    "length of 9 EB": ("kind_state.length", (1 << 60) - 1),
+    "length 2^63": ("kind_state.length", 1 << 63),
     "a sample further": ("sample", TAKEN * SIZE + 1),
     "a batch further": ("batch", TAKEN + 1),
     "no batch": ("batch", 0),
     "no seed": ("seed", None),
-    "another kind's generator": ("generator", "AA=="),
+    "another kind's generator": ("kind_state.generator", "AA=="),
     "workers": ("made_with.num_workers", 3),
-    "states of workers": ("worker_states", [["a", None, "within", 0]]),
+    "states of workers": ("kind_state.worker_states", [["a", None, "within", 0]]),
     "a list of sources": ("made_with.sources", [1]),
-    "an epoch beyond 64 bits": ("set_epoch", 1 << 70),
-    "a mixture": ("mixture", {"weights": [1.0], "since": 0, "counts": []}),
+    "an epoch beyond 64 bits": ("kind_state.set_epoch", 1 << 70),
+    "a mixture": ("kind_state.mixture", {"weights": [1.0], "since": 0, "counts": []}),
 }
 
 
@@ -145,7 +145,7 @@ def test_a_forged_value_is_refused_by_name(path, value):
         before = loader.state_dict()
         with pytest.raises(OptionError, match=r"the state is damaged: ValueError: ") as caught:
             loader.load_state_dict(state, strict=strict)
-        words = {"batch": "sample", "num_workers": "made_with"}
+        words = {"batch": "sample"}
         assert words.get(name, name) in str(caught.value)
         assert loader.state_dict() == before
 
@@ -154,7 +154,7 @@ def test_a_forged_value_is_refused_by_name(path, value):
 def test_a_state_without_a_value_is_refused(kind):
     """None of them is assumed: the epoch would begin again, for example."""
     state = state_after(kind, TAKEN)
-    for place in (state, state["made_with"]):
+    for place in (state, state["made_with"], state["kind_state"]):
         for name in [each for each in place if each != "version"]:
             value = place.pop(name)
             with pytest.raises(OptionError, match=f"the state is damaged: .*{name}"):
@@ -181,7 +181,8 @@ def test_the_length_of_an_epoch_must_be_that_of_the_dataset():
 def test_a_generators_state_that_is_missing_is_refused():
     """The rest of the epoch would have another order."""
     for kind, name in (("torch", "generator"), ("torch sampler", "sampler")):
-        state = {**state_after(kind, TAKEN), name: None}
+        state = state_after(kind, TAKEN)
+        state["kind_state"][name] = None
         with pytest.raises(OptionError, match="it has no state of "):
             LOADERS[kind]().load_state_dict(state)
 
@@ -195,7 +196,8 @@ def test_batches_of_another_size_cannot_continue_an_iterable_dataset():
 
 def test_the_state_of_an_iterator_that_has_none_is_refused():
     """It is known only when the dataset is iterated."""
-    state = {**state_after("iterable", TAKEN), "worker_states": [[None, {"at": 3}, "within", 0]]}
+    state = state_after("iterable", TAKEN)
+    state["kind_state"]["worker_states"] = [[None, {"at": 3}, "within", 0]]
     loader = LOADERS["iterable"]()
     loader.load_state_dict(state)
     with pytest.raises(OptionError, match=r"a dataset's iterator, but range_iterator has no"):
@@ -226,7 +228,7 @@ def test_the_states_of_workers_are_for_as_many_workers():
     with DataLoader(Stateful(), SIZE, num_workers=1, **options) as loader:
         list(loader)
         state = loader.state_dict()
-    assert len(state["worker_states"]) == 1
+    assert len(state["kind_state"]["worker_states"]) == 1
     with DataLoader(Stateful(), SIZE, num_workers=2, **options) as loader:
         loader.load_state_dict(state)
         assert samples_of(loader) == list(range(COUNT))

@@ -293,7 +293,7 @@ def test_a_dataset_may_answer_to_any_name_or_refer_to_itself(make, arguments):
     with DataLoader(dataset, batch_size=2, **arguments) as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
         assert loader.state_dict()["epoch"] == 1
-        assert loader.state_dict()["dataset"] is None
+        assert loader.state_dict()["kind_state"]["dataset"] is None
     assert (dict(dataset) if isinstance(dataset, dict) else vars(dataset)) == before
 
 

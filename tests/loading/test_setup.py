@@ -12,8 +12,8 @@ from streams import until
 from forebay import Buffer, DataLoader
 from forebay.loading.facts import setup_of
 from forebay.loading.messages import BatchResult
-from forebay.loading.settings import Settings
 from forebay.observe.measurements import Fetched
+from forebay.observe.simulation import arrangement_of, depth_of, has_buffer
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -72,17 +72,17 @@ def test_the_simulated_depth_is_that_of_the_loader(seed, buffer) -> None:
             seed=seed,
         )
         settings, trace = (
-            Settings(loader),
+            loader._kind(),
             SimpleNamespace(num_workers=1, tried={}, fetched=Fetched()),
         )
         setup = setup_of(settings, trace)
         for is_tiny in (False, True):
-            found = setup.depth(NBYTES, is_tiny=is_tiny)
+            found = depth_of(setup, NBYTES, is_tiny=is_tiny)
             assert found == most_outstanding(settings, is_tiny=is_tiny), (workers, each, is_tiny)
-        depth, arranged = settings.depth(), setup.arrangement(NBYTES, 0.0)
+        depth, arranged = settings.depth(), arrangement_of(setup, NBYTES, 0.0)
         if buffer is not None and not depth.fills_by_itself:
             assert arranged.refill_below == depth.refill_below
-        assert setup.has_buffer == (buffer is not None)
+        assert has_buffer(setup) == (buffer is not None)
 
 
 class Counted(Numbers):
@@ -116,7 +116,7 @@ def test_so_many_batches_are_made(options, tmp_path) -> None:
             next(batches)
             time.sleep(0.05)
         trace = loader._loader_progress.trace
-        expected = TAKEN + setup_of(Settings(loader), trace).depth(8)
+        expected = TAKEN + depth_of(setup_of(loader._kind(), trace), 8)
         until(lambda: dataset.made >= expected)
         time.sleep(0.1)
         assert dataset.made == expected

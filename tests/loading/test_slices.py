@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, StackDataset, Subset, TensorDataset
 
 from forebay import Buffer, DataLoader, collate, from_table, mix
-from forebay.loading import feed
-from forebay.loading.settings import Settings
+from forebay.loading import local_feed
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -69,7 +68,7 @@ def test_batches_are_those_of_torch(name, way):
     dataset, arguments = DATASETS[name](), {"batch_size": 4, "shuffle": True}
     found = []
     with DataLoader(dataset, **arguments, **WAYS[way]) as loader:
-        assert Settings(loader).is_sliced
+        assert loader._kind().is_sliced
         for make in (lambda: TorchDataLoader(dataset, **arguments), lambda: loader):
             torch.manual_seed(3)
             found.append([*make(), *make()])
@@ -180,7 +179,7 @@ def made(monkeypatch):
 
     Of each batch: whether the thread made it, and its number. `arrived` is set with each.
     """
-    trainer, actual, found = threading.get_ident(), feed._made, []
+    trainer, actual, found = threading.get_ident(), local_feed._made, []
     arrived = threading.Semaphore(0)
 
     def recorded(job, request):
@@ -191,9 +190,9 @@ def made(monkeypatch):
             arrived.release()
         return result
 
-    monkeypatch.setattr(feed, "_made", recorded)
-    monkeypatch.setattr(feed, "LEAST_S", 1e-9)  # the first batch is always the trainer's
-    monkeypatch.setattr(feed, "STEP_SHARE", 0.0)
+    monkeypatch.setattr(local_feed, "_made", recorded)
+    monkeypatch.setattr(local_feed, "LEAST_S", 1e-9)  # the first batch is always the trainer's
+    monkeypatch.setattr(local_feed, "STEP_SHARE", 0.0)
     recorded.found, recorded.arrived = found, arrived
     return recorded
 
@@ -231,7 +230,7 @@ def test_a_thread_makes_batches_in_advance(made):
 def test_as_many_batches_are_made_in_advance_as_workers_would_make(arguments, most):
     """A buffer's marks count, and there is room for one in any case."""
     loader = DataLoader(torch.arange(10), batch_size=4, **arguments)
-    assert Settings(loader).sliced_ahead == most
+    assert loader._kind().sliced_ahead == most
 
 
 def test_without_workers_there_is_no_thread(made):
@@ -244,14 +243,14 @@ def test_without_workers_there_is_no_thread(made):
 
 def test_the_trainer_makes_what_the_thread_has_not_begun(made, monkeypatch):
     """So that it waits for one batch at most: no more than without the thread."""
-    actual, may_go = feed._made, threading.Event()
+    actual, may_go = local_feed._made, threading.Event()
 
     def slow_thread(job, request):
         if request.batch > 1 and threading.current_thread() is not threading.main_thread():
             assert may_go.wait(PATIENCE_S)
         return actual(job, request)
 
-    monkeypatch.setattr(feed, "_made", slow_thread)
+    monkeypatch.setattr(local_feed, "_made", slow_thread)
     sampler = [[row] for row in range(6)]
     with DataLoader(torch.arange(6), batch_sampler=sampler, num_workers=2) as loader:
         iterator = iter(loader)
@@ -279,7 +278,7 @@ def test_an_error_of_a_batch_is_raised_where_it_is_taken(made):
 
 def test_an_interrupt_loses_no_batch(made, monkeypatch):
     """Ctrl-C while the trainer makes one, or waits for the thread; each comes when asked again."""
-    actual, interrupts = feed._made, [5, 2, 0]
+    actual, interrupts = local_feed._made, [5, 2, 0]
 
     def interrupted(job, request):
         is_trainer = threading.current_thread() is threading.main_thread()
@@ -288,9 +287,9 @@ def test_an_interrupt_loses_no_batch(made, monkeypatch):
             raise KeyboardInterrupt
         return actual(job, request)
 
-    monkeypatch.setattr(feed, "_made", interrupted)
+    monkeypatch.setattr(local_feed, "_made", interrupted)
     waits = [1]
-    result = feed.Future.result
+    result = local_feed.Future.result
 
     def interrupted_wait(self, *arguments):
         if waits:
@@ -298,7 +297,7 @@ def test_an_interrupt_loses_no_batch(made, monkeypatch):
             raise KeyboardInterrupt
         return result(self, *arguments)
 
-    monkeypatch.setattr(feed.Future, "result", interrupted_wait)
+    monkeypatch.setattr(local_feed.Future, "result", interrupted_wait)
     with DataLoader(torch.arange(200), batch_size=2, num_workers=2) as loader:
         iterator, found, count = iter(loader), [], 0
         while len(found) < 100:
@@ -319,7 +318,7 @@ def test_a_thread_that_cannot_be_started_is_not_needed(made, monkeypatch):
     def refuse(self, *arguments):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(feed.ThreadPoolExecutor, "submit", refuse)
+    monkeypatch.setattr(local_feed.ThreadPoolExecutor, "submit", refuse)
     with DataLoader(torch.arange(9), batch_size=2, num_workers=2) as loader:
         assert [each.tolist() for each in loader] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
     assert not any(is_ahead for is_ahead, _ in made.found)
@@ -347,8 +346,8 @@ def test_random_numbers_of_the_trainer_are_its_own(made):
 
 
 FORKED = """
-from forebay.loading import feed
-feed.LEAST_S = feed.STEP_SHARE = 0.0
+from forebay.loading import local_feed
+local_feed.LEAST_S = local_feed.STEP_SHARE = 0.0
 loader = forebay.DataLoader(torch.arange(1000), batch_size=2, num_workers=2, {options})
 iterator = iter(loader)
 first = [next(iterator).tolist() for _ in range(3)]
@@ -372,8 +371,8 @@ def test_a_fork_of_the_trainer_makes_the_rest_of_its_batches(script, options):
 def test_a_script_ends_while_a_thread_makes_batches(script):
     """With everything alive, and in the middle of an epoch."""
     ending = script("""
-        from forebay.loading import feed
-        feed.LEAST_S = feed.STEP_SHARE = 0.0
+        from forebay.loading import local_feed
+        local_feed.LEAST_S = local_feed.STEP_SHARE = 0.0
         loader = forebay.DataLoader(torch.rand(100000, 64), batch_size=4096, num_workers=2)
         iterator = iter(loader)
         kept = [next(iterator) for _ in range(3)]
@@ -385,7 +384,7 @@ def test_a_script_ends_while_a_thread_makes_batches(script):
 def test_workers_with_a_function_of_their_own_are_started(tmp_path):
     """`worker_init_fn` is called in workers."""
     with DataLoader(tensors(), 4, num_workers=1, worker_init_fn=print) as loader:
-        assert not Settings(loader).is_sliced
+        assert not loader._kind().is_sliced
 
 
 def negative(batch, *, collate_fn_map=None):

@@ -129,7 +129,7 @@ def test_without_a_seed_an_epoch_may_end_with_fewer_or_more_workers(num_workers)
     with DataLoader(range(12), batch_size=2, num_workers=2) as loader:
         taken(loader, 0, 3)
         state = loader.state_dict()
-    assert state["next_worker"] == 1
+    assert state["kind_state"]["next_worker"] == 1
     with DataLoader(range(12), batch_size=2, num_workers=num_workers) as loader:
         loader.load_state_dict(state)
         assert [batch.tolist() for batch in loader] == [[6, 7], [8, 9], [10, 11]]

@@ -317,7 +317,7 @@ def test_a_dataset_that_is_filled_only_in_workers_has_no_state_before(arguments)
         return DataLoader(Counted(8), num_workers=1, **arguments)
 
     with make() as loader:
-        assert loader.state_dict()["dataset"] is None
+        assert loader.state_dict()["kind_state"]["dataset"] is None
         iterator, _ = taken(loader, 0, 3)
         state = loader.state_dict()
         rest = [batch.tolist() for batch in iterator]

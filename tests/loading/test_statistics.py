@@ -249,7 +249,6 @@ def test_tiny_batches_have_few_timings_that_lose_nothing(monkeypatch):
     job = BatchJob(
         BatchSpec(
             dataset=Squares(10),
-            is_iterable=False,
             auto_collation=True,
             collate_fn=default_collate,
         )

@@ -64,7 +64,7 @@ class Slow(Dataset):
 def test_the_diagnosis_is_made_by_who_looks(folder, monkeypatch) -> None:
     """A training writes numbers only, at once when there are enough of them."""
     with DataLoader(Slow(), num_workers=0) as loader:
-        show = LiveLoader(loader, loader._loader_progress)
+        show = LiveLoader(loader._kind, loader, loader._loader_progress)
         loader._loader_progress.trace.publish_from(math.inf, show)  # only when it is called
         batches, seen = iter(loader), []
         for count in (3, 4 * LEAST_STEPS):

@@ -4,29 +4,22 @@
        ^                          │
        └───────── take() <────────┘  results, in order
 
-For loaders without workers see `LocalFeed`.
+For loaders without workers see `local_feed.py`.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
-from forebay.base.batches import nbytes
-from forebay.base.libraries import one_thread
-from forebay.base.randomness import PrivateGenerators, generators_lent
-from forebay.base.thread_ends import join_threads
-from forebay.base.torch_internals import seed_as_worker
+from forebay.base.randomness import generators_lent
 from forebay.devices.device import Device
 from forebay.engine.commands import (
     DeliverResult,
@@ -39,9 +32,12 @@ from forebay.engine.commands import (
 from forebay.engine.engine import Engine, NewTask
 from forebay.engine.tasks import State
 from forebay.errors import WorkerDiedError
-from forebay.loading.batch_job import LocalJob
+from forebay.loading.batch_slots import BatchSlots
+from forebay.loading.depth import RELEASED_TOGETHER
+from forebay.loading.device_batches import DeviceBatches
+from forebay.loading.drivers import BackgroundDriver, CallerDriver
+from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import (
-    RELEASED_TOGETHER,
     BatchRequest,
     BatchResult,
     BatchSpec,
@@ -49,30 +45,14 @@ from forebay.loading.messages import (
     WorkerExhausted,
     WorkerState,
 )
-from forebay.loading.workers import (
-    CLUSTER_START_S,
-    START_S,
-    BackgroundDriver,
-    BatchSlots,
-    CallerDriver,
-    DeviceBatches,
-    WorkerTuning,
-    pool_for,
-)
+from forebay.loading.open_feeds import LEAVE_S, OPEN_FEEDS, leave_at_exit
+from forebay.loading.worker_pool import CLUSTER_START_S, START_S, pool_for
+from forebay.loading.worker_tuning import WorkerTuning
 from forebay.observe.progress import log
-from forebay.observe.record import FINEST_S, Trace
+from forebay.observe.record import Trace
 from forebay.options import backend_name
-from forebay.pools.events import Assignment, Refusal
 from forebay.pools.processes import occupy_standard_descriptors
-from forebay.pools.worker import failure_of
 
-if TYPE_CHECKING:
-    from forebay.loading.settings import Settings
-
-# ---- feed ----------------------------------------------------------------------------------------
-
-# How long to wait for a thread that takes a batch, or processes it on a device, in seconds.
-LEAVE_S = 5.0
 # How long nobody may take a batch, while there is nothing to do, before the workers are stopped.
 IDLE_S = 600.0
 CLOSED = (
@@ -97,14 +77,14 @@ class Feed:
 
     def __init__(
         self,
-        settings: Settings,
+        kind: LoaderKind,
         spec: BatchSpec,
         trace: Trace,
         tuning: WorkerTuning | None,
         device: Device | None,
     ) -> None:
-        limits, buffer = settings.limits(settings.depth()), settings.loader.buffer
-        backend = backend_name(settings.loader.backend)
+        limits, buffer = kind.limits(kind.depth()), kind.buffer
+        backend = backend_name(kind.backend)
         self.ready: deque[DeliverResult | ReportFailure] = deque()
         self.ready_ends = 0
         self._fill, self._gone = (0, 0), 0  # results that arrived, and room; results taken
@@ -115,27 +95,26 @@ class Feed:
         self._closed = False
         self._error: BaseException | None = None  # why there will be no more results
         self._timeout_s = limits.timeout_s
-        self._start_s = START_S if settings.cluster is None else CLUSTER_START_S
+        self._start_s = START_S if kind.cluster is None else CLUSTER_START_S
         self._attempts = limits.retries + 1
         if tuning is not None:
             limits = replace(limits, num_workers=tuning.num_workers)
         self._trace, self._tuning, trace.num_workers = trace, tuning, limits.num_workers
         self._asked_at = 0.0  # when the trainer asked for a batch that it has not got yet
         self._taken: list[int] = []  # and not released yet
-        # Others have states of their own, which would be lost with them.
-        self._may_stop = backend == "process" and not settings.by_torchs_rules
+        self._may_stop = kind.may_stop_workers
         self._taken_at, self._stopped = time.monotonic(), 0  # `_stopped`: how many workers
         occupy_standard_descriptors()
         directory = None if buffer is None else buffer.directory
         slots = None if backend == "thread" else BatchSlots(directory)
-        self.pool = pool_for(settings, spec, slots, to_device=device is not None)
+        self.pool = pool_for(kind, spec, slots, to_device=device is not None)
         prepare = None if slots is None or backend != "process" else slots.prepare
         self._on_device: DeviceBatches | None = None
         if slots is not None and device is not None:
             self._on_device = DeviceBatches(device, slots, trace.transfers)
         self._slots: BatchSlots | DeviceBatches | None = self._on_device or slots
         try:
-            is_forked = backend == "process" and settings.start_method == "fork"
+            is_forked = backend == "process" and kind.start_method == "fork"
             advice = partial(_advice_if_stuck, is_forked)
             self._engine = Engine(self.pool, limits, prepare=prepare, advice=advice)
         except BaseException:  # Ctrl-C, for example
@@ -144,12 +123,12 @@ class Feed:
         outcomes, ready = partial(_pass_outcomes, weakref.ref(self)), partial(len, self.ready)
         self._driver: CallerDriver
         # A thread, if batches are copied to a device: during a step.
-        if settings.by_torchs_rules and buffer is None and device is None:
+        if kind.runs_in_caller and device is None:
             self._driver = CallerDriver(self._engine, self.pool, outcomes)
         else:
             idle = partial(_stop_if_idle, weakref.ref(self))
             self._driver = BackgroundDriver(self._engine, self.pool, outcomes, ready, idle)
-        _open_feeds.add(self)
+        OPEN_FEEDS.add(self)
 
     # ---- requests ------------------------------------------------------------------------------
 
@@ -380,7 +359,7 @@ class Feed:
         if self._closed:
             return
         self._closed = True
-        _open_feeds.discard(self)
+        OPEN_FEEDS.discard(self)
         if os.getpid() != self._owner:
             return
         self._driver.stop()
@@ -407,7 +386,7 @@ class Feed:
         if self._error is not None:
             raise self._error
         if self._closed:
-            _leave_at_exit()
+            leave_at_exit()
             raise RuntimeError(CLOSED)
 
 
@@ -439,190 +418,3 @@ def _stop_if_idle(this: weakref.ref[Feed]) -> None:
     feed = this()
     if feed is not None:
         feed.stop_if_idle()
-
-
-_open_feeds: weakref.WeakSet[Feed | LocalFeed] = weakref.WeakSet()
-_exit = threading.Event()
-_leaving: list[threading.Thread] = []
-
-
-@atexit.register
-def _close_all() -> None:
-    """Stop the workers before the interpreter removes what their pools need."""
-    _exit.set()
-    for feed in list(_open_feeds):
-        feed.close()
-    join_threads(_leaving, 0.0)
-
-
-def _leave_at_exit() -> None:
-    """End a daemon thread that takes batches at the interpreter's end, without a traceback."""
-    if _exit.is_set() and threading.current_thread().daemon:
-        _leaving.append(threading.current_thread())
-        raise SystemExit
-
-
-# ---- local feed ----------------------------------------------------------------------------------
-# Make batches without workers: each in the caller's thread, when it is taken. Slices of what is in
-# memory take less time than to receive them from a worker; a thread makes some in advance while the
-# caller does something else. The caller makes what that has not begun itself.
-
-# A thread is worth it for batches of so many seconds, if the caller does something else for this
-# share of that time: otherwise the two only wait for each other.
-LEAST_S, STEP_SHARE = 0.0003, 0.25
-# Steps that count for that, about.
-SMOOTHED = 8
-
-
-class LocalFeed:
-    """A `Feed` without workers. An exception of the user's code becomes a `BatchError`."""
-
-    is_open, in_flight, ready_ends, fill, pool, request_more = True, 0, 0, (0, 0), None, None
-    # For `close`: an ending interpreter has removed global names.
-    _ending, _leave_s = _exit, LEAVE_S
-
-    def __init__(self, settings: Settings, spec: BatchSpec, trace: Trace) -> None:
-        self.exhausted: dict[int, int] = {}
-        self._job = LocalJob(spec)
-        # With a seed, the trainer's random numbers do not depend on the batches, nor they on it.
-        self._generators: Callable[[], AbstractContextManager[Any]] | None = None
-        if spec.concurrency > 1:
-            pass  # each thread that makes a sample does that
-        elif self._job.seeds is not None and not settings.is_sliced:
-            self._generators = self._job.seeds.batch
-        elif spec.is_iterable and spec.seeds_owned:
-            begin = partial(seed_as_worker, worker_id=0, with_devices=False)
-            self._generators = PrivateGenerators(spec.base_seed, begin)
-        self._trace, trace.num_workers = trace, 0
-        self._is_slow = True  # so that measuring a batch takes a small part of it
-        self._made_s = self._step_s = 0.0
-        self._taken_at = time.perf_counter()
-        self._queue: deque[NewTask] = deque()
-        # Those before the queue's: None or a cancelled one is left to the caller.
-        self._ahead: deque[tuple[NewTask, Future[Result] | None]] = deque()
-        self._most_ahead, self._job_ahead = settings.sliced_ahead, LocalJob(spec)
-        self._thread: ThreadPoolExecutor | None = None
-        self._owner = os.getpid()
-        self.in_use = threading.RLock()
-        _open_feeds.add(self)
-
-    def put(self, tasks: list[NewTask]) -> None:
-        """Queue requests; an iterable dataset is begun now, as torch does."""
-        self._job.prepare(tasks[0].payload, self._generators or nullcontext)
-        self._queue.extend(tasks)
-        if begin := self._job.begin:
-            for each in tasks:
-                begin(Assignment(each.task, 1, each.payload))
-        self._send_ahead()
-
-    def forget(self, before: int) -> None:
-        """Drop every task with a lower number."""
-        while self._ahead and self._ahead[0][0].task < before:
-            task, made = self._ahead.popleft()
-            self._job.drop(task.payload)
-            if made is not None:
-                made.cancel()
-        while self._queue and self._queue[0].task < before:
-            self._job.drop(self._queue.popleft().payload)
-
-    def take(self) -> tuple[int, Result]:
-        """Make the next batch, or wait for the thread that does, and return it with its task."""
-        _leave_at_exit()
-        if os.getpid() != self._owner:  # in a fork of the trainer there is no such thread
-            self._queue.extendleft(task for task, _ in reversed(self._ahead))
-            self._ahead.clear()
-            self._owner, self._most_ahead = os.getpid(), 0
-        if not self._ahead:
-            self._ahead.append((self._queue.popleft(), None))
-        began = time.perf_counter()
-        step_s = min(began - self._taken_at, self._made_s)  # between epochs it may be very long
-        self._step_s += (step_s - self._step_s) / SMOOTHED
-        self._send_ahead()
-        (task, made), ready = self._ahead[0], len(self.ready)
-        result = self._make(task) if made is None or made.cancel() else made.result()
-        self._ahead.popleft()  # not before: if it was interrupted, it is made when asked for again
-        if isinstance(result, BatchResult):
-            if result.timing is not None:
-                self._trace.made(result.timing, 0)
-            self._trace.taken(began, time.perf_counter() - began, ready)
-        elif isinstance(result, WorkerExhausted):
-            self.exhausted[result.worker_id] = task.task
-        self._taken_at = time.perf_counter()
-        return task.task, result
-
-    def _make(self, task: NewTask) -> Result:
-        """Make a batch in this thread."""
-        if self._is_slow:
-            self._job.timer.measure()
-        began = time.perf_counter()
-        if self._generators is None:
-            result = _made(self._job, task.payload)
-        else:
-            with self._generators(), one_thread():  # as in a worker
-                result = _made(self._job, task.payload)
-        self._made_s = time.perf_counter() - began
-        self._is_slow = self._made_s > FINEST_S
-        return result
-
-    def _send_ahead(self) -> None:
-        """Give the thread the next requests, if that is worth it."""
-        is_worth_it = self._made_s >= LEAST_S and self._step_s >= STEP_SHARE * self._made_s
-        is_worth_it = is_worth_it and self._most_ahead > 0
-        while is_worth_it and self._queue and len(self._ahead) <= self._most_ahead:
-            if self._thread is None:
-                begin = self._job_ahead.timer.measure
-                self._thread = ThreadPoolExecutor(1, "forebay-slices", begin)
-            try:
-                made = self._thread.submit(_made, self._job_ahead, self._queue[0].payload)
-            except RuntimeError:  # the system refuses a thread, or the interpreter is ending
-                self._most_ahead = 0
-                return
-            self._ahead.append((self._queue.popleft(), made))
-
-    @property
-    def ready(self) -> list[tuple[NewTask, Future[Result]]]:
-        """The next batches that are made."""
-        found = []
-        for task, made in self._ahead:
-            if made is None or not made.done() or made.cancelled():
-                break
-            found.append((task, made))
-        return found
-
-    def worker_states(self) -> list[WorkerState]:
-        """Return the state of an iterable dataset in a list; empty if it was not read."""
-        state = self._job.state()
-        return [] if state is None else [state]
-
-    def waiting(self) -> list[tuple[int, int]]:
-        """Return task and bytes of each batch that waits to be taken, in order."""
-        ready = [(each.task, made.result()) for each, made in self.ready]
-        return [(task, nbytes(getattr(result, "batch", None))) for task, result in ready]
-
-    def close(self) -> None:
-        """Stop the threads.
-
-        At the interpreter's end, wait for a daemon thread that takes a batch: torch would abort in
-        its midst.
-        """
-        self._job.close()
-        thread, self._thread, self._most_ahead = self._thread, None, 0
-        if thread is not None and os.getpid() == self._owner:
-            thread.shutdown(cancel_futures=True)
-        if self._ending.is_set() and self.in_use.acquire(timeout=self._leave_s):
-            self.in_use.release()
-
-    def interrupted(self) -> None:
-        """Do nothing: there are no workers to stop."""
-
-    check = interrupted
-
-
-def _made(job: LocalJob, request: Any) -> Result:
-    try:
-        result = job.make(request)
-    except Refusal as refusal:
-        return failure_of(refusal.__cause__ or refusal, refusal.kind)
-    if isinstance(result, BatchResult) and (timing := job.timing()) is not None:
-        return result._replace(timing=timing)
-    return result

@@ -10,14 +10,12 @@ that threads have something to do while a batch has only its last samples left.
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,88 +25,14 @@ from torch.utils.data import default_collate
 from forebay.base.datasets import OwnedGenerators, getitems_of
 from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns, seed_nothing
 from forebay.base.randomness import SetSeed, seed_generators
-from forebay.base.thread_ends import join_threads
 from forebay.collating.rules import collated
 from forebay.columns.slicing import slicing
-from forebay.errors import OptionError
 from forebay.failures import Failure
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
-from forebay.loading.samplers import NO_STATE, copied, has_state
-from forebay.loading.snapshots import unpickled
+from forebay.loading.sample_threads import AHEAD, SampleThreads
+from forebay.loading.samplers import copied, has_state
 from forebay.observe.measurements import SlowSample
 from forebay.seeds import COLLATE, SAMPLE, child_seed, seed_of
-
-# ---- sample threads ------------------------------------------------------------------------------
-
-# How long `close` waits in total for threads that are in the middle of a sample.
-CLOSE_S = 1.0
-
-_Queue = queue.SimpleQueue[tuple["Future[Any]", Callable[[], Any]] | None]
-
-
-class SampleThreads:
-    """Threads that make calls in the order in which these are submitted.
-
-    They are daemons, unlike those of `concurrent.futures`: nothing waits for a sample that hangs.
-
-    Args:
-        around: What each thread does its work in.
-    """
-
-    def __init__(
-        self, count: int, around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    ) -> None:
-        self._count, self._around = count, around
-        self._begin()
-
-    def _begin(self) -> None:
-        self.threads: list[threading.Thread] = []
-        self.process = os.getpid()
-        self._calls: _Queue = queue.SimpleQueue()
-        # Drops the calls that are not begun, and ends the threads, which do not keep it alive.
-        self.end = weakref.finalize(self, _end, self._calls, self._count)
-
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """Have a thread make a call; the future has what it returns or raises."""
-        if self.process != os.getpid():  # a fork lacks the threads
-            self._begin()
-        future: Future[Any] = Future()
-        self._calls.put((future, call))
-        if len(self.threads) < self._count:
-            name = f"forebay-sample-{len(self.threads)}"
-            args = self._calls, self._around
-            thread = threading.Thread(target=_make_calls, args=args, name=name, daemon=True)
-            thread.start()
-            self.threads.append(thread)
-        return future
-
-    def close(self) -> None:
-        """Drop the calls that are not begun, and wait for a moment for those that are."""
-        self.end()
-        join_threads(self.threads, CLOSE_S)
-
-
-def _end(calls: _Queue, count: int) -> None:
-    with suppress(queue.Empty):
-        while submitted := calls.get_nowait():
-            submitted[0].cancel()
-    for _ in range(count):
-        calls.put(None)
-
-
-def _make_calls(calls: _Queue, around: Callable[[], AbstractContextManager[Any]]) -> None:
-    with around():
-        while (submitted := calls.get()) is not None:
-            future, call = submitted
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:  # noqa: BLE001 - whoever takes the result raises it
-                    future.set_exception(error)
-            del submitted, future, call  # while it waits for the next one, nothing holds these
-
-
-# ---- map-style datasets --------------------------------------------------------------------------
 
 # If samples take less than `TIMED_S` on average, they are timed one by one only in one of
 # `TIMED_BATCHES` batches.
@@ -116,16 +40,8 @@ TIMED_S = 0.0001
 TIMED_BATCHES = 16
 FEW_SAMPLES = 4
 
-# With `concurrency`, so many times as many samples are being fetched, or wait for a thread or for
-# their batch, besides those of the batch that is being made.
-AHEAD = 2
-
 # Calls a function with one that seeds the generators; returns what it returns.
 RunSeeded = Callable[[Callable[[SetSeed], Any]], Any]
-
-
-class EndOfDataset(Exception):  # noqa: N818 - not an error: the end of the data
-    """The dataset's iterator is exhausted."""
 
 
 class SampleError(Exception):
@@ -468,72 +384,3 @@ class MapFetcher:
     def has_state(self) -> bool:
         """Return whether the dataset has a state."""
         return has_state(self._spec.dataset)
-
-
-class IterableFetcher:
-    """Fetches samples of this worker's part of an iterable dataset, in its order.
-
-    Args:
-        seed: 64 bits for the generators that the dataset owns; None to leave them as they are.
-        state: The state to continue from; None to start at the beginning.
-    """
-
-    failures = ()  # no sample is ever skipped
-
-    def __init__(
-        self, spec: BatchSpec, seed: int | None = None, state: WorkerState | None = None
-    ) -> None:
-        self._spec, self.ended, dataset = spec, False, spec.dataset
-        if seed is not None:
-            OwnedGenerators(dataset=dataset, collate_fn=spec.collate_fn).seed(seed)
-        if state is not None and state.dataset is not None:
-            dataset.load_state_dict(unpickled(state.dataset))
-        self._samples: Iterator[Any] = iter(dataset)
-        # Not before: a dataset that is its own iterator may start over in `__iter__`.
-        if state is not None and state.iterator is not None:
-            if not has_state(self._samples):
-                kind = type(self._samples).__name__
-                raise OptionError(NO_STATE.format("dataset's iterator", kind))
-            restored = unpickled(state.iterator)
-            self._samples.load_state_dict(restored)  # type: ignore[attr-defined]
-            if state.phase != "within":  # the state is from before this epoch
-                self._samples = iter(dataset)
-
-    def state(self) -> WorkerState:
-        """Return the states of the dataset and its iterator."""
-        dataset, samples = self._spec.dataset, self._samples
-        iterator = samples.state_dict() if has_state(samples) else None  # type: ignore[attr-defined]
-        is_own = samples is dataset
-        state = None if is_own or not has_state(dataset) else dataset.state_dict()
-        return WorkerState(state, iterator, "ended" if self.ended else "within")
-
-    @property
-    def has_state(self) -> bool:
-        """Return whether the dataset or its iterator has a state."""
-        return has_state(self._spec.dataset) or has_state(self._samples)
-
-    def fetch(self, request: BatchRequest) -> Any:
-        """Return the next samples as a list, or the next sample."""
-        if self.ended:
-            raise EndOfDataset
-        if not self._spec.auto_collation:
-            try:
-                return next(self._samples)
-            except StopIteration:
-                self.ended = True
-                raise EndOfDataset from None
-        samples = []
-        for _ in request.index:
-            try:
-                samples.append(next(self._samples))
-            except StopIteration:
-                self.ended = True
-                break
-        if not samples or (self._spec.drop_last and len(samples) < len(request.index)):
-            self.ended = True
-            raise EndOfDataset
-        return samples
-
-    def collate(self, _: BatchRequest, samples: Any) -> Any:
-        """Make a batch from samples; random numbers continue the worker's sequence."""
-        return collated(self._spec.collate_fn, samples)

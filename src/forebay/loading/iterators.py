@@ -7,45 +7,57 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
+from torch.utils.data import DataLoader as TorchLoader
 
 from forebay.base.batches import pinned
 from forebay.base.torch_internals import BaseIterator, profiler_is_on
 from forebay.errors import FailuresError, WorkerDiedError, shortened
 from forebay.failures import Failure, cut_below_entry
-from forebay.loading.epochs import LoaderProgress, Pipeline
 from forebay.loading.feed import CLOSED, Feed
+from forebay.loading.kind import RETRIES, LoaderKind
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult
-from forebay.loading.settings import RETRIES, Settings
+from forebay.loading.pipeline import Pipeline
+from forebay.loading.progress import LoaderProgress
 from forebay.observe.progress import log_samples_failed
 from forebay.pools.processes import ProcessPool
-
-if TYPE_CHECKING:
-    from forebay.loader import DataLoader
 
 
 class BatchIterator(BaseIterator):  # type: ignore[misc]
     """Returns the batches of one epoch, with torch's checks, warnings and exceptions."""
 
-    def __init__(self, loader: DataLoader[Any], progress: LoaderProgress) -> None:
+    def __init__(
+        self, loader: TorchLoader[Any], kind: LoaderKind, progress: LoaderProgress
+    ) -> None:
+        """Begin an epoch of a loader, which torch's iterators take their arguments from."""
         # Of the threads that share this iterator; a signal's handler may close it meanwhile.
         self.one_at_a_time = threading.RLock()
         self.pipeline: Pipeline | Any = None
-        settings = Settings(loader)
-        self._progress, self._ranks = progress, settings.ranks
-        self._loader = None if settings.keeps_iterator else loader
-        self._reset(loader)
+        self._progress, self._ranks = progress, kind.ranks
+        # A loader that nothing else refers to ends its workers with this iterator.
+        self._loader = None if kind.keeps_iterator else loader
+        self.begin(loader, kind)
 
-    def begin_as_torch(
-        self, loader: DataLoader[Any], generator: torch.Generator, *, draws: bool, resets: bool
-    ) -> None:
+    def _begin_as_torch(
+        self,
+        loader: TorchLoader[Any],
+        generator: torch.Generator,
+        *,
+        draws: bool,
+        resets: bool,
+    ) -> Any:
         """Do what torch's iterators do: draw seeds, and iterate the sampler.
 
         Args:
+            generator: What they draw from.
             draws: Whether a new iterator draws a base seed; if not, the generator stays as it was.
             resets: Whether torch resets a new iterator, too; all others are reset in any case.
+
+        Returns:
+            The iterator over the sampler.
         """
         is_new, before = not hasattr(self, "_base_seed"), generator.get_state()
         if is_new:
@@ -55,17 +67,21 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         first = self._shared_seed  # torch starts workers with the one drawn first
         if resets or not is_new:
             super()._reset(loader)
+        self.base_seed = int(self._base_seed)
         self.first_shared_seed = first if is_new and draws else self._shared_seed
+        return self._sampler_iter
 
-    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
-        assert loader.num_workers or not loader.timeout, "num_workers=0 requires timeout == 0"
-        settings, progress, began = Settings(loader), self._progress, time.perf_counter()
+    def begin(self, loader: TorchLoader[Any], kind: LoaderKind) -> None:
+        """Begin an epoch, or the rest of one."""
+        assert kind.num_workers or not kind.timeout, "num_workers=0 requires timeout == 0"
+        progress, began = self._progress, time.perf_counter()
         progress.trace.begin(began)
         self._is_over = False
         self._workers: list[WorkerHandle] = []
-        self.pipeline, start = progress.next_start(settings, self.pipeline)
+        self.pipeline, start = progress.next_start(kind, self.pipeline)
         with self.one_at_a_time:
-            self._planner = self.pipeline.begin(settings, start, self)
+            draw = partial(self._begin_as_torch, loader)
+            self._planner = self.pipeline.begin(kind, start, self, draw)
         progress.began(start.epoch)
         progress.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed
@@ -123,7 +139,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
             raise result.refused
         pipeline = self.pipeline
         if pipeline.hand_out.is_needed:
-            return pipeline.hand_out(request, result, pipeline.seed)
+            return pipeline.hand_out(request, result, pipeline.kind.batch_seed)
         is_pinned = result.is_moved or not self._pin_memory
         return result.batch if is_pinned else pinned(result.batch)
 

@@ -1,6 +1,6 @@
 """Decide which batch to request when: prefetching across epochs, `set_epoch`, turns of workers.
 
-    source ──> planner ── requests ──> feed ── results ──> planner ──> iterator
+    kind ──> planner ── requests ──> feed ── results ──> planner ──> iterator
 
 The planner runs in the trainer's thread, when a batch is taken. With a buffer it requests batches
 of epochs that have not begun. Such an epoch may depend on a later `set_epoch` of the sampler, which
@@ -17,28 +17,16 @@ from __future__ import annotations
 import math
 import threading
 import time
-import warnings
 import weakref
-from array import array
 from collections import deque
-from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forebay.buffer import MAX_BATCHES
 from forebay.engine.engine import NewTask
-from forebay.failures import Failure
+from forebay.loading.depth import CHUNK, LOOKAHEAD, READ_S
 from forebay.loading.feed import CLOSED
-from forebay.loading.messages import (
-    CHUNK,
-    LOOKAHEAD,
-    BatchError,
-    BatchRequest,
-    BatchResult,
-    Result,
-    WorkerExhausted,
-    WorkerState,
-)
+from forebay.loading.kind import LoaderKind
+from forebay.loading.messages import BatchRequest, Result, WorkerExhausted
 from forebay.loading.samplers import (
     SamplerStates,
     chain_of,
@@ -47,59 +35,34 @@ from forebay.loading.samplers import (
     is_foreseen,
     next_epoch,
     plain_index,
+    set_states,
 )
-from forebay.loading.settings import Settings
-from forebay.loading.sources import Drawn, Reader, Selection, Source, Start
-from forebay.seeds import worker_seed_of
+from forebay.loading.selections import Drawn, PlannedEpoch, Selection, Start
 
 if TYPE_CHECKING:
-    from forebay.loading.feed import Feed, LocalFeed
-
-
-# How long the trainer may wait while a sampler is read for an empty buffer. After that it is read a
-# little further with each batch that is taken.
-READ_S = 0.1
-
-
-@dataclass(slots=True)
-class PlannedEpoch:
-    """An epoch whose batches are being requested."""
-
-    start: Start
-    order: int | None
-    first_task: int
-    reader: Reader
-    sampler_states: SamplerStates | None
-    next_worker: int
-    ended: set[int]
-    worker_seed: int | None
-    batch: int
-    preceding: dict[int, int] = field(default_factory=dict)
+    from forebay.loading.feed import Feed
+    from forebay.loading.local_feed import LocalFeed
 
 
 class Planner:
-    """Requests the batches of a source, epoch after epoch, and passes on the results."""
+    """Requests the batches of a loader, epoch after epoch, and passes on the results.
 
-    def __init__(self, source: Source, settings: Settings) -> None:
-        loader = settings.loader
-        self.source = source
+    Attributes:
+        kind: Says what to request; another one for each iteration.
+        turns: Whose turn it is, and what workers have told; None if any worker makes a batch.
+    """
+
+    def __init__(self, kind: LoaderKind) -> None:
+        self.kind, self.turns = kind, kind.turns()
         self.epoch, self.batch, self.samples = -1, 0, 0
         self.start = Start(0)
-        self.worker_states: list[WorkerState] = []
-        self.next_worker = 0
         self.shared_seed: int | None = None
         self.is_over = True
         self._feed: Feed | LocalFeed | None = None
-        self._depth = settings.depth()
-        self._sampler = settings.index_sampler if settings.has_epoch else None
-        takes_turns = settings.is_iterable or not settings.is_local
-        takes_turns = takes_turns and settings.by_torchs_rules
-        self._turns = max(loader.num_workers, 1) if takes_turns else 0
-        self._in_order, self._runs_ahead = settings.in_order, settings.runs_ahead
-        self._counts_since = settings.tracks_state and not settings.is_local
+        self._depth, self._runs_ahead = kind.depth(), kind.runs_ahead
+        self._sampler = kind.foreseen_sampler
+        self._in_order = kind.returns_in_order
         self._was_left = False  # whether requests of the epoch before were dropped
-        self._dataset, self._is_undivided = type(loader.dataset).__name__, False
-        self._worker_seed = loader.seed if settings.is_iterable else None
         self._peeks_from = math.inf
         self._epochs: deque[PlannedEpoch] = deque()
         self._requests: dict[int, BatchRequest] = {}  # by task, in order: requested and not taken
@@ -132,10 +95,12 @@ class Planner:
         self._drop(first_task)
         with self._requesting:
             self.epoch, self.batch, self.samples, self.start = start.epoch, start.batch, 0, start
-            self.next_worker, self.is_over, self._current_states = next_worker, False, None
+            self.is_over, self._current_states = False, None
             self._is_stale, self._answered = False, 0
+            if self.turns is not None:
+                self.turns.next_worker = next_worker
             is_other = start.by_sample or start.length is not None
-            self._peeks_from = 0 if is_other else self.source.peeks_from()
+            self._peeks_from = 0 if is_other else self.kind.peeks_from()
             if not self._epochs:
                 self._open(start, self._orders[start.epoch], next_worker)
                 self._seen = self._fingerprint()  # reading a sampler may change it, too
@@ -154,7 +119,7 @@ class Planner:
             is_kept = planned.order == self._orders[start.epoch] and planned.start == start
             if is_kept and not is_new and not self._is_stale:
                 return planned.first_task
-            self.source.set_sampler_states(planned.sampler_states)
+            set_states(self.kind.index_sampler, planned.sampler_states)
             epochs.clear()
         return self._next_task
 
@@ -166,9 +131,8 @@ class Planner:
     def take(self) -> tuple[BatchRequest, Result] | None:
         """Return the next result of this epoch and its request; None at the epoch's end."""
         feed = self._open_feed
-        if self._is_undivided:  # here, where no batch is lost if a filter makes it an error
-            self._is_undivided = False
-            self._warn_of_copies()
+        if self.turns is not None:  # here, where no batch is lost if a filter makes it an error
+            self.turns.warn_of_copies()
         while True:
             if not self._requests:
                 feed.check()
@@ -188,7 +152,7 @@ class Planner:
             if worker is not None and not self._note_result(worker, request, result):
                 continue
             self.batch += 1
-            self.samples += self.source.count(request.index)
+            self.samples += self.kind.count(request.index)
             self._current_states = self._sampler_states.pop(task, None)
             if self._depth.most > self._depth.usual:
                 self._depth.record(result)
@@ -206,46 +170,13 @@ class Planner:
 
     def _note_result(self, worker: int, request: BatchRequest, result: Result) -> bool:
         """Record the result of a worker that takes turns; return whether to pass it on."""
-        ended, states = self._epochs[0].ended, self.worker_states
-        is_batch = worker not in ended
-        self._is_undivided |= isinstance(result, BatchResult) and result.is_undivided
+        epoch = self._epochs[0].turns
+        assert self.turns is not None and epoch is not None
+        is_batch = self.turns.note(epoch, request, result)
         if isinstance(result, WorkerExhausted):
-            ended.add(worker)
-            if states and is_batch:
-                states[worker] = result.state or states[worker]._replace(phase="ended")
-            is_batch = False
             with self._requesting:
                 self._put_missing()
-        elif isinstance(result, Failure) and self.source.kind == "iterable":
-            ended.add(worker)  # a replacement would read to the same point
-        elif isinstance(result, BatchResult | BatchError) and self._counts_since:
-            states[worker] = result.state or self._read_since(states[worker], request)
-        self.next_worker = (worker + 1) % self._turns
         return is_batch
-
-    def _read_since(self, state: WorkerState, request: BatchRequest) -> WorkerState:
-        """Return a worker's state after a batch without one: it was read since the last."""
-        since = state.since
-        if self.source.kind == "iterable":
-            assert isinstance(since, int)
-            return state._replace(since=since + self.source.count(request.index))
-        batches: list[Any] = since if isinstance(since, list) else []
-        index = request.index
-        if type(index) is list:  # as a list it takes five times the memory
-            with suppress(TypeError, OverflowError):  # not of numbers
-                index = array("q", index)
-        batches.append(index)
-        return state._replace(since=batches)
-
-    def _warn_of_copies(self) -> None:
-        warnings.warn(
-            f"each of the {self._turns} workers reads all of {self._dataset}: its samples come "
-            f"{self._turns} times in an epoch, as with torch\n"
-            "  Its __iter__ did not ask get_worker_info() which worker it is in. Divide the data "
-            "there, by info.id and info.num_workers, or in worker_init_fn=. Otherwise use "
-            "num_workers=1, or a map-style dataset, whose batches do not depend on num_workers.",
-            stacklevel=2,
-        )
 
     def refresh(self) -> None:
         """Drop requests for epochs that have not begun: the sampler or dataset has changed."""
@@ -256,7 +187,7 @@ class Planner:
         self._is_stale = True
         if not self.is_over and self._feed is not None:
             start = self.start._replace(batch=self.batch, sample=self.sample)
-            self.begin(self._feed, start, self.next_worker)
+            self.begin(self._feed, start)
 
     @property
     def _open_feed(self) -> Feed | LocalFeed:
@@ -268,13 +199,13 @@ class Planner:
         """Forget the closed feed; the position is kept."""
         self._feed = None
         if not between_epochs:
-            self.source.close()
+            self.kind.close()
 
     def _drop(self, first: int) -> None:
         """Drop all requests with a task number below `first`."""
         with self._requesting:
             self._was_left = next(iter(self._requests), first) < first
-            if not self._was_left and not self._turns:
+            if not self._was_left and self.turns is None:
                 return  # at the end of an epoch there are none
             self._requests = {task: each for task, each in self._requests.items() if task >= first}
             self._sampler_states = {
@@ -290,7 +221,7 @@ class Planner:
         With a plan, the epoch ends on all ranks at once. The end of an iterable dataset is known
         only after the workers have reached it, that of a sampler after it was read to its end.
         """
-        end = self.source.end_of(self.start)
+        end = self.kind.end_of(self.start)
         if self.is_over or end is not None:
             return not self.is_over and (end is None or self.sample < end)
         if not self._epochs:  # opening the epoch raised
@@ -303,38 +234,38 @@ class Planner:
         start, origin = self.start, self.start.origin
         if self.epoch < 0 or epoch == start.epoch:
             return origin
-        own, usual = self.source.end_of(start) or 0, self.source.end_of(Start(epoch)) or 0
+        own, usual = self.kind.end_of(start) or 0, self.kind.end_of(Start(epoch)) or 0
         later = epoch - start.epoch
         return origin + (own + (later - 1) * usual if later > 0 else later * usual)
 
     @property
     def sample(self) -> int:
         """Samples of this epoch that were returned, over all ranks."""
-        return self.source.samples_returned(self.start, self.batch - self.start.batch, self.samples)
+        return self.kind.samples_returned(self.start, self.batch - self.start.batch, self.samples)
 
-    def sampler_position(self) -> dict[str, Any]:
-        """Return what a `Position` has of samplers: their states, and what they drew ahead."""
-        source = self.source
+    def sampler_position(self) -> tuple[SamplerStates | None, Drawn | None, int | None]:
+        """Return the states of samplers, what they drew ahead, and `epoch_of` the sampler."""
+        kind = self.kind
         after = next((each for each in tuple(self._epochs) if each.start.epoch > self.epoch), None)
         if not self.has_next():
-            states = source.sampler_states() if after is None else after.sampler_states
-            return {"sampler": states, "set_epoch": epoch_of(self._sampler)}
-        order = {"set_epoch": self._orders[self.epoch]}
+            states = kind.sampler_states() if after is None else after.sampler_states
+            return states, None, epoch_of(self._sampler)
+        order = self._orders[self.epoch]
         if not self._epochs:  # opening the epoch raised
-            return {"sampler": source.sampler_states(), **order}
+            return kind.sampler_states(), None, order
         epoch, states, drawn = self._epochs[0], self._current_states, None
-        if states is None and (self.batch == self.start.batch or not source.follows):
+        if states is None and (self.batch == self.start.batch or not kind.follows):
             states, drawn = epoch.sampler_states, self.start.drawn
-        if states is None and source.follows:  # as it is now, and what it drew of this epoch
+        if states is None and kind.follows:  # as it is now, and what it drew of this epoch
             reader, found = epoch.reader, list(self._requests.values())
             indices = [each.index for each in found if each.epoch == self.epoch]
-            if source.may_have_ended(self.batch + len(indices) + len(reader.ahead)):
+            if kind.may_have_ended(self.batch + len(indices) + len(reader.ahead)):
                 reader.draw(len(reader.ahead) + 1)
             indices += (each.index for each in reader.ahead)
             is_all = reader.is_drained and not reader.has_failed
             drawn = Drawn([plain_index(each) for each in indices], is_all)
-            states = source.sampler_states() if after is None else after.sampler_states
-        return {"sampler": states, "drawn": drawn, **order}
+            states = kind.sampler_states() if after is None else after.sampler_states
+        return states, drawn, order
 
     def numbers_of(self, tasks: list[int]) -> list[tuple[int, int]]:
         """Return epoch and number of each batch that `tasks` request, in order."""
@@ -343,7 +274,7 @@ class Planner:
         for request in filter(None, known):
             batch = batch + 1 if request.epoch == epoch else 0
             epoch = request.epoch
-            found.append((epoch, batch if self._turns else request.batch))
+            found.append((epoch, request.batch if self.turns is None else batch))
         return found
 
     def planned(self, epoch: int) -> PlannedEpoch | None:
@@ -365,7 +296,7 @@ class Planner:
     @property
     def _is_driven(self) -> bool:
         """Return whether the thread that runs the engine makes the requests."""
-        return self._depth.fills_by_itself and self.source.is_arithmetic
+        return self._depth.fills_by_itself and self.kind.is_arithmetic
 
     def request_more(self) -> None:
         """Request what is missing; called in the thread that runs the engine."""
@@ -382,18 +313,18 @@ class Planner:
         ends = feed.ready_ends
         ready, room = (len(feed.ready), 0) if self._is_driven else feed.fill
         missing = self._depth.missing(len(self._requests) - ends, ready - ends, room)
-        if missing and (most := self.source.most_ahead()) < math.inf:
+        if missing and (most := self.kind.most_ahead()) < math.inf:
             more = int(most) - len(self._requests)
             missing = min(missing, more) if more >= min(missing, CHUNK) else 0
         if missing or at_least:
             self._request(max(missing, at_least))
-        self.source.reached(self.start, self.batch - self.start.batch + ready - ends)
+        self.kind.reached(self.start, self.batch - self.start.batch + ready - ends)
 
     def _request(self, count: int) -> None:
         """Request `count` batches, of later epochs too if that is allowed."""
         feed = self._open_feed
         tasks: list[NewTask] = []
-        reads_sampler = self._runs_ahead and self.source.kind == "sampler"
+        reads_sampler = self._runs_ahead and not self.kind.is_arithmetic
         if reads_sampler:
             self._note_changes()
             count = min(count, self._most_at_once)
@@ -428,12 +359,14 @@ class Planner:
     def _read(self, count: int) -> list[NewTask]:
         """Return new requests of the last epoch; fewer than `count` at its end."""
         epoch = self._epochs[-1]
-        if not self._turns:
+        if self.turns is None or epoch.turns is None:
             return [self._task(epoch, each) for each in epoch.reader.read(count)]
         tasks: list[NewTask] = []
         while len(tasks) < count:
             # Before reading: a selection is read only if a worker can make it.
-            worker = self._next_turn(epoch)
+            may_request = None if self._in_order else self._may_request
+            exhausted = self._open_feed.exhausted
+            worker = self.turns.next_turn(epoch.turns, exhausted, may_request)
             selections = [] if worker is None else epoch.reader.read(1)
             if not selections:
                 break
@@ -444,9 +377,8 @@ class Planner:
         self, epoch: PlannedEpoch, selection: Selection, worker: int | None = None
     ) -> NewTask:
         task, preceding = self._next_task, 0
-        if worker is not None:
-            preceding = epoch.preceding.get(worker, 0)
-            epoch.preceding[worker] = preceding + 1
+        if worker is not None and epoch.turns is not None:
+            preceding = epoch.turns.assign(worker)
         index, position, repeated, states = selection
         request = BatchRequest(
             index,
@@ -463,29 +395,16 @@ class Planner:
         )
         if states is not None:
             self._sampler_states[task] = states
-        # As a list, the indices of a small batch take more memory than the batch.
-        is_list = self.source.kind == "plan" and type(index) is list
-        self._requests[task] = request._replace(index=array("q", index)) if is_list else request
+        self._requests[task] = self.kind.kept(request)
         self._next_task += 1
         epoch.batch += 1
         return NewTask(task, request, worker)
 
-    def _next_turn(self, epoch: PlannedEpoch) -> int | None:
-        """Return the worker whose turn it is; None if none has data left or may get a request."""
-        for _ in range(self._turns):
-            worker = epoch.next_worker
-            epoch.next_worker = (worker + 1) % self._turns
-            if self._has_more(epoch, worker) and (self._in_order or self._may_request(worker)):
-                return worker
-        return None
-
-    def _has_more(self, epoch: PlannedEpoch, worker: int) -> bool:
-        at_end = self._open_feed.exhausted.get(worker, -1) >= epoch.first_task
-        return not at_end and worker not in epoch.ended
-
     def _may_request(self, worker: int) -> bool:
         held = sum(request.worker_id == worker for request in list(self._requests.values()))
-        active = self._turns - len(self._epochs[-1].ended)
+        turns, epoch = self.turns, self._epochs[-1].turns
+        assert turns is not None and epoch is not None
+        active = turns.count - len(epoch.ended)
         most = max(self._depth.now, self._depth.usual)
         if self._depth.fills_by_itself:
             most += len(self._open_feed.ready)
@@ -496,14 +415,14 @@ class Planner:
         last = self._epochs[-1]
         if not self._runs_ahead or self._is_stale or last.reader.error is not None:
             return False
-        if self._turns:
-            if any(self._has_more(last, worker) for worker in range(self._turns)):
+        if self.turns is not None and last.turns is not None:
+            if not self.turns.is_over(last.turns, self._open_feed.exhausted):
                 return False
         elif not last.reader.is_complete or last.batch == last.start.batch:
             return False
         number = last.start.epoch
         before = self._epochs[-2].order if len(self._epochs) > 1 else self._orders.get(number - 1)
-        start = Start(number + 1, origin=last.start.origin + (self.source.end_of(last.start) or 0))
+        start = Start(number + 1, origin=last.start.origin + (self.kind.end_of(last.start) or 0))
         self._open(start, next_epoch(last.order, before), 0, is_ahead=True)
         return True
 
@@ -511,27 +430,20 @@ class Planner:
         self, start: Start, order: int | None, next_worker: int, *, is_ahead: bool = False
     ) -> None:
         # An epoch that was opened ahead may be dropped: the sampler is then set back.
-        states = self.source.sampler_states(if_cheap=not is_ahead)
-        seed, ended = self._worker_seed, set()
-        if start.epoch == self.epoch:
-            workers = enumerate(self.worker_states)
-            ended = {worker for worker, state in workers if state.phase == "ended"}
-        reader = self.source.open(start, order)
-        seed = None if seed is None else worker_seed_of(seed, start.epoch)
-        task, batch = self._next_task, start.batch
+        states = self.kind.sampler_states(if_cheap=not is_ahead)
+        task, turns = self._next_task, None
+        if self.turns is not None:
+            turns = self.turns.opened(task, next_worker, is_rest=start.epoch == self.epoch)
+        reader, seed = self.kind.open(start, order), self.kind.worker_seed(start.epoch)
         self._epochs.append(
-            PlannedEpoch(start, order, task, reader, states, next_worker, ended, seed, batch)
+            PlannedEpoch(start, order, task, reader, states, turns, seed, start.batch)
         )
 
     def _leave(self, epoch: PlannedEpoch) -> None:
-        """Read a sampler with a state to its end if the user ended the epoch early.
+        """Let the user's sampler end an epoch that the user ended early, if it keeps a state.
 
         That state must not depend on how many batches were requested.
         """
-        sampler: Any = getattr(self.source, "sampler", None)
-        has_states = epoch.sampler_states is not None or self.source.follows
-        if self._epochs or epoch.reader.is_complete or not has_states:
-            return
-        if self.source.kind == "sampler":
-            with suppress(TypeError):  # a sampler without a length may be endless
-                epoch.reader.read(max(len(sampler) - epoch.batch, 0) + 1)
+        has_states = epoch.sampler_states is not None or self.kind.follows
+        if not (self._epochs or epoch.reader.is_complete) and has_states:
+            self.kind.leave(epoch.reader, epoch.batch)

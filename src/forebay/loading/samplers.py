@@ -251,7 +251,9 @@ def is_self_contained(sampler: Any) -> bool:
     return inner in (SequentialSampler, DistributedSampler) and outer in ([], [BatchSampler])
 
 
-def states_of(sampler: Any, keep: Callable[[Any], Any] = copy.deepcopy) -> SamplerStates | None:
+def sampler_states(
+    sampler: Any, keep: Callable[[Any], Any] = copy.deepcopy
+) -> SamplerStates | None:
     """Return what a sampler and its inner one keep from epoch to epoch; None if neither does.
 
     It is what `state_dict` returns, or else the state of the sampler's generator.
@@ -264,7 +266,7 @@ def states_of(sampler: Any, keep: Callable[[Any], Any] = copy.deepcopy) -> Sampl
 
 
 def set_states(sampler: Any, states: SamplerStates | None) -> None:
-    """Restore the states that `states_of` returned, in a sampler and its inner sampler."""
+    """Restore the states that `sampler_states` returned, in a sampler and its inner sampler."""
     for each, state in zip(chain_of(sampler), states or (), strict=False):
         if state is not None and "generator" in state:
             set_generator(each.generator, state["generator"])
@@ -307,7 +309,7 @@ def resized(sampler: Any, length: int) -> Any:
     return other if is_whole and not getattr(other, "replacement", False) else None
 
 
-def rows_of(sampler: Any) -> Iterator[torch.Tensor] | None:
+def batches_as_tensors(sampler: Any) -> Iterator[torch.Tensor] | None:
     """Return the batches of torch's samplers as tensors, drawn as they do; None for others."""
     inner: Any = getattr(sampler, "sampler", None)
     if type(sampler) is not BatchSampler or type(inner) not in (RandomSampler, SequentialSampler):
@@ -393,11 +395,12 @@ def takes_set_epoch(thing: Any) -> bool:
     Then what it yields is known only when its epoch begins. Nothing is called, or written into it.
     """
     return not is_foreseen(thing) and any(
-        callable(_attribute(each, "set_epoch")) for each in [*chain_of(thing), *within(thing)]
+        callable(_attribute(each, "set_epoch"))
+        for each in [*chain_of(thing), *nested_datasets(thing)]
     )
 
 
-def within(dataset: Any) -> Iterator[Any]:
+def nested_datasets(dataset: Any) -> Iterator[Any]:
     """Yield a dataset and those within it, as in a Subset, each once."""
     seen: set[int] = set()
     while dataset is not None and id(dataset) not in seen:

@@ -9,7 +9,7 @@ they are the same for any batch size and number of workers, and after a kill.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,11 +17,11 @@ import torch
 from forebay.devices.device import Device, copying_device
 from forebay.failures import Failure
 from forebay.loader import DataLoader
-from forebay.loading.epochs import feed_of
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult, Result
+from forebay.loading.pipeline import feed_of, tuning_of
+from forebay.loading.plan_kind import PlanKind
 from forebay.loading.planner import Planner
-from forebay.loading.settings import Settings
-from forebay.loading.sources import Reader, Selection, Source, Start
+from forebay.loading.selections import Reader, Selection, Start
 from forebay.observe.record import Trace
 from forebay.options import (
     Ray,
@@ -92,7 +92,7 @@ class RangeReader:
         from forebay.loading.facts import diagnosis_of, setup_of
 
         loader = self._loader(self.num_workers or 0, self.backend)
-        setup = setup_of(Settings(loader), trace)
+        setup = setup_of(loader._kind(), trace)
         setup = replace(setup, consumer="the model", step="the model", concurrency=None)
         found = diagnosis_of(trace, setup, loader.dataset)
         of_all = failing_share * (1.0 - found.wait_share)
@@ -124,12 +124,15 @@ class RangeReader:
         backend: str | Ray,
         trace: Trace | None = None,
     ) -> Iterator[Loaded]:
-        settings = Settings(self._loader(num_workers, backend))
-        planner = Planner(RangeSource(batches), settings)
+        loader = self._loader(num_workers, backend)
+        given = loader._kind()
+        kind = RangeKind(**{each.name: getattr(given, each.name) for each in fields(given)})
+        kind.batches = batches
+        planner = Planner(kind)
         trace = Trace() if trace is None else trace
-        spec, tuning = settings.spec(seed=SEED), settings.tuning(trace)
+        spec, tuning = kind.spec(), tuning_of(kind, trace)
         device = copying_device(self.device) if num_workers else None
-        feed = feed_of(settings, spec, trace, tuning, device)
+        feed = feed_of(kind, spec, trace, tuning, device)
         try:
             planner.begin(feed, Start(0))
             while (found := planner.take()) is not None:
@@ -153,17 +156,22 @@ class RangeReader:
             yield from self._read([indices[:middle], indices[middle:]], in_worker, backend)
 
 
-class RangeSource(Source):
-    """Selections of given samples, one batch for each list."""
+class RangeKind(PlanKind):
+    """Loaders of given samples, one batch for each list.
 
-    kind = "plan"
+    Attributes:
+        batches: The samples of each batch.
+    """
 
-    def __init__(self, batches: Iterable[Sequence[int]]) -> None:
-        self._batches = batches
+    batches: Iterable[Sequence[int]] = ()
 
     def open(self, start: Start, order: int | None) -> Reader:
-        """See `Source`; a sample's position is its index."""
-        return Reader(Selection(list(batch), batch[0]) for batch in self._batches)
+        """See `LoaderKind`; a sample's position is its index."""
+        return Reader(Selection(list(batch), batch[0]) for batch in self.batches)
+
+    def end_of(self, start: Start) -> None:  # type: ignore[override]
+        """Return None: the end is known when all batches are read."""
+        return
 
 
 def _failure(result: Result) -> Failure:

@@ -1,0 +1,273 @@
+"""A loader's arguments, as they are now, and what they come to for every kind of loader."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import (
+    IterDataPipe,
+    MapDataPipe,
+    RandomSampler,
+    SequentialSampler,
+    get_worker_info,
+)
+from torch.utils.data.graph_settings import apply_sharding
+
+from forebay.base.datasets import getitems_of
+from forebay.buffer import MAX_BATCHES, Buffer, capacity_shown
+from forebay.columns.slicing import Slicer, slicing
+from forebay.loading.sample_threads import AHEAD
+from forebay.loading.samplers import fingerprint, has_state, length_of
+from forebay.options import AutoWorkers, Ray, cluster_of
+from forebay.plan import Plan
+from forebay.ranks import Ranks, process_group
+
+# Larger slices for a device are left to worker processes: only their batches are copied in advance.
+MOST_COPIED = 1 << 20
+
+
+@dataclass(eq=False, kw_only=True)
+class LoaderArguments:
+    """A loader's arguments; torch's have torch's meaning.
+
+    Attributes:
+        batch_size: Samples of a batch on this rank; None if a batch sampler decides.
+        ranks: The ranks that share its batches; None without `world_size`.
+        prefetch_is_set: Whether the user set `prefetch_factor`.
+        title: What the class of the loader is called.
+        auto_collation: Whether a sampler yields batches, and not single samples.
+        index_sampler: The sampler that yields what batches are made of.
+    """
+
+    dataset: Any
+    batch_size: int | None
+    sampler: Any
+    batch_sampler: Any
+    num_workers: int
+    collate_fn: Callable[[Any], Any]
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: Any
+    prefetch_factor: int | None
+    persistent_workers: bool
+    in_order: bool
+    buffer: Buffer | None
+    backend: Literal["process", "thread", "ray"] | Ray
+    seed: int | None
+    on_error: str
+    world_size: int | str | None
+    tail: str
+    device: Any
+    device_transform: Callable[..., Any] | None
+    concurrency: int | None
+    snapshot_every_n_steps: int | None
+    name: Any
+    ranks: Ranks | None
+    prefetch_is_set: bool
+    title: str
+
+    def __post_init__(self) -> None:
+        """Find which sampler has the indices of batches."""
+        self.auto_collation = self.batch_sampler is not None
+        self.index_sampler = self.batch_sampler if self.auto_collation else self.sampler
+
+    # ---- where batches are made ----------------------------------------------------------------
+
+    @functools.cached_property
+    def _slicer(self) -> Slicer | None:
+        """What makes batches in the trainer's process; None if workers, or samples, are needed."""
+        if not self.auto_collation or self.worker_init_fn is not None:
+            return None
+        slicer = slicing(self.dataset, self.collate_fn)
+        if slicer is None or not len(self.dataset) or self.cluster is not None:
+            return None
+        is_copied = self.num_workers and self.device is not None and str(self.device) != "cpu"
+        is_large = slicer.nbytes * (self.batch_size or 1) > MOST_COPIED
+        return None if is_copied and is_large else slicer
+
+    @property
+    def is_sliced(self) -> bool:
+        """Return whether batches are slices of what is in memory, made in the trainer's process."""
+        return self._slicer is not None
+
+    @property
+    def sliced_ahead(self) -> int:
+        """How many slices to make in advance, in a thread: as many as workers would."""
+        slicer = self._slicer
+        if slicer is None or not self.num_workers:
+            return 0
+        if self.buffer is None:
+            return self.prefetched
+        size = slicer.nbytes * (self.batch_size or 1)
+        by_bytes = (self.buffer.nbytes or MAX_BATCHES * size) // max(size, 1)
+        return max(min(by_bytes, self.buffer.max_batches or MAX_BATCHES), 1)
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether batches are made in the trainer's process, of the dataset itself."""
+        return self.num_workers == 0 or self.is_sliced
+
+    @property
+    def tunes_workers(self) -> bool:
+        """Return whether the number of workers is adjusted to the training."""
+        return isinstance(self.num_workers, AutoWorkers) and not self.is_local
+
+    @property
+    def is_filled(self) -> bool:
+        """Return whether workers fill a buffer."""
+        return self.buffer is not None and not self.is_local
+
+    @property
+    def cluster(self) -> Ray | None:
+        """The cluster that workers run on; None for this machine."""
+        return cluster_of(self.backend)
+
+    @property
+    def start_method(self) -> Any:
+        """How worker processes start: "fork", or another context of multiprocessing."""
+        context = self.multiprocessing_context or multiprocessing.get_context()
+        return "fork" if context.get_start_method() == "fork" else context
+
+    @property
+    def init_function(self) -> Callable[[int], None] | None:
+        """What a worker calls first: the user's, after that of a datapipe."""
+        if isinstance(self.dataset, IterDataPipe | MapDataPipe) and self.num_workers:
+            return functools.partial(_shard, self.worker_init_fn, process_group())
+        return self.worker_init_fn
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Return whether workers are kept from epoch to epoch."""
+        return self.is_filled or self.persistent_workers
+
+    def dataset_fingerprint(self) -> Any:
+        """Return the dataset's fingerprint; None if changes of it are not detected."""
+        is_watched = self.is_filled and not self.persistent_workers and self.backend != "thread"
+        return fingerprint(self.dataset) if is_watched else None
+
+    # ---- how many ------------------------------------------------------------------------------
+
+    @property
+    def at_once_each(self) -> int:
+        """The number of samples that each worker fetches at once."""
+        return self.concurrency or 1
+
+    @property
+    def at_once(self) -> int:
+        """The number of batches that each worker has samples of, so that no thread is idle."""
+        if self.at_once_each == 1:
+            return 1
+        # Of a sampler of the user it is not known how many samples its batches have.
+        return 1 + math.ceil(AHEAD * self.at_once_each / (self.batch_size or 1))
+
+    @property
+    def prefetched(self) -> int:
+        """Batches that workers make in advance, without a buffer; 0 without workers."""
+        return max(self.prefetch_factor or 1, self.at_once) * int(self.num_workers)
+
+    # ---- what there is -------------------------------------------------------------------------
+
+    @property
+    def drawn_from(self) -> torch.Generator:
+        """The generator that each iteration draws from; torch refuses an invalid argument."""
+        given = self.generator
+        return given if isinstance(given, torch.Generator) else torch.default_generator
+
+    @functools.cached_property
+    def shared(self) -> Plan | None:
+        """How ranks share each batch, as a plan without a length; None if they do not."""
+        if self.ranks is None:
+            return None
+        return Plan(
+            length=0,
+            batch_size=self.batch_size or 1,
+            seed=0,
+            world_size=self.ranks.world_size,
+            rank=self.ranks.rank,
+            drop_last=self.drop_last,
+            tail=self.tail,
+        )
+
+    @property
+    def steps(self) -> int:
+        """The number of batches of an epoch on this rank."""
+        if self.shared is None:
+            return len(self.index_sampler)
+        return replace(self.shared, length=len(self.sampler)).steps()
+
+    @property
+    def length(self) -> int | None:
+        """The length of the dataset; None if it has none."""
+        return length_of(self.dataset)
+
+    @property
+    def shuffle(self) -> bool | None:
+        """Return whether the order is random; None if a sampler of the user decides that."""
+        kind = type(self.sampler)
+        return kind is RandomSampler if kind in (RandomSampler, SequentialSampler) else None
+
+    @property
+    def one_at_a_time(self) -> str:
+        """Why samples of this dataset cannot be fetched at once; empty if they can."""
+        if self.auto_collation and slicing(self.dataset, self.collate_fn) is not None:
+            return "its batches are slices of what is in memory, where nothing waits"
+        if self.auto_collation and getitems_of(self.dataset) is not None:
+            return "its __getitems__ is called with a whole batch, and can read at once itself"
+        return ""
+
+    def dataset_state(self) -> Any:
+        """Return the state of this process's dataset; None if it has none."""
+        if not has_state(self.dataset):
+            return None
+        try:
+            return copy.deepcopy(self.dataset.state_dict())
+        except Exception:
+            if self.is_local:
+                raise
+            return None  # an object that is filled where it is read, in workers
+
+    def described(self) -> str:
+        """Return the loader in one line: its dataset, sizes and main arguments."""
+        length = self.length
+        shown = type(self.dataset).__name__ + ("" if length is None else f"({length:,})")
+        parts = [shown, f"batch_size={self.batch_size}", f"num_workers={self.num_workers}"]
+        if self.buffer is not None:
+            parts.append(f"buffer={capacity_shown(self.buffer)}")
+        if self.ranks is not None:
+            parts.append("rank={1} of {0}".format(*self.ranks))
+        usual = {
+            "device": None,
+            "seed": None,
+            "backend": "process",
+            "on_error": "raise",
+            "drop_last": False,
+            "concurrency": None,
+        }
+        known = {name: getattr(self, name) for name in usual}
+        parts += [f"{name}={value!r}" for name, value in known.items() if value != usual[name]]
+        name = self.name if isinstance(self.name, str) else ""
+        return f"{f'{name}: ' if name else ''}{self.title}({', '.join(parts)})"
+
+
+# What a loader has under the same names.
+_OWN = ("ranks", "prefetch_is_set", "title")
+ARGUMENTS = tuple(each.name for each in fields(LoaderArguments) if each.name not in _OWN)
+
+
+def _shard(init: Any, ranks: Ranks, worker_id: int) -> None:
+    """Give a worker its part of a datapipe, among all workers of all ranks; as torch does."""
+    info: Any = get_worker_info()
+    instances = info.num_workers * ranks.world_size
+    apply_sharding(info.dataset, instances, worker_id * ranks.world_size + ranks.rank)
+    if init is not None:
+        init(worker_id)

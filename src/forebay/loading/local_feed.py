@@ -1,0 +1,184 @@
+"""Make batches without workers: each in the caller's thread, when it is taken.
+
+Slices of what is in memory take less time than to receive them from a worker; a thread makes some
+in advance while the caller does something else. The caller makes what that has not begun itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+
+from forebay.base.batches import nbytes
+from forebay.base.libraries import one_thread
+from forebay.engine.engine import NewTask
+from forebay.loading.batch_job import LocalJob
+from forebay.loading.kind import LoaderKind
+from forebay.loading.messages import (
+    BatchResult,
+    BatchSpec,
+    Result,
+    WorkerExhausted,
+    WorkerState,
+)
+from forebay.loading.open_feeds import EXIT, LEAVE_S, OPEN_FEEDS, leave_at_exit
+from forebay.observe.record import FINEST_S, Trace
+from forebay.pools.events import Assignment, Refusal
+from forebay.pools.worker import failure_of
+
+# A thread is worth it for batches of so many seconds, if the caller does something else for this
+# share of that time: otherwise the two only wait for each other.
+LEAST_S, STEP_SHARE = 0.0003, 0.25
+# Steps that count for that, about.
+SMOOTHED = 8
+
+
+class LocalFeed:
+    """A `Feed` without workers. An exception of the user's code becomes a `BatchError`."""
+
+    is_open, in_flight, ready_ends, fill, pool, request_more = True, 0, 0, (0, 0), None, None
+    # For `close`: an ending interpreter has removed global names.
+    _ending, _leave_s = EXIT, LEAVE_S
+
+    def __init__(self, kind: LoaderKind, spec: BatchSpec, trace: Trace) -> None:
+        self.exhausted: dict[int, int] = {}
+        self._job = LocalJob(spec)
+        self._generators = kind.local_generators(spec, self._job.seeds)
+        self._trace, trace.num_workers = trace, 0
+        self._is_slow = True  # so that measuring a batch takes a small part of it
+        self._made_s = self._step_s = 0.0
+        self._taken_at = time.perf_counter()
+        self._queue: deque[NewTask] = deque()
+        # Those before the queue's: None or a cancelled one is left to the caller.
+        self._ahead: deque[tuple[NewTask, Future[Result] | None]] = deque()
+        self._most_ahead, self._job_ahead = kind.sliced_ahead, LocalJob(spec)
+        self._thread: ThreadPoolExecutor | None = None
+        self._owner = os.getpid()
+        self.in_use = threading.RLock()
+        OPEN_FEEDS.add(self)
+
+    def put(self, tasks: list[NewTask]) -> None:
+        """Queue requests; an iterable dataset is begun now, as torch does."""
+        self._job.prepare(tasks[0].payload, self._generators or nullcontext)
+        self._queue.extend(tasks)
+        if begin := self._job.begin:
+            for each in tasks:
+                begin(Assignment(each.task, 1, each.payload))
+        self._send_ahead()
+
+    def forget(self, before: int) -> None:
+        """Drop every task with a lower number."""
+        while self._ahead and self._ahead[0][0].task < before:
+            task, made = self._ahead.popleft()
+            self._job.drop(task.payload)
+            if made is not None:
+                made.cancel()
+        while self._queue and self._queue[0].task < before:
+            self._job.drop(self._queue.popleft().payload)
+
+    def take(self) -> tuple[int, Result]:
+        """Make the next batch, or wait for the thread that does, and return it with its task."""
+        leave_at_exit()
+        if os.getpid() != self._owner:  # in a fork of the trainer there is no such thread
+            self._queue.extendleft(task for task, _ in reversed(self._ahead))
+            self._ahead.clear()
+            self._owner, self._most_ahead = os.getpid(), 0
+        if not self._ahead:
+            self._ahead.append((self._queue.popleft(), None))
+        began = time.perf_counter()
+        step_s = min(began - self._taken_at, self._made_s)  # between epochs it may be very long
+        self._step_s += (step_s - self._step_s) / SMOOTHED
+        self._send_ahead()
+        (task, made), ready = self._ahead[0], len(self.ready)
+        result = self._make(task) if made is None or made.cancel() else made.result()
+        self._ahead.popleft()  # not before: if it was interrupted, it is made when asked for again
+        if isinstance(result, BatchResult):
+            if result.timing is not None:
+                self._trace.made(result.timing, 0)
+            self._trace.taken(began, time.perf_counter() - began, ready)
+        elif isinstance(result, WorkerExhausted):
+            self.exhausted[result.worker_id] = task.task
+        self._taken_at = time.perf_counter()
+        return task.task, result
+
+    def _make(self, task: NewTask) -> Result:
+        """Make a batch in this thread."""
+        if self._is_slow:
+            self._job.timer.measure()
+        began = time.perf_counter()
+        if self._generators is None:
+            result = _made(self._job, task.payload)
+        else:
+            with self._generators(), one_thread():  # as in a worker
+                result = _made(self._job, task.payload)
+        self._made_s = time.perf_counter() - began
+        self._is_slow = self._made_s > FINEST_S
+        return result
+
+    def _send_ahead(self) -> None:
+        """Give the thread the next requests, if that is worth it."""
+        is_worth_it = self._made_s >= LEAST_S and self._step_s >= STEP_SHARE * self._made_s
+        is_worth_it = is_worth_it and self._most_ahead > 0
+        while is_worth_it and self._queue and len(self._ahead) <= self._most_ahead:
+            if self._thread is None:
+                begin = self._job_ahead.timer.measure
+                self._thread = ThreadPoolExecutor(1, "forebay-slices", begin)
+            try:
+                made = self._thread.submit(_made, self._job_ahead, self._queue[0].payload)
+            except RuntimeError:  # the system refuses a thread, or the interpreter is ending
+                self._most_ahead = 0
+                return
+            self._ahead.append((self._queue.popleft(), made))
+
+    @property
+    def ready(self) -> list[tuple[NewTask, Future[Result]]]:
+        """The next batches that are made."""
+        found = []
+        for task, made in self._ahead:
+            if made is None or not made.done() or made.cancelled():
+                break
+            found.append((task, made))
+        return found
+
+    def worker_states(self) -> list[WorkerState]:
+        """Return the state of an iterable dataset in a list; empty if it was not read."""
+        state = self._job.state()
+        return [] if state is None else [state]
+
+    def waiting(self) -> list[tuple[int, int]]:
+        """Return task and bytes of each batch that waits to be taken, in order."""
+        ready = [(each.task, made.result()) for each, made in self.ready]
+        return [(task, nbytes(getattr(result, "batch", None))) for task, result in ready]
+
+    def close(self) -> None:
+        """Stop the threads.
+
+        At the interpreter's end, wait for a daemon thread that takes a batch: torch would abort in
+        its midst.
+        """
+        self._job.close()
+        thread, self._thread, self._most_ahead = self._thread, None, 0
+        if thread is not None and os.getpid() == self._owner:
+            thread.shutdown(cancel_futures=True)
+        if self._ending.is_set() and self.in_use.acquire(timeout=self._leave_s):
+            self.in_use.release()
+
+    def interrupted(self) -> None:
+        """Do nothing: there are no workers to stop."""
+
+    check = interrupted
+
+
+def _made(job: LocalJob, request: Any) -> Result:
+    try:
+        result = job.make(request)
+    except Refusal as refusal:
+        return failure_of(refusal.__cause__ or refusal, refusal.kind)
+    if isinstance(result, BatchResult) and (timing := job.timing()) is not None:
+        return result._replace(timing=timing)
+    return result

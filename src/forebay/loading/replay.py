@@ -1,0 +1,54 @@
+"""Rebuild one batch in the trainer's thread, for a debugger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from forebay.base.libraries import one_thread
+from forebay.base.randomness import generators_kept
+from forebay.errors import OptionError
+from forebay.loading.batch_job import BatchJob
+from forebay.loading.kind import LoaderKind
+from forebay.loading.messages import BatchError, BatchRequest, BatchResult
+from forebay.loading.pipeline import Pipeline
+from forebay.loading.progress import LoaderProgress
+from forebay.loading.selections import Start
+
+
+def replayed(kind: LoaderKind, progress: LoaderProgress, epoch: int, batch: int) -> Any:
+    """Return one batch, made again in this thread; see `DataLoader.replay`."""
+    resumed = progress.resumed
+    pipeline = progress.pipeline or Pipeline(kind, progress.trace)
+    kind = kind.follow(pipeline.kind)
+    if kind.sample_seed is None:
+        raise OptionError(
+            "replay() needs a seed: without one, batches depend on more than their number\n"
+            "  Make the loader with seed=0, for example."
+        )
+    if epoch < 0 or batch < 0:
+        raise IndexError(f"epoch {epoch}, batch {batch}: both count from 0")
+    planner = pipeline.planner_for(pipeline.kind)
+    begun, planned = planner.start, planner.planned(epoch)
+    origin = planner.origin_of(epoch)
+    if resumed is not None:
+        kind.begin_at(resumed)
+        begun = resumed.start
+        origin = begun.origin + (epoch - begun.epoch) * (kind.end_of(Start(epoch)) or 0)
+    states = None if planned is None else planned.sampler_states
+    known = None if planned is None else planned.start
+    kind, start, skip = kind.replaying(Start(epoch, batch, origin=origin), begun, known, states)
+    with generators_kept(), one_thread():
+        found = kind.open(start, planner.order_of(epoch)).read(skip + 1)
+        if len(found) <= skip:
+            raise IndexError(f"epoch {epoch} has no batch {batch}")
+        index, position, repeated, _ = found[-1]
+        request = BatchRequest(index, epoch, batch, position, repeated)
+        spec = replace(kind.spec(), concurrency=1)  # in this thread
+        result = BatchJob(spec).make(request)
+    if isinstance(result, BatchError):
+        raise result.error
+    assert isinstance(result, BatchResult), "the dataset is a map-style one"
+    if result.is_empty:
+        raise IndexError(f"every sample of epoch {epoch}, batch {batch} is bad")
+    return pipeline.hand_out(request, result, kind.batch_seed)

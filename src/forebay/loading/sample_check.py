@@ -1,0 +1,128 @@
+"""Make samples several times, here and in workers, and compare them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forebay.base.batches import differing
+from forebay.base.formatting import counted
+from forebay.base.open_files import moved_since, read_positions
+
+
+@dataclass(frozen=True, slots=True)
+class SampleDifference:
+    """A part of a sample that is not the same each time."""
+
+    index: Any
+    field: str
+    between: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCheck:
+    """What `DataLoader.check` found; false if samples differ.
+
+    Attributes:
+        samples: How many were compared.
+        seed: The loader's seed; None if it has none.
+        differences: The first difference of each sample and field.
+        shared_files: Files that this process has open and that workers read from the position that
+            all of them share, so that one may get what another asked for.
+    """
+
+    samples: int
+    seed: int | None
+    differences: tuple[SampleDifference, ...]
+    shared_files: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Return whether all samples were the same each time, and no file is shared."""
+        return not self.differences and not self.shared_files
+
+    def __str__(self) -> str:
+        """Return the answer as sentences."""
+        what = counted(self.samples, "sample")
+        seed = "without a seed" if self.seed is None else f"with seed={self.seed}"
+        if self:
+            return f"{what}, made twice here and twice in workers {seed}, were the same each time."
+        lines = [
+            f"  sample {each.index!r}{each.field and ', ' + each.field}: {each.between} differ"
+            for each in self.differences
+        ]
+        advice = (
+            "Set seed= for samples that are functions of the seed."
+            if self.seed is None
+            else "They draw from a generator that forebay cannot reach, one made in __getitem__ "
+            "for example, or depend on earlier samples, the time or the process."
+        )
+        if not self.differences:
+            advice = ""
+        if self.shared_files:
+            lines.append(f"  {_shared(*self.shared_files)}")
+        heading = f"{what}, made twice here and twice in workers {seed}:"
+        return "\n".join(filter(None, [heading, *lines, advice]))
+
+
+def _shared(*paths: str) -> str:
+    return (
+        f"{', '.join(paths)}: open before the workers began, which read from one shared position. "
+        "Two that read at once get each other's bytes, without an error. Open it in each worker, "
+        "when the first sample is read"
+    )
+
+
+def apart(dataset: Any, depth: int = 8) -> Any:
+    """Return a copy of a dataset, and of those within it, that shares all that they have.
+
+    What it opens when a sample is read, it opens for itself: workers that begin later do not share
+    that file.
+    """
+    own = getattr(dataset, "__dict__", None)
+    if type(own) is not dict or isinstance(dataset, torch.Tensor) or not depth:
+        return dataset
+    try:
+        other = copy.copy(dataset)
+        if "dataset" in own and own["dataset"] is not dataset:
+            vars(other)["dataset"] = apart(own["dataset"], depth - 1)
+    except Exception:  # noqa: BLE001 - the user's class may refuse
+        return dataset
+    return other
+
+
+def spread_indices(count: int, length: int) -> list[int]:
+    """Return at most so many indices below `length`, from the first to the last."""
+    count = max(min(count, length), 1)
+    return [number * (length - 1) // max(count - 1, 1) for number in range(count)]
+
+
+def compared(
+    indices: Sequence[Any], made: Callable[[int], Sequence[Any]], seed: int | None
+) -> SampleCheck:
+    """Make samples in several ways, and compare them."""
+    before, moved = read_positions(), set[str]()
+    try:
+        worker, other = made(2), made(2)
+    except Exception as error:
+        moved = moved_since(before)
+        if moved:
+            error.add_note(f"forebay: {_shared(*sorted(moved))}")
+        raise
+    moved = moved_since(before)  # now, when only workers have read
+    here, again = made(0), made(0)
+    pairs = (
+        ("two results in this process", here, again),
+        ("two results in workers", worker, other),
+        ("this process and a worker", here, worker),
+    )
+    found: dict[tuple[int, str], SampleDifference] = {}
+    for between, ones, twos in pairs:
+        for number, (one, two) in enumerate(zip(ones, twos, strict=True)):
+            for field in differing(one, two):
+                difference = SampleDifference(indices[number], field, between)
+                found.setdefault((number, field), difference)
+    return SampleCheck(len(indices), seed, tuple(found.values()), tuple(sorted(moved)))

@@ -1,0 +1,256 @@
+"""Loaders that read a sampler: the user's, or torch's own."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
+from typing import Any, ClassVar, Self
+
+from torch.utils.data import BatchSampler
+
+from forebay.base.randomness import PrivateGenerators
+from forebay.errors import OptionError
+from forebay.loading.depth import CHUNK
+from forebay.loading.kind import LoaderKind
+from forebay.loading.position import Checks, Position, is_epoch, is_list_of, is_sampler_state
+from forebay.loading.samplers import (
+    SamplerStates,
+    at_epoch,
+    batches_as_tensors,
+    copied,
+    holds_position,
+    is_self_contained,
+    length_of,
+    planned_within,
+    rank_of,
+    resized,
+    sampler_states,
+    set_states,
+)
+from forebay.loading.selections import Drawn, Reached, Reader, Selection, Start
+from forebay.loading.snapshots import Snapshots
+from forebay.mixing import MixedDataset
+from forebay.plan import Plan, share_of
+from forebay.seeds import SAMPLER, seed_of
+
+# Each rank of a DistributedSampler counts positions from `rank << RANK_BITS`: none occurs twice.
+RANK_BITS = 40
+# Indices of which batches are requested at most, of a sampler whose state takes long.
+MOST_DRAWN = 1 << 16
+
+
+class SamplerReading:
+    """What is known of a sampler from reading it.
+
+    Attributes:
+        snapshots: When its state is taken.
+        size: Samples of the last batch.
+    """
+
+    def __init__(self) -> None:
+        self.snapshots, self.size = Snapshots(copy.deepcopy, time.perf_counter), 1
+
+
+class ReadsSampler(LoaderKind):
+    """Loaders that read a sampler, which only the trainer's thread does."""
+
+    STATE: ClassVar[Checks] = {
+        **LoaderKind.STATE,
+        "sampler": (True, lambda value: is_list_of(value, is_sampler_state)),
+        "drawn": (True, Drawn.is_one),
+    }
+
+    def __post_init__(self) -> None:
+        """Begin without having read the sampler."""
+        super().__post_init__()
+        self._reading = SamplerReading()
+
+    def follow(self, before: LoaderKind) -> Self:
+        """See `LoaderKind`: what is known of the sampler stays known."""
+        assert isinstance(before, ReadsSampler)
+        self._reading = before._reading
+        return super().follow(before)
+
+    @property
+    def follows(self) -> bool:
+        """See `LoaderKind`."""
+        return self._follows
+
+    @functools.cached_property
+    def _follows(self) -> bool:
+        is_shared = self.shared is not None and self.shared.world_size > 1
+        return holds_position(self.index_sampler) and not is_shared
+
+    def refused_combinations(self) -> list[tuple[bool, str]]:
+        """See `LoaderKind`."""
+        words = (
+            "a mixture decides the order of its samples, so it takes no sampler\n"
+            "  Nothing was started. Leave sampler and batch_sampler out."
+        )
+        return [(isinstance(self.dataset, MixedDataset), words)]
+
+    def _selections(self, sampler: Any, start: Start, iterator: Any = None) -> Iterator[Selection]:
+        """Yield what a sampler does, from a start on.
+
+        Args:
+            iterator: An iterator over the sampler that was begun; None to begin one.
+        """
+        if start.length is not None:
+            sampler, iterator = resized(sampler, start.length), None
+        if self.shared is not None and self.shared.world_size > 1:
+            yield from self._of_rank(sampler, start, self.shared)
+            return
+        follows, (rank, ranks), reading = self.follows, rank_of(sampler), self._reading
+        position, skip = rank << RANK_BITS, 0 if follows else start.batch
+        if start.by_sample and not follows and type(sampler) is BatchSampler:
+            rest: Any = itertools.islice(sampler.sampler, start.sample // ranks, None)
+            sampler, skip = BatchSampler(rest, sampler.batch_size, sampler.drop_last), 0
+            iterator = None
+        if not skip:
+            position += start.sample // ranks
+        # A sampler that yields nothing was restored to the end of the epoch before: this iteration
+        # only ended that epoch, so it is iterated again.
+        drawn = start.drawn if follows else None
+        known = drawn.count(sampler) if drawn else 0
+        for _ in range(2 if follows and not start.batch else 1):
+            is_empty = True
+            rows = batches_as_tensors(sampler) if self.is_sliced else None
+            every = drawn.before(sampler, iterator) if drawn else rows or iterator or sampler
+            for number, index in enumerate(every):
+                is_empty = False
+                index = copied(index, is_batch=self.auto_collation)
+                reading.size = self.count(index)
+                if number >= skip:
+                    states = self._states() if follows and number >= known else None
+                    yield Selection(index, position, 0, states)
+                position += reading.size
+            iterator = drawn = None
+            if not is_empty:
+                return
+
+    def _states(self) -> SamplerStates | None:
+        """Return the states after a selection; None if they are asked for only when needed."""
+        snapshots = self._reading.snapshots
+        if not snapshots.schedule.is_cheap:
+            return None
+        found: SamplerStates | None = snapshots.take(
+            lambda: sampler_states(self.index_sampler, keep=lambda state: state)
+        )
+        return found
+
+    def sampler_states(self, *, if_cheap: bool = False) -> SamplerStates | None:
+        """See `LoaderKind`."""
+        return self._states() if if_cheap and self.follows else sampler_states(self.index_sampler)
+
+    def may_have_ended(self, batches: int) -> bool:
+        """See `LoaderKind`. A short batch shows the end of a sampler, which may then start over."""
+        sampler = self.index_sampler
+        length, size = length_of(sampler), getattr(sampler, "batch_size", None)
+        is_short = isinstance(size, int) and self._reading.size < size
+        return is_short or (length is not None and batches >= length)
+
+    def most_ahead(self) -> float:
+        """See `LoaderKind`. A state includes what was drawn since, if the sampler's takes long."""
+        if not self.follows or self._reading.snapshots.schedule.is_cheap:
+            return math.inf
+        return max(MOST_DRAWN // max(self._reading.size, 1), 2 * CHUNK)
+
+    def _of_rank(self, sampler: Any, start: Start, plan: Plan) -> Iterator[Selection]:
+        """Yield this rank's part of the batches that all ranks make together."""
+        size, position = plan.global_batch_size, start.sample
+        indices = itertools.islice(iter(sampler.sampler), position, None)
+        while together := list(itertools.islice(indices, size)):
+            if len(together) < size and plan.drop_last:
+                return
+            share = share_of(len(together), plan)
+            own = together[share.first : share.first + share.samples]
+            own += [together[plan.rank % len(together)]] * share.repeated
+            if own:
+                yield Selection(own, position + share.first, share.repeated)
+            position += len(together)
+
+    def samples_returned(self, start: Start, batches: int, samples: int) -> int:
+        """See `LoaderKind`."""
+        sampler: Any = self.index_sampler
+        if self.shared is None:
+            return start.sample + samples * rank_of(sampler)[1]
+        sample = start.sample + batches * self.shared.global_batch_size
+        return min(sample, start.length or len(sampler.sampler))
+
+    def state(self, reached: Reached) -> dict[str, Any]:
+        """See `LoaderKind`."""
+        drawn = reached.start.drawn
+        return {
+            **super().state(reached),
+            "sampler": reached.sampler_states,
+            "drawn": None if drawn is None else [*drawn],
+        }
+
+    def contradictions(self, position: Position) -> Mapping[str, bool]:
+        """See `LoaderKind`."""
+        own = position.kind_state
+        has_none = own["drawn"] is not None and not any(own["sampler"] or ())
+        return {**super().contradictions(position), "what a sampler drew": has_none}
+
+
+class SamplerKind(ReadsSampler):
+    """Loaders with a seed, a buffer or another argument of forebay, and a sampler of the user."""
+
+    kind_name = "sampler"
+    STATE: ClassVar[Checks] = {**ReadsSampler.STATE, "set_epoch": (True, is_epoch)}
+
+    def open(self, start: Start, order: int | None) -> Reader:
+        """See `LoaderKind`. The sampler draws from generators of its own."""
+        assert self.batch_seed is not None
+        if (planned := planned_within(self.index_sampler)) is not None:
+            # Its order must not depend on how often, or how far ahead, it was read.
+            planned.begin(start.epoch)
+        seed = seed_of(self.batch_seed, SAMPLER, start.epoch)
+        is_alone = is_self_contained(self.index_sampler)
+        generators = nullcontext if is_alone else PrivateGenerators(seed)
+        sampler = at_epoch(self.index_sampler, order)
+        reader = Reader(self._selections(sampler, start), generators)
+        # Many samplers read their epoch when iteration starts.
+        reader.draw(max(start.drawn.count(self.index_sampler) if start.drawn else 0, 1))
+        return reader
+
+    def replaying(
+        self, start: Start, begun: Start, planned: Start | None, states: SamplerStates | None
+    ) -> tuple[LoaderKind, Start, int]:
+        """See `LoaderKind`. The sampler is copied, because the iteration reads the original."""
+        sampler = self.index_sampler
+        if sampler_states(sampler) is None:
+            return self, start, 0
+        follows = holds_position(sampler)
+        is_known = planned is not None and start.batch >= planned.batch and states is not None
+        if planned is None or (follows and not is_known):
+            raise OptionError(
+                f"the sampler has a state, and its state before epoch {start.epoch}, batch "
+                f"{start.batch} is not known, or so large that it is not kept\n"
+                "  Load a state that was taken in this epoch and start iterating, or use "
+                "shuffle=True, whose order is a function of seed and epoch."
+            )
+        other = copy.copy(self)
+        other.index_sampler = copy.deepcopy(sampler, {id(self.dataset): self.dataset})
+        set_states(other.index_sampler, states)
+        if follows:  # it continues from its own position
+            return other, planned, start.batch - planned.batch
+        return other, start, 0
+
+    def peeks_from(self) -> float:
+        """Return 0: whether an epoch is over is known with its last batch."""
+        return 0
+
+    def leave(self, reader: Reader, batches: int) -> None:
+        """Read a sampler with a state to its end, so that it does not depend on requests."""
+        with suppress(TypeError):  # a sampler without a length may be endless
+            reader.read(max(len(self.index_sampler) - batches, 0) + 1)
+
+    def state(self, reached: Reached) -> dict[str, Any]:
+        """See `LoaderKind`."""
+        return {**super().state(reached), "set_epoch": reached.order}

@@ -1,0 +1,301 @@
+"""Loaders with only torch's arguments: batches, order and random numbers are torch's."""
+
+from __future__ import annotations
+
+import copy
+from array import array
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from forebay.base.draw_detection import BatchSeeds
+from forebay.base.formatting import counted
+from forebay.engine.limits import Limits
+from forebay.errors import OptionError
+from forebay.loading.depth import RELEASED_TOGETHER, Depth
+from forebay.loading.kind import LoaderKind
+from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
+from forebay.loading.position import Checks, Position, is_count, is_list_of
+from forebay.loading.sampler_kind import ReadsSampler
+from forebay.loading.samplers import (
+    has_state,
+    is_self_contained,
+    length_of,
+    set_generator,
+    state_of_generator,
+)
+from forebay.loading.selections import Generators, Reached, Reader, Rest, Start
+from forebay.loading.turns import WorkerTurns
+
+_TORCHS_OWN = (
+    *(RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler),
+    DistributedSampler,
+)
+
+
+def _is_worker_state(value: Any) -> bool:
+    if not isinstance(value, list | tuple) or len(value) != 4:
+        return False
+    phase, since = value[2:]
+    return phase in ("before", "within", "ended") and (is_count(since) or isinstance(since, list))
+
+
+class TorchKind(ReadsSampler):
+    """Loaders by torch's rules: workers take turns, and draw from generators of their own."""
+
+    kind_name = "torch"
+    keeps_pipeline = False
+    torch_reads = True
+    keeps_turns = True
+    MADE_WITH: ClassVar[Checks] = {**ReadsSampler.MADE_WITH, "num_workers": (False, is_count)}
+    STATE: ClassVar[Checks] = {
+        **ReadsSampler.STATE,
+        "generator": (True, str),
+        "draws_base_seed": (False, bool),
+        "worker_states": (False, lambda value: is_list_of(value, _is_worker_state)),
+        "next_worker": (False, is_count),
+    }
+
+    def __post_init__(self) -> None:
+        """Begin with nothing drawn."""
+        super().__post_init__()
+        self._generator_before: str | None = None
+        self._drew_base_seed = True
+        self._iterator: Any = None  # over the sampler, which torch has begun, for the next `open`
+
+    def follow(self, before: LoaderKind) -> Self:
+        """See `LoaderKind`: what was drawn when the epoch began is part of the state."""
+        assert isinstance(before, TorchKind)
+        self._generator_before = before._generator_before
+        self._drew_base_seed = before._drew_base_seed
+        return super().follow(before)
+
+    # ---- where batches are made, and how many --------------------------------------------------
+
+    @property
+    def runs_in_caller(self) -> bool:
+        """Return whether there is no buffer: every worker has its requests in advance."""
+        return self.buffer is None
+
+    @property
+    def may_stop_workers(self) -> bool:
+        """Return False: others have states of their own, which would be lost with them."""
+        return False
+
+    @property
+    def keeps_tasks(self) -> bool:
+        """Return True: each request is for one worker."""
+        return True
+
+    @property
+    def keeps_iterator(self) -> bool:
+        """See `LoaderKind`."""
+        return self.num_workers > 0 and self.keeps_workers
+
+    @property
+    def renews_workers(self) -> bool:
+        """See `LoaderKind`. By torch's rules alone they keep their copies."""
+        return self.buffer is not None and super().renews_workers
+
+    @property
+    def returns_in_order(self) -> bool:
+        """See `LoaderKind`."""
+        return self.in_order or self.is_local or self.num_workers == 1
+
+    @property
+    def _may_grow(self) -> bool:
+        is_plain = self.batch_sampler is None or type(self.batch_sampler) is BatchSampler
+        return type(self.sampler) in _TORCHS_OWN and is_plain
+
+    def turns(self) -> WorkerTurns | None:
+        """See `LoaderKind`."""
+        return None if self.is_local else self._turns(failure_ends=False)
+
+    def _turns(self, *, failure_ends: bool) -> WorkerTurns:
+        count, name = max(self.num_workers, 1), type(self.dataset).__name__
+        read_since = self.read_since if self.tracks_state and not self.is_local else None
+        return WorkerTurns(count, name, failure_ends=failure_ends, read_since=read_since)
+
+    def limits(self, depth: Depth) -> Limits:
+        """See `LoaderKind`. The planner limits the requests: no worker waits for another's slot."""
+        limits = super().limits(depth)
+        if self.buffer is None or not depth.fills_by_itself:
+            limits = replace(limits, slots=depth.most * 2 + RELEASED_TOGETHER)
+        return replace(limits, group_s=0.0, max_group=max(depth.most, 1))
+
+    def spec(
+        self, base_seed: int = 0, epoch: int = 0, states: tuple[WorkerState, ...] = ()
+    ) -> BatchSpec:
+        """See `LoaderKind`."""
+        is_tracked = self.tracks_state and not self.is_local
+        return replace(super().spec(base_seed, epoch, states), tracks_state=is_tracked)
+
+    def check_timeout(self) -> None:
+        """Refuse nothing: torch checks it."""
+
+    # ---- seeds ---------------------------------------------------------------------------------
+
+    @property
+    def sample_seed(self) -> int | None:
+        """Return None: each worker has a sequence of random numbers."""
+        return None
+
+    def draw(self, begin: Callable[..., Any], position: Position, *, has_workers: bool) -> None:
+        """See `LoaderKind`."""
+        own, generator = position.kind_state, self.drawn_from
+        if (state := own.get("generator")) is not None:
+            set_generator(generator, state)
+        self._generator_before = state_of_generator(generator)
+        is_kept = self.persistent_workers and has_workers
+        self._drew_base_seed = own.get("draws_base_seed", True) and not is_kept
+        self._iterator = begin(generator, draws=self._drew_base_seed, resets=self._resets)
+
+    def seeds(self, base_seed: int, shared_seed: int | None, epoch: int) -> tuple[int, int | None]:
+        """See `LoaderKind`."""
+        return base_seed, shared_seed
+
+    def local_generators(self, spec: BatchSpec, seeds: BatchSeeds | None) -> Generators | None:
+        """Return None: they draw from those of the process."""
+        return None
+
+    # ---- selections ----------------------------------------------------------------------------
+
+    def open(self, start: Start, order: int | None) -> Reader:
+        """See `LoaderKind`. The sampler draws from the generators of the process."""
+        iterator, self._iterator = self._iterator, None
+        reader = Reader(self._selections(self.index_sampler, start, iterator))
+        reader.draw(start.drawn.count(self.index_sampler) if start.drawn else 0)
+        return reader
+
+    def peeks_from(self) -> float:
+        """See `LoaderKind`. A sampler is not read earlier than torch would."""
+        length = length_of(self.index_sampler)
+        return float("inf") if length is None else length
+
+    @property
+    def foreseen_sampler(self) -> None:
+        """See `LoaderKind`."""
+        return None
+
+    # ---- state ---------------------------------------------------------------------------------
+
+    @property
+    def tracks_state(self) -> bool:
+        """Return whether the position includes the state of each worker's copy of the dataset."""
+        return not self.is_local and has_state(self.dataset)
+
+    @property
+    def orders_by_draws(self) -> bool:
+        """See `LoaderKind`."""
+        return not is_self_contained(self.index_sampler)
+
+    @property
+    def _draws(self) -> bool:
+        """Return whether batches depend on the state of torch's generator when an epoch begins."""
+        return self.orders_by_draws or not self.is_local
+
+    def made_with(self) -> dict[str, Any]:
+        """See `LoaderKind`."""
+        return {**super().made_with(), "num_workers": self.num_workers}
+
+    def state(self, reached: Reached) -> dict[str, Any]:
+        """See `LoaderKind`."""
+        generator, states = None, reached.worker_states
+        if self._draws and reached.is_within:
+            generator = self._generator_before
+        elif self._draws and self.generator is not None:
+            generator = state_of_generator(self.generator)
+        if not reached.is_within:
+            lives_on = reached.is_over and (self.keeps_workers or self.is_local)
+            states = [each.before_epoch() for each in states if lives_on]
+        drew = self._drew_base_seed
+        known = {
+            **super().state(reached),
+            "generator": generator,
+            "draws_base_seed": not (reached.is_over and self.persistent_workers),
+            "worker_states": [list(each.copied()) for each in states],
+            "next_worker": reached.next_worker if reached.is_within else 0,
+        }
+        return known | ({"draws_base_seed": drew} if reached.is_within else {})
+
+    def rest_of(self, position: Position) -> Rest:
+        """See `LoaderKind`. On a resume, restoring the global generator is up to the user."""
+        own, is_rest = position.kind_state, position.batch > 0
+        states = tuple(WorkerState(*each) for each in own.get("worker_states", ()))
+        return Rest(
+            position.start,
+            own.get("next_worker", 0),
+            states,
+            keeps_generators=is_rest and self.generator is None,
+            reads_ahead=is_rest,
+            restores_workers=any(each.is_known for each in states),
+        )
+
+    def first_worker_states(self, rest: Rest, known: list[WorkerState]) -> list[WorkerState]:
+        """See `LoaderKind`."""
+        if not self.tracks_state:
+            return []
+        if rest.worker_states:
+            return copy.deepcopy(list(rest.worker_states))
+        if self.keeps_workers and known:
+            return [state.before_epoch() for state in known]
+        return [WorkerState()] * (1 if self.is_local else self.num_workers)
+
+    def may_have_seed(self, seed: int | None, *, has_begun: bool) -> bool:
+        """See `LoaderKind`."""
+        return seed is None
+
+    def contradictions(self, position: Position) -> Mapping[str, bool]:
+        """See `LoaderKind`."""
+        own, workers = position.kind_state, max(position.made_with["num_workers"], 1)
+        draws, states, following = own["draws_base_seed"], own["worker_states"], own["next_worker"]
+        return {
+            **super().contradictions(position),
+            f"draws_base_seed {draws}": not (draws or position.epoch > 0),
+            f"worker_states of {counted(len(states), 'worker')}": len(states) not in (0, workers),
+            "what workers read since": not all(self.may_have_read(each[3]) for each in states),
+            f"next_worker {following} of {workers}": following >= workers,
+        }
+
+    def may_have_read(self, since: int | list[Any]) -> bool:
+        """Return whether a worker may have read this since its state was taken."""
+        return isinstance(since, list) or not since
+
+    def read_since(self, state: WorkerState, request: BatchRequest) -> WorkerState:
+        """Return a worker's state after a batch without one: it was read since the last."""
+        since, index = state.since if isinstance(state.since, list) else [], request.index
+        if type(index) is list:  # as a list it takes five times the memory
+            with suppress(TypeError, OverflowError):  # not of numbers
+                index = array("q", index)
+        since.append(index)
+        return state._replace(since=since)
+
+    def check_same(self, position: Position) -> None:
+        """See `LoaderKind`."""
+        was, now = position.made_with["num_workers"], self.num_workers
+        if was != now and position.batch and self._is_split(position):
+            raise OptionError(
+                f"the state has num_workers={was}, the loader has num_workers={now}\n"
+                "  Nothing was changed. Each worker has its own part, or copy, of the dataset, so "
+                "their number has to stay the same within an epoch."
+            )
+
+    def _is_split(self, position: Position) -> bool:
+        """Return whether each worker has a part, or a state, of its own."""
+        return self.rest_of(position).restores_workers
+
+    def fitted_state(self, position: Position) -> dict[str, Any]:
+        """See `LoaderKind`. With other workers, it may be the turn of one that does not exist."""
+        if position.made_with["num_workers"] == self.num_workers:
+            return {}
+        return {"next_worker": 0, "worker_states": []}
