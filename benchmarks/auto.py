@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.call import Call
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 
 BATCH = 8
 # Rates are counted over whole cycles: a pause, or two slow batches, belongs to each.
@@ -115,7 +115,7 @@ def auto(ground: Ground, quick: bool) -> None:
 
 def _show_rates(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
     print("five loads, each before and after it changes: rate by the number of workers")
-    rows = []
+    rows = Rows()
     for load, runs in found.items():
         for changed, when in enumerate(("", ", changed")):
             rates = (f"{_rate(runs[name], changed):,.1f}" for name in runs)
@@ -130,7 +130,7 @@ def _show_rates(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
 
 def _show_ratios(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
     print('num_workers="auto" 10 s after the start, and 10 s after the load changed')
-    rows = []
+    rows = Rows()
     for load, runs in found.items():
         numbers = _numbers(runs["auto"][-1]["numbers"])
         for changed, when in enumerate(("", ", changed")):

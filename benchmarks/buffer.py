@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.call import Call, own_processes
 from benchmarks.loading.memory import pss_mib
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 from benchmarks.watch import EndedError, available_mib, kill_this_first, watched
 
 WORKERS = 2
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[str, float, int]] = {
 def buffer_fills(_: Ground, quick: bool) -> None:
     """Print the table."""
     print(f"the buffer after one next() and a pause of the trainer; {WORKERS} workers")
-    rows = []
+    rows = Rows()
     for name, (title, pause_s, needed_mib) in CASES.items():
         if needed_mib and (quick or needed_mib > available_mib()):
             rows.append((title, "not run"))

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.call import Call
 from benchmarks.measure import Ground, Missing
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 
 BATCH, WORKERS = 64, 2
 SIDE = 224
@@ -200,7 +200,7 @@ def cached(ground: Ground, quick: bool) -> None:
             if run["numbers"] != found[BASE][0]["numbers"]:
                 raise RuntimeError(f"{peer} gave other samples than {BASE}: {run}")
     base = _median(found[BASE])
-    rows = []
+    rows = Rows()
     for peer, each in PEERS.items():
         if peer in words:
             rows.append((_title(each), words[peer]))

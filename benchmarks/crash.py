@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.call import Call
 from benchmarks.measure import Ground, outputs
 from benchmarks.peers import NAMES
-from benchmarks.preprocess import BURN_S, show
+from benchmarks.preprocess import BURN_S, Rows, show
 from benchmarks.work import LOG, SPINS, spins_for
 
 PEERS = ("forebay", "pool", "executor", "joblib", "dataloader", "litdata")
@@ -47,7 +47,7 @@ def crash(ground: Ground, quick: bool) -> None:
     """Print the table."""
     os.environ[SPINS] = str(spins_for(BURN_S))
     count = 400 if quick else 1000
-    rows = []
+    rows = Rows()
     for peer in PEERS:
         for victim in ("worker", "driver"):
             row = _Crash(ground, peer, count).suffer(victim)

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.call import Call
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 
 WORKERS = 2
 ROUNDS, QUICK_ROUNDS = 3, 1
@@ -269,7 +269,7 @@ def jobs(ground: Ground, quick: bool) -> None:
     """Print inputs per second of each job and peer."""
     folder = ground.root / "inputs"
     _write(folder)
-    rows = []
+    rows = Rows()
     for job, inputs in COUNTS.items():
         count = inputs // QUICK_SHARE if quick else inputs
         runs: dict[str, list[float]] = {peer: [] for peer in PEERS}

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.call import Call
 from benchmarks.loading.memory import pss_mib
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 
 WORKERS = 16
 INPUTS, QUICK_INPUTS = 160, 32
@@ -56,7 +56,7 @@ def kept_heap(ground: Ground, quick: bool) -> None:
     """Print the memory of all workers, and inputs per second."""
     inputs = QUICK_INPUTS if quick else INPUTS
     print(f"spectra of float32 arrays; {WORKERS} workers of preprocess; {inputs} inputs")
-    rows = []
+    rows = Rows()
     for sizes in SIZES:
         runs: dict[str, list[dict[str, float]]] = {kept: [] for kept in KEPT}
         for turn in range(QUICK_ROUNDS if quick else ROUNDS):

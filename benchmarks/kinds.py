@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.call import Call
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 from benchmarks.watch import available_mib
 
 WORKERS = 2
@@ -143,7 +143,7 @@ def kinds() -> dict[str, tuple[Any, int, bool]]:
 def loading_kinds(_: Ground, quick: bool) -> None:
     """Print the table of kinds."""
     print(f"samples made beforehand; {WORKERS} workers; batches/s")
-    rows = []
+    rows = Rows()
     for name in kinds():
         found = _run("kind", name, quick)
         rates = {each: statistics.median(runs) for each, runs in found.items()}
@@ -171,7 +171,7 @@ def loading_kinds(_: Ground, quick: bool) -> None:
 def loading_sizes(_: Ground, quick: bool) -> None:
     """Print the table of sizes."""
     print("seconds for batches of one float32 sample, made by torch.full; whole epochs")
-    rows = []
+    rows = Rows()
     for mb, (count, workers, prefetch) in SIZES.items():
         title = f"{mb:,} MB, {count} batches"
         needed = mb * (2 * workers + workers * prefetch + 2) * 1e6 / 2**20

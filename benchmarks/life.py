@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks import stage_times
 from benchmarks.measure import LIMIT_S, Ground
 from benchmarks.peers import NAMES, WORKERS
-from benchmarks.preprocess import BURN_S, show
+from benchmarks.preprocess import BURN_S, Rows, show
 from benchmarks.stage_times import FOLDER, REST
 from benchmarks.work import SPINS, Staged, spins_for
 
@@ -160,7 +160,7 @@ def _beside(ground: Ground, kind: Kind, rounds: int) -> tuple[float, list[tuple[
             with _call(ground, peer, kind, ground.fresh()) as call:
                 answer = json.loads(call.answer(LIMIT_S))
             found[peer].append((answer["cpu"], answer["seconds"]))
-    rows = []
+    rows = Rows()
     pool = statistics.median(wall for _, wall in found["pool"])
     for peer in peers:
         cpu, wall = (statistics.median(values) for values in zip(*found[peer], strict=True))

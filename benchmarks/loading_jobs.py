@@ -22,7 +22,7 @@ from benchmarks.call import Call
 from benchmarks.loading.peers import NAMES, WORKERS
 from benchmarks.loading.pipelines import PIPELINES, write
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 
 BATCH = 8
 ROUNDS, QUICK_ROUNDS = 3, 1
@@ -85,7 +85,7 @@ def loading_jobs(ground: Ground, quick: bool) -> None:
     folder = ground.root / "pipelines"
     write(folder)
     print(f"three pipelines, batch {BATCH}; {WORKERS} workers; samples/s")
-    rows = []
+    rows = Rows()
     for job in PIPELINES:
         runs: dict[str, list[float]] = {peer: [] for peer in PEERS}
         for _turn in range(QUICK_ROUNDS if quick else ROUNDS):

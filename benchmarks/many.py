@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.call import Call
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 
 LIMIT_S = 4 * 3600.0
 
@@ -26,7 +26,7 @@ def ten_million(ground: Ground, quick: bool) -> None:
     """Print the table of a real run: trivial inputs, rows of a Parquet manifest, two workers."""
     inputs = 200_000 if quick else 10_000_000
     manifest, folder = _manifest(ground, inputs), ground.fresh()
-    rows = []
+    rows = Rows()
     for what in ("first call", "the same call again"):
         with Call("benchmarks.million", str(manifest), str(folder)) as call:
             facts = json.loads(call.answer(LIMIT_S))
@@ -44,7 +44,7 @@ def hundred_million(ground: Ground, quick: bool) -> None:
     """Print the table of the driver alone."""
     inputs = 200_000 if quick else 100_000_000
     manifest, worked = _manifest(ground, inputs), inputs // 2000
-    rows = []
+    rows = Rows()
     for what, done, stops in (
         ("nothing done", 0, (worked,)),
         ("99 of 100 done", inputs // 100 * 99, (worked,)),

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.call import Call
 from benchmarks.loading.memory import peak_resident_mib
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 
 LIMIT_S = 400.0
 
@@ -26,7 +26,7 @@ def count(row: dict[str, str], out: Any) -> dict[str, int]:  # noqa: ARG001 - fo
 
 def million(ground: Ground, quick: bool) -> None:
     """Print the table."""
-    rows = []
+    rows = Rows()
     for inputs in (10_000, 100_000) if quick else (50_000, 1_000_000):
         manifest = ground.root / f"{inputs}.csv"
         with manifest.open("w") as file:

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.call import Call
 from benchmarks.many import write_manifest
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 from benchmarks.simulated_nodes import Cluster, SimulatedNodes
 from forebay.pools.base import Pool
 from forebay.pools.events import Assignment, Event, TaskFinished
@@ -183,7 +183,7 @@ def nodes(ground: Ground, quick: bool) -> None:
         "rows without files, of 0.5 to 1.5 times the mean duration; simulated nodes, the real "
         "driver,\nvirtual time"
     )
-    rows = []
+    rows = Rows()
     for workers in WORKERS:
         mean_ms = 20 if workers == 2 else 100
         alone = 0.0
@@ -245,7 +245,7 @@ def _lose_nodes(ground: Ground, quick: bool) -> None:
     count = 4 if quick else 64
     whole = Cluster(nodes=count, workers=2, input_s=0.04)
     struck = replace(whole, losses=(4.0, 6.0, 8.0), joins=(12.0, 14.0))
-    rows = []
+    rows = Rows()
     for what, cluster in (("no loss", whole), ("3 nodes lost, 2 join", struck)):
         facts = _drive(ground, cluster, False)
         if not (facts["is_whole"] and facts["in_order"]):

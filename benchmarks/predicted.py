@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.call import Call
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 
 BATCH, WORKERS = 64, 2
 ROUNDS = 5
@@ -93,7 +93,7 @@ WAYS: dict[str, Callable[[Any, Path], int]] = {"iterate": iterate, "predict": pr
 def predicted(ground: Ground, quick: bool) -> None:
     """Print the table."""
     print(f"a model that costs nothing, batch {BATCH}, {WORKERS} workers")
-    rows = []
+    rows = Rows()
     for kind, dataset in KINDS.items():
         samples = dataset.quick if quick else dataset.samples
         found: dict[str, list[float]] = {way: [] for way in WAYS}

@@ -53,7 +53,7 @@ def tiny(ground: Ground, quick: bool) -> None:
     )
     times = dict(_interleaved(ground, "copy", entries))
     columns = ("", "inputs/s", "x Pool", "slowest-fastest", "start-up left out", "x Pool", "runs")
-    rows: list[tuple[str, ...]] = []
+    rows = Rows()
     pool = times["pool"]
     assert pool is not None
     pool_slope = _slope(pool, n)
@@ -95,7 +95,7 @@ def pieces(ground: Ground, quick: bool) -> None:
     times = dict(_interleaved(ground, "split", [Entry(peer, (n,), rounds) for peer in peers]))
     pool = times["pool"]
     assert pool is not None
-    rows: list[tuple[str, ...]] = []
+    rows = Rows()
     for peer in peers:
         runs = times[peer]
         assert runs is not None
@@ -124,7 +124,7 @@ def five_ms(ground: Ground, quick: bool) -> None:
     loop = times["loop"]
     assert loop is not None
     ideal = loop[n // 2]  # a plain loop over half of the inputs: what each of two cores must do
-    rows: list[tuple[str, ...]] = []
+    rows = Rows()
     for peer in peers:
         runs = times[peer]
         if runs is None:
@@ -176,6 +176,15 @@ def _median(values: list[float]) -> float:
 
 def _thousands(rate: float) -> str:
     return f"{rate / 1000:.2f} k"
+
+
+class Rows(list[tuple[str, ...]]):
+    """The rows of a table, each printed when it is measured, so that a stopped run shows them."""
+
+    def append(self, row: tuple[str, ...], /) -> None:
+        """Add a row, and print it."""
+        super().append(row)
+        print("measured:", ", ".join(filter(None, row)), flush=True)
 
 
 def show(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

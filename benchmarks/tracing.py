@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.call import Call
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 
 BATCHES = 1000
 PAIRS, QUICK_PAIRS = 100, 4
@@ -133,7 +133,7 @@ def tracing(_: Ground, quick: bool) -> None:
     """
     pairs = QUICK_PAIRS if quick else PAIRS
     print("processor time of a batch with and without tracing: batch_size=1, two small tensors")
-    rows = []
+    rows = Rows()
     for num_workers in WORKERS:
         with Call("benchmarks.tracing", str(num_workers), str(pairs)) as call:
             found = json.loads(call.answer(LIMIT_S))

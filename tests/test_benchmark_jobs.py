@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks.call import Call
 from benchmarks.loading_jobs import _cells
+from benchmarks.preprocess import Rows
 
 pytestmark = pytest.mark.full
 
@@ -41,3 +42,11 @@ def test_the_benchmark_of_the_heap_leaves_it_unchanged_in_the_workers(kept: str,
         found = json.loads(call.answer(120.0))
     assert found["rate"] > 0
     assert found["faults"] > 0
+
+
+def test_a_row_is_printed_when_it_is_measured(capsys):
+    """A run that is stopped has shown what it found until then."""
+    rows = Rows()
+    rows.append(("zlib", "", "12"))
+    assert capsys.readouterr().out == "measured: zlib, 12\n"
+    assert rows == [("zlib", "", "12")]

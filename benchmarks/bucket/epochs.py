@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.bucket.ground import LIMIT_S, LINK, SHARED, Store, reason, store_of
 from benchmarks.machine import versions
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 
 WINDOW = 256_000_000
 EPOCHS = 2
@@ -171,7 +171,7 @@ def _unshared(store: Store) -> None:
 def _first(store: Store, best: dict[str, tuple[int, int]]) -> None:
     """Print how many answers must follow each other before the first batch is there."""
     print("first batch: round trips, from 0 and 1 s to the first byte, and no limit of the rate")
-    rows = []
+    rows = Rows()
     for peer in PEERS[1:]:
         if peer.name not in best:
             continue
@@ -206,7 +206,7 @@ def disk(ground: Ground, quick: bool) -> None:
     data = store.cache_bytes
     window = WINDOW if not quick else WINDOW // 4
     print("a share of the data on disk: bytes fetched in a later epoch; and disk used, at most")
-    rows = []
+    rows = Rows()
     for share in (0.1, 0.5, 1.0):
         limit = int(share * data)
         scratch = tempfile.mkdtemp(dir=store.scratch)

@@ -16,7 +16,7 @@ from benchmarks.bucket.ground import LINK, Store, reason, store_of
 from benchmarks.bucket.train import LOG, STATE, processes
 from benchmarks.call import Call
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 from kit.range_faults import Fault
 
 WORLDS, WORKERS, DISKS = (1, 2, 3, 4, 6, 8), (0, 1, 2, 5), (0.0, 0.1, 0.5, 1.0)
@@ -113,7 +113,7 @@ def kills(ground: Ground, quick: bool) -> None:
         "pace_s": 0.02,
     }
     whole = _trained(store, options, None, 0)[0]
-    rows = []
+    rows = Rows()
     for victim in ("fetcher", "worker", "trainer"):
         try:
             lines, killed, left, adopted = _trained(store, options, victim, count)

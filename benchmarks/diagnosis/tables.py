@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from benchmarks.diagnosis.planted import KINDS, Measured
 from benchmarks.diagnosis.training import train
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 from forebay import DataLoader
 from forebay.observe.record import Trace
 
@@ -99,7 +99,7 @@ def _alarms(runs: list[Run]) -> None:
         f"median step waits >= {WAITING:.0%}": lambda run: _median_share(run) >= WAITING,
         f"SPDL's readiness < {READY:.0%}": lambda run: run.measured.readiness < READY,
     }
-    rows = []
+    rows = Rows()
     for name, is_alarmed in ways.items():
         fine = [is_alarmed(run) for run in runs if run.cause in FINE]
         waits = [is_alarmed(run) for run in runs if run.cause not in FINE]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.call import Call
 from benchmarks.measure import Ground
-from benchmarks.preprocess import show
+from benchmarks.preprocess import Rows, show
 from benchmarks.ray.cluster import BURN_S, WORKERS, cluster
 from benchmarks.ray.peers import NAMES
 
@@ -80,7 +80,7 @@ def _table(ground: Ground, task: str, entries: Sequence[Entry], quick: bool) -> 
             if turn < entry.rounds:
                 found[entry.peer].append(_run(ground, task, entry, address))
     base = _rate(found[entries[0].peer])
-    rows = []
+    rows = Rows()
     for entry in entries:
         runs = found[entry.peer]
         rates = [run.rate for run in runs]

@@ -31,7 +31,9 @@ class Buffer:
     """How many batches a loader prefetches.
 
     Workers fill it to the high mark, pause, and start again below the low mark, independently of
-    the training loop.
+    the training loop. Worker processes hold up to a second of work, within the high mark, so they
+    continue while the loop keeps the interpreter lock for that long. When an epoch is left before
+    its end, they finish what they hold.
 
     Attributes:
         max_bytes: High mark: bytes of batches that are ready or being made, as a number, a string

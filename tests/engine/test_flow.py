@@ -265,3 +265,46 @@ def test_an_illegal_move_tells_the_tasks_story() -> None:
     with pytest.raises(IllegalMoveError, match=r"task 0 is running.*SENT"):
         script.flow._move(Move.DELIVERED, 0)
     check(script.flow)
+
+
+# ---- work that workers hold while nobody sends more ----------------------------------------------
+
+
+def held(script: Script) -> list[list[int]]:
+    return [list(each.tasks) for each in script.flow._workers.values()]
+
+
+def test_workers_hold_a_second_of_work_and_take_turns_at_it() -> None:
+    """In groups of `group_s`, so that results come in the order of the tasks."""
+    script = started(10_000, group_s=0.02, ahead_s=1.0, max_group=64)
+    script.finish(0, 0, seconds=0.01)
+    first, second = held(script)
+    assert first[:4] == [2, 3, 6, 7]
+    assert second[:5] == [1, 4, 5, 8, 9]
+    assert 95 <= len(first) <= 101
+    assert 95 <= len(second) <= 101
+
+
+def test_longer_tasks_are_held_one_by_one_and_the_longest_not_at_all() -> None:
+    """At most as many as take a second, without the one that is begun when it is over."""
+    script = started(100, group_s=0.02, ahead_s=1.0, max_group=64)
+    script.finish(0, 0, seconds=0.15)
+    assert [len(each) for each in held(script)] == [6, 6]
+    script = started(100, group_s=0.02, ahead_s=1.0, max_group=64)
+    script.finish(0, 0, seconds=2.0)
+    assert [len(each) for each in held(script)] == [1, 1]
+
+
+@pytest.mark.parametrize("limit", [{"max_bytes": 100}, {"slots": 10}, {"slots": 10, "in_order": 1}])
+def test_work_that_is_held_counts_as_work_that_is_made(limit) -> None:
+    """Within the bytes and the results of the buffer; each worker has its share."""
+    script = started(10_000, group_s=0.02, ahead_s=1.0, max_group=64, **limit)
+    script.finish(0, 0, seconds=0.01)  # 10 bytes
+    assert sorted(len(each) for each in held(script)) == [4, 5]
+
+
+def test_a_worker_holds_no_more_than_a_thousand_tasks() -> None:
+    """Each takes memory, however quick it is."""
+    script = started(100_000, slots=100_000, group_s=0.02, ahead_s=1.0, max_group=64)
+    script.finish(0, 0, seconds=1e-6)
+    assert all(1024 <= len(each) <= 1024 + 64 for each in held(script))

@@ -123,6 +123,9 @@ class Engine:
                 time.sleep(collect_s)
             began = time.monotonic()
             events: list[Event] = self._pool.wait(timeout)
+            is_due = self._alarm is not None and self._alarm <= time.monotonic()
+            if is_due:  # answers first: this thread may have waited for the interpreter
+                events += self._pool.wait(0.0)
             if not self._has_warned:
                 self._note_silence(events, time.monotonic() - began)
             for event in events:
@@ -130,7 +133,7 @@ class Engine:
                     worker_id = self._worker_ids.pop(event.incarnation)
                     self._lost.add(worker_id)
                     log.warning("worker %d died: %s", worker_id, in_one_line(event.failure.message))
-            if self._alarm is not None and self._alarm <= time.monotonic():
+            if is_due:
                 self._alarm = None
                 events.append(happened.AlarmRang())
             self._handle(events)

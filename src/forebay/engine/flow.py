@@ -43,7 +43,7 @@ from forebay.engine.commands import (
     StartWorker,
     StopWorker,
 )
-from forebay.engine.limits import MAX_DEATHS_IN_A_ROW, Limits
+from forebay.engine.limits import MAX_DEATHS_IN_A_ROW, MOST_AHEAD, Limits
 from forebay.engine.tasks import Move, State, Task, TaskTable, Worker
 from forebay.failures import Failure
 from forebay.pools import events as happened
@@ -314,16 +314,23 @@ class Flow(TaskTable):
         return len(surplus) - len(idle)
 
     def _send_tasks(self, now: float, commands: list[Command]) -> None:
-        """Send work to every worker that needs more."""
-        counts = self.counts
+        """Send work to every worker that needs more, so that they take turns at it."""
+        sent: dict[int, list[tuple[int, int]]] = {}
+        while self._send_groups(now, sent) and self.limits.ahead_s:
+            pass
+        commands += [SendTasks(incarnation, tuple(tasks)) for incarnation, tasks in sent.items()]
+
+    def _send_groups(self, now: float, sent: dict[int, list[tuple[int, int]]]) -> bool:
+        """Add a group of tasks for every worker that needs more; return whether any does."""
+        counts, has_sent = self.counts, False
         if self._sent_alone is not None:
             if counts[State.RUNNING]:
-                return
+                return False
             self._sent_alone = None
         alone = bool(self._suspects) and self._is_time_for_suspects()
         self._trying_suspects = alone
         if alone and counts[State.RUNNING]:
-            return
+            return False
         for incarnation, worker in self._workers.items():
             if not worker.started or worker.timed_out or worker.returning:
                 continue
@@ -350,10 +357,12 @@ class Flow(TaskTable):
             if count <= 0:
                 continue
             keys = [queue.popleft() for _ in range(count)]
-            commands.append(SendTasks(incarnation, self._assign(worker, keys, now)))
+            sent.setdefault(incarnation, []).extend(self._assign(worker, keys, now))
+            has_sent = True
             if alone:
                 (self._sent_alone,) = keys
-                return
+                return False
+        return has_sent
 
     def _assign(self, worker: Worker, keys: list[int], now: float) -> tuple[tuple[int, int], ...]:
         """Record that a worker holds these tasks; return each with its attempt."""
@@ -363,7 +372,10 @@ class Flow(TaskTable):
         return tuple([(key, self._tasks[key].attempt) for key in keys])
 
     def _group_size(self, worker: Worker, queue: deque[int], now: float) -> int:
-        """Return how many tasks to send to a worker now: about `group_s` of work."""
+        """Return how many tasks to send to a worker now: about `group_s` of work, if it needs more.
+
+        With `ahead_s`, tasks that are longer are sent one by one.
+        """
         held, limits = len(worker.tasks), self.limits
         if queue is self._bound.get(worker.worker_id):
             return limits.max_group  # no other worker can take them
@@ -374,9 +386,10 @@ class Flow(TaskTable):
         if queue is self._retries or estimate is None or not limits.group_s:
             return unbegun
         is_slow = not unbegun and now - worker.begun[-1] > happened.GIVE_BACK_S
-        if not is_slow and held * estimate <= at_once * limits.group_s / 2:
+        is_ahead = held * estimate <= at_once * max(limits.ahead_s - estimate, limits.group_s / 2)
+        if not is_slow and is_ahead and (not limits.ahead_s or held < MOST_AHEAD):
             fitting = int(at_once * limits.group_s / max(estimate, 1e-9))
-            size = max(size, min(limits.max_group, fitting))
+            size = max(size, min(limits.max_group, fitting), limits.ahead_s > estimate)
         if not size:
             return 0  # another task would wait here, where no other worker can take it
         # Where there is little work, or few slots, the other workers need their share of it.

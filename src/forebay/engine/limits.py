@@ -9,6 +9,8 @@ from forebay.failures import Failure
 # How often in a row workers may be lost, with no answer and no suspect, before the flow gives up.
 # Workers that die together count once.
 MAX_DEATHS_IN_A_ROW = 10
+# The most tasks that a worker holds to have work for `ahead_s`: each takes memory of its own.
+MOST_AHEAD = 1024
 # The share of all memory from which on held results are why it runs out.
 LARGE_SHARE = 1 / 3
 
@@ -27,6 +29,9 @@ class Limits:
             None refills at once.
         in_memory: Whether results that are held take memory of this machine.
         timeout_s: Seconds that one attempt may take; None for no limit.
+        group_s: Seconds of work in one message, if tasks are short.
+        ahead_s: Seconds of work that each worker holds, so that it has something to do while this
+            process cannot send more; 0 for half of `group_s`, or more.
     """
 
     num_workers: int
@@ -39,6 +44,7 @@ class Limits:
     retries: int = 0
     timeout_s: float | None = None
     group_s: float = 0.0
+    ahead_s: float = 0.0
     max_group: int = 1
     lookahead: int = 1
     all_workers: bool = False

@@ -47,8 +47,8 @@ from forebay.options import check_killable
 
 # How often a batch is tried again after its worker died or hung.
 RETRIES = 1
-# Work to send to a worker in one message if batches are quick, so that it rarely has to wait.
-GROUP_S = 0.02
+# Work to send to a worker in one message if batches are quick; work that it holds with a buffer.
+GROUP_S, AHEAD_S = 0.02, 1.0
 MAX_IN_GROUP = 64
 
 
@@ -175,9 +175,10 @@ class LoaderKind(LoaderArguments, ABC):
 
     def limits(self, depth: Depth) -> Limits:
         """Return the limits for the engine."""
-        buffer, slots, low = self.buffer, depth.most + self.num_workers, None
+        buffer, slots, low, ahead_s = self.buffer, depth.most + self.num_workers, None, 0.0
         if buffer is not None and depth.fills_by_itself:
             slots, low = buffer.max_batches or MAX_BATCHES, low_mark_of(buffer)
+            ahead_s = AHEAD_S if self.backend == "process" and self.at_once == 1 else 0.0
         return Limits(
             num_workers=self.num_workers,
             slots=slots,
@@ -189,6 +190,7 @@ class LoaderKind(LoaderArguments, ABC):
             retries=RETRIES,
             timeout_s=self.timeout or None,
             group_s=0.0 if self.at_once > 1 else GROUP_S,
+            ahead_s=ahead_s,
             max_group=MAX_IN_GROUP,
             lookahead=0,
             all_workers=True,

@@ -131,7 +131,7 @@ class TorchKind(ReadsSampler):
         limits = super().limits(depth)
         if self.buffer is None or not depth.fills_by_itself:
             limits = replace(limits, slots=depth.most * 2 + RELEASED_TOGETHER)
-        return replace(limits, group_s=0.0, max_group=max(depth.most, 1))
+        return replace(limits, group_s=0.0, ahead_s=0.0, max_group=max(depth.most, 1))
 
     def spec(
         self, base_seed: int = 0, epoch: int = 0, states: tuple[WorkerState, ...] = ()
