@@ -54,9 +54,9 @@ tell()
 # What a program defines and does, what it does afterwards, and how many modules are loaded between.
 PROGRAMS = {
     "preprocess": (WORK, PREPROCESS, ASK, 75),
-    "loader": (SQUARES, LOADER, "", 78),
+    "loader": (SQUARES, LOADER, "", 88),
     "open_cache": ("", OPEN_CACHE, "", 30),
-    "predict": (SQUARES, PREDICT, ASK, 131),
+    "predict": (SQUARES, PREDICT, ASK, 141),
 }
 
 

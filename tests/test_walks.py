@@ -21,10 +21,10 @@ from kit.range_server import RangeServer
 # What each of these does between two calls of `walk`, and how many files may run a function there.
 MOST = {
     "input": 46,
-    "columns": 34,
-    "prediction": 84,
-    "batch": 44,
-    "diagnosis": 15,
+    "columns": 40,
+    "prediction": 92,
+    "batch": 51,
+    "diagnosis": 20,
     "bucket sample": 7,
 }
 PROGRAM = '''

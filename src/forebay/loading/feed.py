@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from forebay.base.randomness import generators_lent
 from forebay.devices.device import Device
@@ -34,7 +35,6 @@ from forebay.engine.tasks import State
 from forebay.errors import WorkerDiedError
 from forebay.loading.batch_slots import BatchSlots
 from forebay.loading.depth import RELEASED_TOGETHER
-from forebay.loading.device_batches import DeviceBatches
 from forebay.loading.drivers import BackgroundDriver, CallerDriver
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import (
@@ -45,20 +45,19 @@ from forebay.loading.messages import (
     WorkerExhausted,
     WorkerState,
 )
-from forebay.loading.open_feeds import LEAVE_S, OPEN_FEEDS, leave_at_exit
+from forebay.loading.open_feeds import CLOSED, LEAVE_S, OPEN_FEEDS, leave_at_exit
 from forebay.loading.worker_pool import CLUSTER_START_S, START_S, pool_for
-from forebay.loading.worker_tuning import WorkerTuning
 from forebay.observe.progress import log
 from forebay.observe.record import Trace
 from forebay.options import backend_name
 from forebay.pools.processes import occupy_standard_descriptors
 
+if TYPE_CHECKING:  # few loaders have them
+    from forebay.loading.device_batches import DeviceBatches
+    from forebay.loading.worker_tuning import WorkerTuning
+
 # How long nobody may take a batch, while there is nothing to do, before the workers are stopped.
 IDLE_S = 600.0
-CLOSED = (
-    "this iterator was closed, with its loader or with its workers\n"
-    "  It returns no more batches. Begin a new epoch: iter(loader)."
-)
 
 
 class Feed:
@@ -111,6 +110,8 @@ class Feed:
         prepare = None if slots is None or backend != "process" else slots.prepare
         self._on_device: DeviceBatches | None = None
         if slots is not None and device is not None:
+            from forebay.loading.device_batches import DeviceBatches
+
             self._on_device = DeviceBatches(device, slots, trace.transfers)
         self._slots: BatchSlots | DeviceBatches | None = self._on_device or slots
         try:

@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader as TorchLoader
@@ -17,13 +17,16 @@ from forebay.base.batches import pinned
 from forebay.base.torch_internals import BaseIterator, profiler_is_on
 from forebay.errors import FailuresError, WorkerDiedError, shortened
 from forebay.failures import Failure, cut_below_entry
-from forebay.loading.feed import CLOSED, Feed
 from forebay.loading.kind import RETRIES, LoaderKind
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult
+from forebay.loading.open_feeds import CLOSED
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.progress import LoaderProgress
 from forebay.observe.progress import log_samples_failed
 from forebay.pools.processes import ProcessPool
+
+if TYPE_CHECKING:  # only with workers
+    from forebay.loading.feed import Feed
 
 
 class BatchIterator(BaseIterator):  # type: ignore[misc]
@@ -138,8 +141,9 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         if result.refused is not None:
             raise result.refused
         pipeline = self.pipeline
-        if pipeline.hand_out.is_needed:
-            return pipeline.hand_out(request, result, pipeline.kind.batch_seed)
+        hand_out = pipeline.hand_out
+        if hand_out is not None and hand_out.is_needed:
+            return hand_out(request, result, pipeline.kind.batch_seed)
         is_pinned = result.is_moved or not self._pin_memory
         return result.batch if is_pinned else pinned(result.batch)
 

@@ -11,6 +11,10 @@ from forebay.base.thread_ends import join_threads
 
 # How long to wait for a thread that takes a batch, or processes it on a device, in seconds.
 LEAVE_S = 5.0
+CLOSED = (
+    "this iterator was closed, with its loader or with its workers\n"
+    "  It returns no more batches. Begin a new epoch: iter(loader)."
+)
 
 OPEN_FEEDS: weakref.WeakSet[Any] = weakref.WeakSet()
 EXIT = threading.Event()

@@ -17,20 +17,20 @@ from forebay.base.datasets import OwnedGenerators
 from forebay.base.randomness import generators_kept, generators_locked
 from forebay.devices.device import Device
 from forebay.failures import Failure
-from forebay.loading.feed import Feed
-from forebay.loading.hand_out import HandOut
 from forebay.loading.kind import LoaderKind
-from forebay.loading.local_feed import LocalFeed
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.planner import Planner
 from forebay.loading.position import Position
 from forebay.loading.selections import Rest
-from forebay.loading.worker_tuning import WorkerTuning
 from forebay.observe.record import Trace
 from forebay.ranks import Ranks, check_agreement, check_still
 
-if TYPE_CHECKING:  # other kinds do not need it
+if TYPE_CHECKING:  # each is imported where a loader needs it
+    from forebay.loading.feed import Feed
+    from forebay.loading.hand_out import HandOut
+    from forebay.loading.local_feed import LocalFeed
     from forebay.loading.plan_kind import PlanKind
+    from forebay.loading.worker_tuning import WorkerTuning
 
 
 class Pipeline:
@@ -42,6 +42,7 @@ class Pipeline:
         planner: Decides which batches are requested; None before the first epoch.
         keeps_workers: Whether workers are kept from epoch to epoch.
         reader: The ID of the iterator that may take batches; None if none may.
+        hand_out: Moves and transforms batches; None if they are returned as they were made.
         last: The request of the batch that was returned last, and the samples left out of it.
     """
 
@@ -55,7 +56,7 @@ class Pipeline:
         self._dataset_seen: Any = None
         self._replaces_workers = False
         self._has_agreed = self._has_searched = False
-        self.hand_out = HandOut(kind)
+        self.hand_out = _hand_out_of(kind)
 
     # ---- an epoch ------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class Pipeline:
                 OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn).warn_if_cut(
                     type(spec.dataset).__name__
                 )
-            device = self.hand_out.device
+            device = None if self.hand_out is None else self.hand_out.device
             feed = self.feed = feed_of(kind, spec, self._trace, self._tuning, device)
         feed.in_use = iterator.one_at_a_time
         return planner, feed
@@ -191,10 +192,20 @@ class Pipeline:
         return 0 if self.planner is None else self.planner.start.origin + self.planner.sample
 
 
+def _hand_out_of(kind: LoaderKind) -> HandOut | None:
+    if kind.device is None and kind.device_transform is None and not kind.pin_memory:
+        return None
+    from forebay.loading.hand_out import HandOut
+
+    return HandOut(kind)
+
+
 def tuning_of(kind: LoaderKind, trace: Trace) -> WorkerTuning | None:
     """Return what changes the number of workers; None unless `num_workers="auto"`."""
     if not kind.tunes_workers:
         return None
+    from forebay.loading.worker_tuning import WorkerTuning
+
     return WorkerTuning(int(kind.num_workers), kind.cluster is not None, trace)
 
 
@@ -207,7 +218,11 @@ def feed_of(
 ) -> Feed | LocalFeed:
     """Return a new feed and begin to start its workers."""
     if kind.is_local:
+        from forebay.loading.local_feed import LocalFeed
+
         return LocalFeed(kind, spec, trace)
+    from forebay.loading.feed import Feed
+
     if kind.start_method != "fork" and kind.cluster is None:
         from forebay.pools.main_module import check_main
 

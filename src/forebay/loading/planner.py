@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from forebay.buffer import MAX_BATCHES
 from forebay.engine.engine import NewTask
 from forebay.loading.depth import CHUNK, LOOKAHEAD, READ_S
-from forebay.loading.feed import CLOSED
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchRequest, Result, WorkerExhausted
+from forebay.loading.open_feeds import CLOSED
 from forebay.loading.samplers import (
     SamplerStates,
     chain_of,

@@ -51,4 +51,5 @@ def replayed(kind: LoaderKind, progress: LoaderProgress, epoch: int, batch: int)
     assert isinstance(result, BatchResult), "the dataset is a map-style one"
     if result.is_empty:
         raise IndexError(f"every sample of epoch {epoch}, batch {batch} is bad")
-    return pipeline.hand_out(request, result, kind.batch_seed)
+    hand_out = pipeline.hand_out
+    return result.batch if hand_out is None else hand_out(request, result, kind.batch_seed)
