@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from itertools import chain
 
 import numpy
 import pytest
@@ -19,7 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from forebay import Buffer, DataLoader
+from forebay import Buffer, DataLoader, OptionError
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -480,3 +481,56 @@ def test_the_code_of_an_attribute_of_a_dataset_is_not_called(arguments):
             dataset.set_epoch(epoch)
             assert len(list(loader)) == COUNT
     assert dataset.held.asked == 0
+
+
+# ---- in mid-epoch -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"shuffle": True, "seed": 3}, {"seed": 3, "sampler": None}, {}], ids=str
+)
+def test_a_state_says_of_how_many_samples_its_epoch_is_though_the_dataset_grew_since(arguments):
+    """The rest of the epoch has its samples alone; counted in the new length, they would differ."""
+    dataset = Rows(COUNT)
+    if "sampler" in arguments:
+        arguments = {**arguments, "sampler": RandomSampler(dataset)}
+    loader = DataLoader(dataset, batch_size=2, **arguments)
+    iterator = iter(loader)
+    next(iterator)
+    dataset.count = COUNT + 3
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in iterator]
+    with pytest.raises(OptionError, match=r"^the state has 8 samples, the loader has 11 samples"):
+        loader.load_state_dict(state)
+    if "sampler" not in arguments:
+        loader.load_state_dict(state, strict=False)
+        assert [batch.tolist() for batch in loader] == rest
+    assert len(list(loader)) == 6
+    assert loader.state_dict()["made_with"]["length"] == COUNT + 3  # of the epoch that comes
+
+
+def test_a_sampler_that_replaces_another_counts_from_the_next_epoch_on():
+    """Libraries replace that within a batch sampler; the epoch in progress ends as it was."""
+    loader = DataLoader(range(COUNT), batch_size=2, shuffle=True, backend="thread", seed=3)
+    planned, expected = loader.sampler, [batch.tolist() for batch in loader]
+    for replaced in (range(COUNT), planned):
+        loader.batch_sampler.sampler = replaced
+        ordered = [[0, 1], [2, 3], [4, 5], [6, 7]]
+        assert loader.state_dict()["kind_state"].keys() >= {"set_epoch"}
+        found = [batch.tolist() for batch in loader]
+        assert (found == ordered) == (replaced is not planned)
+        assert sorted(chain(*found)) == list(range(COUNT))
+    assert loader.epoch == 3
+    iterator = iter(loader)
+    first = next(iterator).tolist()
+    loader.batch_sampler.sampler = range(COUNT)
+    state = loader.state_dict()  # of an epoch that has the order of a plan
+    assert loader.replay(epoch=3, batch=0).tolist() == first
+    assert loader.replay(epoch=0, batch=1).tolist() == expected[1]
+    with pytest.raises(OptionError, match=r"^the state was saved by a loader .* and no sampler;"):
+        loader.load_state_dict(state)
+    rest = [batch.tolist() for batch in iterator]
+    assert sorted(chain(first, *rest)) == list(range(COUNT))
+    assert [batch.tolist() for batch in loader] == ordered
+    with pytest.raises(StopIteration):
+        next(iterator)

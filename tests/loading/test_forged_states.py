@@ -323,3 +323,28 @@ def test_a_forged_state_is_refused_or_exactly_right(kind):
             assert_exactly(kind, loader)
 
     check()
+
+
+class Kept(RandomSampler):
+    """Has a state."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("sampler", "batches"), [(Kept, [[1], False]), (Kept, [[]]), (RandomSampler, [[1]])]
+)
+@pytest.mark.parametrize("arguments", [{}, {"seed": 5}], ids=str)
+def test_what_a_sampler_drew_is_lists_and_of_one_with_a_state(sampler, batches, arguments):
+    """It is refused when it is loaded, not by an error of Python's when a batch is made."""
+    own = sampler(range(COUNT), generator=generator())
+    loader = DataLoader(range(COUNT), SIZE, sampler=own, **arguments)
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    state["kind_state"]["drawn"] = [batches, False]
+    with pytest.raises(OptionError, match=r"the state is damaged: .*what a sampler drew"):
+        loader.load_state_dict(state)

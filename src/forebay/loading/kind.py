@@ -84,7 +84,7 @@ class LoaderKind(LoaderArguments, ABC):
         self.batch_seed = self.seed
 
     def follow(self, before: LoaderKind) -> Self:
-        """Continue what another kind, of the same loader, has begun; return this kind."""
+        """Continue what a kind of the same loader has begun, of any class; return this kind."""
         if self.batch_seed is None:
             self.batch_seed = before.batch_seed
         return self
@@ -372,7 +372,7 @@ class LoaderKind(LoaderArguments, ABC):
             "kind": self.kind_name,
             "global_batch_size": None if size is None else size * ranks * replicas,
             "drop_last": self.drop_last,
-            "length": self.length,
+            "length": self.length if "length" in self.MADE_WITH else None,
             "shuffle": self.shuffle,
         }
         return {name: value for name, value in known.items() if name in self.MADE_WITH}

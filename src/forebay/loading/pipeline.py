@@ -40,6 +40,7 @@ class Pipeline:
         kind: The loader's kind, as its arguments were when the last iteration began.
         feed: Makes the batches; None before the first epoch, and when closed.
         planner: Decides which batches are requested; None before the first epoch.
+        made_with: `LoaderKind.made_with` when the last iteration began: a dataset may grow since.
         keeps_workers: Whether workers are kept from epoch to epoch.
         reader: The ID of the iterator that may take batches; None if none may.
         hand_out: Moves and transforms batches; None if they are returned as they were made.
@@ -50,6 +51,7 @@ class Pipeline:
         self.kind, self.keeps_workers = kind, kind.keeps_workers
         self.feed: Feed | LocalFeed | None = None
         self.planner: Planner | None = None
+        self.made_with: Mapping[str, Any] = {}
         self.reader: int | None = None
         self.last: tuple[BatchRequest, tuple[Failure, ...]] | None = None
         self._trace, self._tuning = trace, tuning_of(kind, trace)
@@ -70,6 +72,7 @@ class Pipeline:
         """
         before, self.kind = self.kind.order_key(), kind.follow(self.kind)
         self.keeps_workers, self.reader = kind.keeps_workers, id(iterator)
+        self.made_with = kind.made_with()
         if not self.keeps_workers:
             self.close(between_epochs=True)
         rest = kind.rest_of(position)

@@ -62,9 +62,9 @@ class PlanKind(LoaderKind):
 
     def follow(self, before: LoaderKind) -> Self:
         """See `LoaderKind`: the mixture and what is fetched ahead go on."""
-        assert isinstance(before, PlanKind)
-        self.mixture, self._lookahead = before.mixture, before._lookahead
-        self._orders = before._orders
+        if isinstance(before, PlanKind):
+            self.mixture, self._lookahead = before.mixture, before._lookahead
+            self._orders = before._orders
         return super().follow(before)
 
     @functools.cached_property

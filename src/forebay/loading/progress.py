@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -74,11 +75,17 @@ class LoaderProgress:
         self.resumed, self._next_epoch = None, epoch + 1
 
     def pipeline_for(self, kind: LoaderKind, *, is_new: bool) -> Pipeline:
-        """Return the pipeline of the last iteration; a new one if there is none, or `is_new`."""
-        if self.pipeline is None or is_new:
+        """Return the pipeline of the last iteration; a new one if none fits, or `is_new`."""
+        before = self.pipeline
+        if before is not None and type(before.kind) is not type(kind):  # a sampler was replaced
+            before.reader, is_new = None, True
+            before.close()
+            kind.follow(before.kind)
+        if before is None or is_new:
             self.pipeline = Pipeline(kind, self.trace)
             self._pipelines.add(self.pipeline)
-        return self.pipeline
+            return self.pipeline
+        return before
 
     def refresh(self) -> None:
         """See `DataLoader.refresh`."""
@@ -97,12 +104,16 @@ class LoaderProgress:
         """Return the position; at the end of an epoch it is the start of the next one."""
         if self.resumed is not None:
             return self.resumed
+        made_with: Mapping[str, Any] | None = None
         if self.pipeline is not None:
             kind = kind.follow(self.pipeline.kind)
+            if self.pipeline.planner is not None and self.pipeline.planner.has_next():
+                # The rest of the epoch is as the arguments were, and the dataset, when it began.
+                kind, made_with = self.pipeline.kind, self.pipeline.made_with
         reached = self._reached(kind)
         start = reached.start
         return Position(
-            made_with=kind.made_with(),
+            made_with=made_with or kind.made_with(),
             epoch=start.epoch,
             batch=start.batch,
             sample=start.sample,
@@ -114,7 +125,8 @@ class LoaderProgress:
         """Return how far the loader has come."""
         pipeline = self.pipeline
         planner = None if pipeline is None else pipeline.planner
-        if pipeline is None or planner is None or planner.epoch < 0:
+        is_new = pipeline is None or type(pipeline.kind) is not type(kind)
+        if is_new or pipeline is None or planner is None or planner.epoch < 0:
             start, order = Start(self._next_epoch), epoch_of(kind.foreseen_sampler)
             return Reached(start, False, False, kind.sampler_states(), order, [])
         sampler_states, drawn, order = planner.sampler_position()

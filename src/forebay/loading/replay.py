@@ -20,7 +20,9 @@ def replayed(kind: LoaderKind, progress: LoaderProgress, epoch: int, batch: int)
     """Return one batch, made again in this thread; see `DataLoader.replay`."""
     resumed = progress.resumed
     pipeline = progress.pipeline or Pipeline(kind, progress.trace)
-    kind = kind.follow(pipeline.kind)
+    # After a sampler was replaced, the last iteration is replayed as it was.
+    same = type(kind) is type(pipeline.kind)
+    kind = kind.follow(pipeline.kind) if same else pipeline.kind
     if kind.sample_seed is None:
         raise OptionError(
             "replay() needs a seed: without one, batches depend on more than their number\n"

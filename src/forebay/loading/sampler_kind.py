@@ -72,8 +72,8 @@ class ReadsSampler(LoaderKind):
 
     def follow(self, before: LoaderKind) -> Self:
         """See `LoaderKind`: what is known of the sampler stays known."""
-        assert isinstance(before, ReadsSampler)
-        self._reading = before._reading
+        if isinstance(before, ReadsSampler):
+            self._reading = before._reading
         return super().follow(before)
 
     @property
@@ -192,10 +192,15 @@ class ReadsSampler(LoaderKind):
         }
 
     def contradictions(self, position: Position) -> Mapping[str, bool]:
-        """See `LoaderKind`."""
-        own = position.kind_state
-        has_none = own["drawn"] is not None and not any(own["sampler"] or ())
-        return {**super().contradictions(position), "what a sampler drew": has_none}
+        """See `LoaderKind`. Only a sampler with a state has what it drew in the loader's."""
+        drawn, is_wrong = position.start.drawn, False
+        if drawn is not None:
+            states = position.kind_state["sampler"] or ()
+            is_of_lists = all(isinstance(each, list) and each for each in drawn.batches)
+            is_wrong = not any("state" in (each or ()) for each in states) or not (
+                is_of_lists or type(self.index_sampler) is not BatchSampler
+            )
+        return {**super().contradictions(position), "what a sampler drew": is_wrong}
 
 
 class SamplerKind(ReadsSampler):
