@@ -199,9 +199,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         seed, concurrency, world_size, rank = map(
             plain_number, (seed, concurrency, world_size, rank)
         )
-        self.buffer = buffer_of(buffer)
+        self.buffer = None if buffer is None else buffer_of(buffer)
         self.backend = "thread" if worker_method == "thread" else backend
-        self._ranks = ranks_of(world_size, rank)
+        self._ranks = None if world_size is rank is None else ranks_of(world_size, rank)
         self.seed = 0 if seed is None and self._ranks is not None else seed
         self._own_seed = seed  # the argument; loading a state changes `seed`
         self.on_error, self.tail = on_error, tail

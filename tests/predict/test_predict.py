@@ -300,6 +300,20 @@ def test_what_is_random_is_the_same_for_all_workers_and_after_a_resume(tmp_path)
     assert again.equals(whole)
 
 
+def test_what_is_random_in_a_changed_row_does_not_depend_on_its_neighbours(tmp_path):
+    """Rows that are made again between others that stay are as in a run that makes all."""
+
+    def load(row):
+        return torch.rand(())
+
+    def made(names, output):
+        rows = [{"x": name} for name in names]
+        return predicted(lambda batch: batch, rows, output, load=load, version="1")[1]
+
+    made("abcdefgh", tmp_path / "out")
+    assert made("abXdefYh", tmp_path / "out").equals(made("abXdefYh", tmp_path / "whole"))
+
+
 def test_nothing_is_done_twice(tmp_path):
     """The same call again asks for no sample."""
     predicted(total, Numbers(60), tmp_path)

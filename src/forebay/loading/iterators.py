@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from forebay.base.torch_internals import BaseIterator, profiler_is_on
 from forebay.errors import FailuresError, WorkerDiedError, shortened
 from forebay.failures import Failure, cut_below_entry
 from forebay.loading.kind import RETRIES, LoaderKind
-from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult
+from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.open_feeds import CLOSED
 from forebay.loading.pipeline import Pipeline
 from forebay.loading.progress import LoaderProgress
@@ -111,13 +112,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         try:
             with self.one_at_a_time:
                 while True:
-                    if pipeline.reader != id(self) or pipeline.feed is None:
-                        self._refuse()
-                    found = self._planner.take()
-                    if found is None:
-                        self._end()
-                        raise StopIteration
-                    request, result = found
+                    request, result = self._take()
                     if isinstance(result, BatchResult):
                         pipeline.last = request, result.failures
                         if result.failures:
@@ -135,6 +130,30 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
             if pipeline.feed is not None:
                 pipeline.feed.interrupted()
             raise
+
+    def results(self) -> Iterator[tuple[BatchRequest, Result]]:
+        """Yield the request and the result of each batch, also of those that failed.
+
+        Batches are as the feed returns them: not transformed, and on the device if there was
+        memory.
+        """
+        while True:
+            try:
+                with self.one_at_a_time:
+                    found = self._take()
+            except StopIteration:
+                return
+            yield found
+
+    def _take(self) -> tuple[BatchRequest, Result]:
+        """Return the next request and its result; raise StopIteration at the end."""
+        if self.pipeline.reader != id(self) or self.pipeline.feed is None:
+            self._refuse()
+        found: tuple[BatchRequest, Result] | None = self._planner.take()
+        if found is None:
+            self._end()
+            raise StopIteration
+        return found
 
     def _handed_out(self, request: BatchRequest, result: BatchResult) -> Any:
         """Return a batch as the user gets it: on the device and transformed, or pinned."""

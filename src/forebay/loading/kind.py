@@ -2,6 +2,7 @@
 
     LoaderKind         its arguments, and what they come to for every kind
     ├── PlanKind       the order is a plan: a function of seed and epoch
+    ├── RangeKind      ranges of samples, in their order
     ├── SamplerKind    a seed or a buffer, for example, and a sampler of the user
     └── TorchKind      only torch's arguments
         └── IterableKind   an iterable dataset
@@ -76,6 +77,7 @@ class LoaderKind(LoaderArguments, ABC):
     torch_reads: ClassVar[bool] = False  # whether torch's iterator iterates the sampler
     keeps_turns: ClassVar[bool] = False  # whether workers make batches in turns
     splits_dataset: ClassVar[bool] = False  # whether each worker reads a part of the dataset
+    warns_of_search: ClassVar[bool] = True  # whether a dataset too large to search is named
     is_arithmetic: ClassVar[bool] = False  # whether another thread may read it: no user's code runs
 
     def __post_init__(self) -> None:
@@ -118,8 +120,7 @@ class LoaderKind(LoaderArguments, ABC):
 
         So it does if the dataset has `set_epoch`. Workers that persist in torch do so here, too.
         """
-        is_copied = not self.is_local and self.backend != "thread"
-        return is_copied and takes_set_epoch(self.dataset)
+        return not self.is_local and self.backend != "thread" and takes_set_epoch(self.dataset)
 
     def spec(
         self, base_seed: int = 0, epoch: int = 0, states: tuple[WorkerState, ...] = ()

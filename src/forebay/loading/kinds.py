@@ -6,6 +6,7 @@ from typing import Any
 
 from forebay.loading.kind import LoaderKind
 from forebay.loading.samplers import planned_sampler
+from forebay.loading.selections import RangeSampler
 
 
 def kind_of_loader(
@@ -26,6 +27,10 @@ def kind_of_loader(
         from forebay.loading.torch_kind import TorchKind
 
         return TorchKind
+    if isinstance(batch_sampler, RangeSampler):
+        from forebay.loading.range_kind import RangeKind
+
+        return RangeKind
     if planned_sampler(sampler, batch_sampler) is None:
         from forebay.loading.sampler_kind import SamplerKind
 

@@ -127,7 +127,8 @@ class Pipeline:
             self.close(between_epochs=True)
             self._replaces_workers, self._dataset_seen = False, seen
             spec = kind.spec(base_seed, position.epoch, states)
-            if spec.seeds_owned and not self._has_searched and not kind.is_sliced:
+            is_searched = spec.seeds_owned and kind.warns_of_search and not kind.is_sliced
+            if is_searched and not self._has_searched:
                 self._has_searched = True
                 OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn).warn_if_cut(
                     type(spec.dataset).__name__

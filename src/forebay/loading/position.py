@@ -34,6 +34,7 @@ NO_ORDER = (
 KINDS = {
     "plan": "with seed=, buffer=, on_error=, backend= or world_size=, and no sampler",
     "sampler": "with seed=, buffer=, on_error=, backend= or world_size=, and a sampler",
+    "ranges": "of ranges of samples",
     "torch": "with only torch's arguments",
     "iterable": "of an iterable dataset",
 }

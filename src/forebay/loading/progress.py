@@ -29,15 +29,16 @@ class LoaderProgress:
 
     Args:
         resumed: Where the first iteration begins; None for the first epoch.
+        trace: Records what happens; None for a new one.
 
     Attributes:
         resumed: Where the next iteration begins, if a state was loaded; None otherwise.
         pipeline: The pipeline of the last iteration; None before the first.
     """
 
-    def __init__(self, resumed: Position | None = None) -> None:
+    def __init__(self, resumed: Position | None = None, trace: Trace | None = None) -> None:
         self.resumed = resumed
-        self.trace, self.failures = Trace(), FailureLog()
+        self.trace, self.failures = Trace() if trace is None else trace, FailureLog()
         self.pipeline: Pipeline | None = None
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()  # those in use
         self._next_epoch = 0 if resumed is None else resumed.epoch

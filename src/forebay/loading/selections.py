@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -75,6 +75,25 @@ class Drawn(NamedTuple):
         rest = () if self.is_all else sampler.sampler
         indices = itertools.chain(itertools.chain.from_iterable(self.batches), rest)
         return BatchSampler(indices, sampler.batch_size, sampler.drop_last)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSampler:
+    """Yields the batches of ranges of samples, one range after the other.
+
+    A batch never crosses the end of a range. The samples of a range ascend, and may have gaps.
+    """
+
+    ranges: Sequence[Sequence[int]]
+    batch_size: int
+
+    def __len__(self) -> int:
+        return sum(-(-len(each) // self.batch_size) for each in self.ranges)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        size = self.batch_size
+        for each in self.ranges:
+            yield from (list(each[at : at + size]) for at in range(0, len(each), size))
 
 
 class Start(NamedTuple):

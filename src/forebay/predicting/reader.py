@@ -1,6 +1,6 @@
 """Batches of sample ranges, in order, each with the samples that could not be loaded.
 
-    parts 2 3 5 ──> ranges of samples ──> the loader's planner and feed ──> Loaded, Loaded, …
+    parts 2 3 5 ──> ranges of samples ──> DataLoader ──> Loaded, Loaded, …
 
 A batch never crosses the end of a part. A sample's random numbers depend on its index only, so
 they are the same for any batch size and number of workers, and after a kill.
@@ -8,8 +8,8 @@ they are the same for any batch size and number of workers, and after a kill.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,15 +17,12 @@ import torch
 from forebay.devices.device import Device, copying_device
 from forebay.failures import Failure
 from forebay.loader import DataLoader
-from forebay.loading.messages import BatchError, BatchRequest, BatchResult, Result
-from forebay.loading.pipeline import feed_of, tuning_of
-from forebay.loading.plan_kind import PlanKind
-from forebay.loading.planner import Planner
-from forebay.loading.selections import Reader, Selection, Start
+from forebay.loading.iterators import BatchIterator
+from forebay.loading.messages import BatchError, BatchResult, Result
+from forebay.loading.progress import LoaderProgress
+from forebay.loading.selections import RangeSampler
 from forebay.observe.record import Trace
-from forebay.options import (
-    Ray,
-)
+from forebay.options import Ray
 
 if TYPE_CHECKING:
     from forebay.observe.diagnosis import Diagnosis
@@ -75,13 +72,11 @@ class RangeReader:
 
         Every sample comes exactly once, in `indices` or in `failures`.
         """
-        size = self.batch_size
-        batches = (part[at : at + size] for part in parts for at in range(0, len(part), size))
-        return self._read(batches, self.num_workers or 0, self.backend, trace)
+        return self._read(self._loader(parts, self.num_workers or 0, self.backend), trace)
 
     def load(self, indices: Sequence[int]) -> Iterator[Loaded]:
         """Load samples again in this process; yield one batch, or several if collating fails."""
-        return self._read([indices], 0, "process")
+        return self._read(self._loader([indices], 0, "process"))
 
     def diagnosis(self, trace: Trace, failing_share: float = 0.0) -> Diagnosis:
         """Return why the model waited, while a trace was recorded.
@@ -91,7 +86,7 @@ class RangeReader:
         """
         from forebay.loading.facts import diagnosis_of, setup_of
 
-        loader = self._loader(self.num_workers or 0, self.backend)
+        loader = self._loader([], self.num_workers or 0, self.backend)
         setup = setup_of(loader._kind(), trace)
         setup = replace(setup, consumer="the model", step="the model", concurrency=None)
         found = diagnosis_of(trace, setup, loader.dataset)
@@ -105,11 +100,15 @@ class RangeReader:
         )
         return replace(found, cause="consumer", advice={}, expected_rate=None, verdict=verdict)
 
-    def _loader(self, num_workers: int, backend: str | Ray) -> DataLoader[Any]:
+    def _loader(
+        self, ranges: Sequence[Sequence[int]], num_workers: int, backend: str | Ray
+    ) -> DataLoader[Any]:
         in_workers: dict[str, Any] = {"backend": backend, "timeout": self.timeout}
+        if copying_device(self.device) is not None:  # the model moves batches to any other
+            in_workers["device"] = self.device
         return DataLoader(
             self.dataset,
-            batch_size=self.batch_size,
+            batch_sampler=RangeSampler(ranges, self.batch_size),
             collate_fn=self.collate_fn,
             num_workers=num_workers,
             seed=SEED,
@@ -117,31 +116,16 @@ class RangeReader:
             **(in_workers | self.settings if num_workers else {}),
         )
 
-    def _read(
-        self,
-        batches: Iterable[Sequence[int]],
-        num_workers: int,
-        backend: str | Ray,
-        trace: Trace | None = None,
-    ) -> Iterator[Loaded]:
-        loader = self._loader(num_workers, backend)
-        given = loader._kind()
-        kind = RangeKind(**{each.name: getattr(given, each.name) for each in fields(given)})
-        kind.batches = batches
-        planner = Planner(kind)
-        trace = Trace() if trace is None else trace
-        spec, tuning = kind.spec(), tuning_of(kind, trace)
-        device = copying_device(self.device) if num_workers else None
-        feed = feed_of(kind, spec, trace, tuning, device)
+    def _read(self, loader: DataLoader[Any], trace: Trace | None = None) -> Iterator[Loaded]:
+        # Not `iter(loader)`: the page of `forebay top` is that of the run.
+        progress = LoaderProgress(trace=trace)
         try:
-            planner.begin(feed, Start(0))
-            while (found := planner.take()) is not None:
-                yield from self._loaded(*found)
+            for request, result in BatchIterator(loader, loader._kind(), progress).results():
+                yield from self._loaded(list(request.index), result)
         finally:
-            feed.close()
+            progress.close()
 
-    def _loaded(self, request: BatchRequest, result: Result) -> Iterator[Loaded]:
-        indices = list(request.index)
+    def _loaded(self, indices: list[int], result: Result) -> Iterator[Loaded]:
         if isinstance(result, BatchResult):
             failed = {failure.index for failure in result.failures}
             kept = [index for index in indices if index not in failed] if failed else indices
@@ -153,25 +137,8 @@ class RangeReader:
             in_worker = int(isinstance(result, Failure))  # a sample may kill its process
             # Not on a cluster, where it could wait for ever for room that the others have.
             backend = self.backend if self.backend in ("process", "thread") else "process"
-            yield from self._read([indices[:middle], indices[middle:]], in_worker, backend)
-
-
-class RangeKind(PlanKind):
-    """Loaders of given samples, one batch for each list.
-
-    Attributes:
-        batches: The samples of each batch.
-    """
-
-    batches: Iterable[Sequence[int]] = ()
-
-    def open(self, start: Start, order: int | None) -> Reader:
-        """See `LoaderKind`; a sample's position is its index."""
-        return Reader(Selection(list(batch), batch[0]) for batch in self.batches)
-
-    def end_of(self, start: Start) -> None:  # type: ignore[override]
-        """Return None: the end is known when all batches are read."""
-        return
+            halves = [indices[:middle], indices[middle:]]
+            yield from self._read(self._loader(halves, in_worker, backend))
 
 
 def _failure(result: Result) -> Failure:
