@@ -78,7 +78,8 @@ class Gate:
             waiting = select.poll()
             waiting.register(gate, select.POLLIN)
             while not waiting.poll(1000):
-                pass
+                if not self._opened.exists():  # the tests were killed, and their folder removed
+                    raise RuntimeError(f"the gate {self._opened} was removed")
             os.read(gate, 64)
         finally:
             os.close(gate)
