@@ -75,6 +75,13 @@ folder = os.path.join(sys.argv[1], "x" * 100)
 os.mkdir(folder)
 os.environ.update({name: folder for name in ("TMPDIR", "HOME", "XDG_RUNTIME_DIR")})
 """
+# Less than what a loader reserves for its batches; beyond what torch, its threads and their heaps
+# have mapped on this machine.
+ADDRESSES = (
+    "import resource; size = int(open('/proc/self/statm').read().split()[0]); "
+    "limit = size * resource.getpagesize() + (12 << 30); "
+    "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))"
+)
 LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_{0}, ({1}, {1}))"
 READ_ONLY = """
 folder = sys.argv[1].encode()
@@ -104,7 +111,7 @@ FORKED = {
     "a read-only root": MOUNTS + READ_ONLY,
     "ulimit -n 64": LIMIT.format("NOFILE", 64),
     "ulimit -u": LIMIT.format("NPROC", 64),
-    "ulimit -v": LIMIT.format("AS", 6 << 30),
+    "ulimit -v": ADDRESSES,
     "no stream is open": "[os.close(each) for each in (0, 1, 2)]",
     "a machine that was suspended": SUSPENDED,
 }
