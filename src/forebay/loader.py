@@ -393,10 +393,11 @@ class DataLoader(TorchDataLoader[_T_co]):
         The time it takes does not grow with the dataset. With any of forebay's additional
         arguments the state is valid for any `num_workers`, `backend`, `buffer` and `world_size`,
         equal on all ranks, and after a resume all later epochs are the same as without the
-        interruption. After the last batch of an epoch it is the state before the next epoch:
-        `epoch` is the epoch that the next iteration returns. Without workers and with only torch's
-        arguments, a sampler without a length, or that ends before, is read no further than torch
-        reads it: there the rest of the epoch may be empty.
+        interruption; but a sampler with a `state_dict` of its own does not go from one rank to
+        several within an epoch, or back. After the last batch of an epoch it is the state before
+        the next epoch: `epoch` is the epoch that the next iteration returns. Without workers and
+        with only torch's arguments, a sampler without a length, or that ends before, is read no
+        further than torch reads it: there the rest of the epoch may be empty.
 
         With only torch's arguments the rest of the epoch has the same samples in the same order.
         Random numbers in workers, and the order of later epochs, come from torch's generators:

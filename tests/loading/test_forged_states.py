@@ -348,3 +348,47 @@ def test_what_a_sampler_drew_is_lists_and_of_one_with_a_state(sampler, batches, 
     state["kind_state"]["drawn"] = [batches, False]
     with pytest.raises(OptionError, match=r"the state is damaged: .*what a sampler drew"):
         loader.load_state_dict(state)
+
+
+class Positioned(Kept):
+    """Continues at its position, as samplers of torch's users do."""
+
+    at = 0
+
+    def __iter__(self):
+        while self.at < COUNT:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def ranked(ranks):
+    """Return the loader of the first of some ranks, with a sampler that keeps its position."""
+    sampler = Positioned(range(COUNT))
+    world = {} if ranks == 1 else {"world_size": ranks, "rank": 0}
+    return DataLoader(range(COUNT), 6 // ranks, sampler=sampler, seed=5, **world)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (1, 1)])
+def test_a_sampler_with_a_state_goes_from_one_rank_to_several_between_epochs_alone(before, after):
+    """One rank keeps the sampler's position in the epoch, several that before the epoch."""
+    loader = ranked(before)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    other = ranked(after)
+    if (before == 1) != (after == 1):
+        with pytest.raises(OptionError, match=r"^the state was saved by (one|several) rank"):
+            other.load_state_dict(state)
+        list(iterator)
+        other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert samples_of(other)[: 6 // after] == list(range(6 // after))
+    else:
+        other.load_state_dict(state)
+        assert samples_of(other)[: 6 // after] == list(range(12, 12 + 6 // after))

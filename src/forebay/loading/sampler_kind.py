@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any, ClassVar, Self
 
@@ -42,6 +42,11 @@ from forebay.seeds import SAMPLER, seed_of
 RANK_BITS = 40
 # Indices of which batches are requested at most, of a sampler whose state takes long.
 MOST_DRAWN = 1 << 16
+
+
+def has_position(states: Iterable[Mapping[str, Any] | None]) -> bool:
+    """Return whether the states of samplers have that of one that may resume within an epoch."""
+    return any("state" in (each or ()) for each in states)
 
 
 class SamplerReading:
@@ -197,7 +202,7 @@ class ReadsSampler(LoaderKind):
         if drawn is not None:
             states = position.kind_state["sampler"] or ()
             is_of_lists = all(isinstance(each, list) and each for each in drawn.batches)
-            is_wrong = not any("state" in (each or ()) for each in states) or not (
+            is_wrong = not has_position(states) or not (
                 is_of_lists or type(self.index_sampler) is not BatchSampler
             )
         return {**super().contradictions(position), "what a sampler drew": is_wrong}
@@ -207,7 +212,11 @@ class SamplerKind(ReadsSampler):
     """Loaders with a seed, a buffer or another argument of forebay, and a sampler of the user."""
 
     kind_name = "sampler"
-    STATE: ClassVar[Checks] = {**ReadsSampler.STATE, "set_epoch": (True, is_epoch)}
+    STATE: ClassVar[Checks] = {
+        **ReadsSampler.STATE,
+        "set_epoch": (True, is_epoch),
+        "follows": (False, bool),
+    }
 
     def open(self, start: Start, order: int | None) -> Reader:
         """See `LoaderKind`. The sampler draws from generators of its own."""
@@ -258,4 +267,18 @@ class SamplerKind(ReadsSampler):
 
     def state(self, reached: Reached) -> dict[str, Any]:
         """See `LoaderKind`."""
-        return {**super().state(reached), "set_epoch": reached.order}
+        return {**super().state(reached), "set_epoch": reached.order, "follows": self.follows}
+
+    def check_same(self, position: Position) -> None:
+        """See `LoaderKind`. Ranks that share batches have the state from before the epoch."""
+        was, states = position.kind_state["follows"], position.kind_state["sampler"] or ()
+        if not position.batch or was == self.follows or not has_position(states):
+            return
+        ranks = "one rank", "several ranks"
+        raise OptionError(
+            f"the state was saved by {ranks[not was]}, the loader is of {ranks[was]}\n"
+            f"  It was taken in epoch {position.epoch} after {position.batches_shown}. Nothing was "
+            "changed: one rank keeps where its sampler is in the epoch, and several keep where it "
+            "was before, so samples would be lost or repeated.\n"
+            f"  Use {ranks[not was]} until the epoch's end, or load a state of an epoch's end."
+        )
