@@ -23,7 +23,7 @@ REFILL_SHARE = 0.8
 # Maximum number of batches in a buffer that is only limited in bytes.
 MAX_BATCHES = 1 << 20
 # A smaller size is probably a mistake, such as a number of batches.
-LEAST_BYTES = 1 << 10
+LEAST_BUFFER_BYTES = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def buffer_of(buffer: float | str | Buffer | None) -> Buffer | None:
     if buffer is None or isinstance(buffer, Buffer):
         return buffer
     nbytes = parse_bytes(buffer)
-    if nbytes < LEAST_BYTES:
+    if nbytes < LEAST_BUFFER_BYTES:
         raise OptionError(
             f"buffer={buffer!r} is {nbytes:,} bytes, too few for a batch\n"
             f"  Nothing was started. Did you mean '{nbytes}GB'? To count batches, use "

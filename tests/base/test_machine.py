@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import uuid
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from forebay.base import process
 from forebay.base.process import pressure, usable_cores
+from kit.control_groups import memory_group
 
 ALL = len(os.sched_getaffinity(0))
 
@@ -131,20 +130,8 @@ def test_without_a_limit_the_memory_is_the_machines(tmp_path):
 @pytest.fixture
 def small_group():
     """A real control group of 256 MiB, as its file that takes processes."""
-    for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
-        folder, name = root / f"forebay-{uuid.uuid4().hex}", "memory.limit_in_bytes"
-        with suppress(OSError):
-            folder.mkdir()
-            try:
-                limit = folder / (name if (folder / name).exists() else "memory.max")
-                limit.write_text(str(256 * MIB))
-            except OSError:
-                folder.rmdir()
-                continue
-            yield folder / "cgroup.procs"
-            folder.rmdir()
-            return
-    pytest.skip("no control group can be made here")
+    with memory_group(256 * MIB) as processes:
+        yield processes
 
 
 HALF = """

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import uuid
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +11,7 @@ from streams import until
 
 import forebay
 from forebay.base import system_limits
+from kit.control_groups import memory_group
 
 MIB = 1 << 20
 
@@ -94,21 +92,8 @@ def test_kills_for_memory_are_counted_where_the_system_counts_them(tmp_path, ver
 @pytest.fixture
 def small_group():
     """A real control group of 600 MiB, as its file that takes processes."""
-    for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
-        folder = root / f"forebay-{uuid.uuid4().hex}"
-        with suppress(OSError):
-            folder.mkdir()
-            try:
-                name = "memory.limit_in_bytes"
-                limit = folder / (name if (folder / name).exists() else "memory.max")
-                limit.write_text(str(600 * MIB))
-            except OSError:
-                folder.rmdir()
-                continue
-            yield folder / "cgroup.procs"
-            folder.rmdir()
-            return
-    pytest.skip("no control group can be made here")
+    with memory_group(600 * MIB) as processes:
+        yield processes
 
 
 @pytest.mark.slow

@@ -6,9 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-import uuid
-from contextlib import closing, suppress
-from pathlib import Path
+from contextlib import closing
 
 import pytest
 
@@ -16,6 +14,7 @@ from forebay.base import system_limits
 from forebay.errors import WorkerDiedError
 from forebay.pools.events import Answer, Assignment, TaskFinished, WorkerDied
 from forebay.pools.processes import ProcessPool
+from kit.control_groups import control_group
 
 
 class Deep:
@@ -90,19 +89,8 @@ def test_a_worker_that_cannot_be_forked_is_said_with_the_limits_of_groups(tmp_pa
 @pytest.fixture
 def three_processes():
     """A real control group of three processes, as its file that takes processes."""
-    for root in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")):
-        folder = root / f"forebay-{uuid.uuid4().hex}"
-        with suppress(OSError):
-            folder.mkdir()
-            try:
-                (folder / "pids.max").write_text("3")
-            except OSError:
-                folder.rmdir()
-                continue
-            yield folder / "cgroup.procs"
-            folder.rmdir()
-            return
-    pytest.skip("no control group can be made here")
+    with control_group("pids", ("pids.max",), 3) as processes:
+        yield processes
 
 
 PROGRAM = """

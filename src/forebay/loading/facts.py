@@ -24,7 +24,7 @@ from forebay.loading.progress import LoaderProgress
 from forebay.observe.figures import numeric_values
 from forebay.observe.measurements import Setup
 from forebay.observe.record import Trace
-from forebay.observe.worker_memory import LEAST_BYTES
+from forebay.observe.worker_memory import LEAST_COPIED_BYTES
 from forebay.options import AutoWorkers, backend_name
 from forebay.ranks import ranks_sharing_cores
 from forebay.show.live_page import LivePage, RecentWork
@@ -83,7 +83,7 @@ def diagnosis_of(trace: Trace, setup: Setup, dataset: Any = None) -> Diagnosis:
 
 def memory_note(trace: Trace, dataset: Any) -> str:
     """Return which objects of the dataset workers copy, as sentences; "" if they copy little."""
-    if trace.memory.each < LEAST_BYTES:
+    if trace.memory.each < LEAST_COPIED_BYTES:
         return ""
     from forebay.loading.held_objects import largest_objects
 

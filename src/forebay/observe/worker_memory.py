@@ -12,7 +12,7 @@ from forebay.base.formatting import byte_size
 
 # What each worker has to have of its own before it is worth a sentence, and the share of it that
 # the objects of the dataset have to take.
-LEAST_BYTES = 64 << 20
+LEAST_COPIED_BYTES = 64 << 20
 LEAST_SHARE = 0.25
 
 
@@ -51,7 +51,7 @@ class WorkerMemory:
 
     def note(self, objects: HeldObjects | None) -> str:
         """Return what of the dataset is copied into each worker, and what helps; "" if little."""
-        if objects is None or self.each < LEAST_BYTES:
+        if objects is None or self.each < LEAST_COPIED_BYTES:
             return ""
         if objects.nbytes < LEAST_SHARE * self.each:
             return ""
