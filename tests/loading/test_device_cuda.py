@@ -20,6 +20,16 @@ pytestmark = [
 ]
 
 
+NAMES = "pixels", "label"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def context():
+    """What CUDA opens for as long as the process lives is there before a test is watched."""
+    torch.ones(1, device="cuda").sum().item()
+    torch.empty(1, pin_memory=True)
+
+
 def is_right(batch: Any, first: int) -> bool:
     expected = torch.arange(first, first + 4, device="cuda")
     pixels = (batch["pixels"] == (expected % 251).to(torch.uint8)[:, None]).all()
@@ -111,7 +121,7 @@ def test_pinned_batches_are_pinned_before_they_are_taken():
         for number, batch in enumerate(loader):
             assert batch["pixels"].is_pinned()
             assert batch["label"].is_pinned()
-            moved = {name: batch[name].to("cuda", non_blocking=True) for name in batch}
+            moved = {name: batch[name].to("cuda", non_blocking=True) for name in NAMES}
             del batch
             assert is_right(moved, 4 * number)
 
