@@ -24,7 +24,7 @@ FLOORS = (
     ("observe", "pools", "collating", "buffer", "mixing", "ranks", "lengths"),
     ("engine", "ledger", "show", "collate"),
     ("caching",),
-    ("loading", "outputs"),
+    ("loading", "outputs", "shards"),
     ("inputs", "loader"),
     ("runs", "items"),
     ("predicting", "cli_options"),
@@ -72,7 +72,7 @@ IMPURE_IMPORTS = frozenset(
 RAY = "pools/ray_"
 FILES = ("base/files", "base/file_stores")
 
-MOST_ROOMS, MOST_LINES = 17, 450
+MOST_ROOMS, MOST_LINES = 18, 450
 # What still breaks a rule: these may only become fewer.
 STILL_LONG = frozenset({"loader.py"})
 BAD_NAMES = ("utils", "helpers")
