@@ -11,14 +11,15 @@ PAGE = mmap.PAGESIZE
 
 
 def test_memory_is_registered_in_whole_pages_up_to_the_limit():
-    """What does not fit is not registered, and that is no refusal."""
+    """What does not fit is not registered, and the limit is named."""
     device = FakeDevice()
     window = PinnedWindow(device, 10 * PAGE)
     assert window.covers(PAGE, 5 * PAGE - 1, 0)
     assert device.registered == {PAGE: 5 * PAGE}
     assert not window.covers(100 * PAGE, 6 * PAGE, 0)
     assert window.covers(200 * PAGE, PAGE, 3 * PAGE), "with room for larger batches"
-    assert (window.nbytes, window.reason) == (8 * PAGE, None)
+    assert window.nbytes == 8 * PAGE
+    assert window.reason == "no more than 41 kB are page-locked"
     window.close()
     assert device.registered == {}
     assert not window.covers(PAGE, 1, 0)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from forebay.base.batches import opened, rebuilt
+from forebay.base.formatting import byte_size
 from forebay.devices.device import Copy, Device, Event
 
 
@@ -204,6 +205,7 @@ class PinnedWindow:
                 self.reason = f"batches of more than {MOST_PER_CALL >> 30} GiB are not page-locked"
                 return False
             if self.nbytes - known + length > self._limit:
+                self.reason = f"no more than {byte_size(self._limit)} are page-locked"
                 return False
             if known:
                 self._unregister(address)

@@ -153,7 +153,8 @@ class Statistics:
         staged_bytes: Bytes of them that were first copied to page-locked memory, because their own
             memory is not.
         pinned_bytes: Bytes of the memory of batches that are page-locked now.
-        pinned_reason: Why not all of that memory is page-locked, if something refused it; or "".
+        pinned_reason: Why not all of that memory is page-locked: what refused it, or the limit; ""
+            if all of it is.
         fetched_bytes: For a cache in a bucket: bytes that were fetched since the loader began, for
             all processes of the node that read that cache, as the following. It is told once in a
             second.
