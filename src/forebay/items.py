@@ -1,9 +1,9 @@
-"""Datasets made of a sequence of items and a function that loads one item, or of columns.
+"""Make datasets of files, rows of a table and IDs: items, and a function that loads one of them.
 
     from_folder ── paths ───┐
     from_table ─── rows ────┼──> ItemDataset(items, load):  dataset[i] is load(items[i])
     from_ids ───── ids ─────┘
-    from_table ─── columns ────> ColumnDataset: a loader takes batches from the columns
+    from_table ─── columns ────> ColumnDataset, in `columns/slicing.py`
 
 The items are packed (see `packed.py`): they are pickled once, as bytes, and workers share them.
 """
@@ -11,22 +11,18 @@ The items are packed (see `packed.py`): they are pickled once, as bytes, and wor
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from operator import index as as_index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 from forebay.base.arrow_arrays import GROUP_ROWS
 from forebay.base.files import absolute, folder_of, is_url
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.row_values import python_values
-from forebay.columns.arrow_columns import Columns
-from forebay.columns.row_groups import RowGroups
+from forebay.columns.slicing import ColumnDataset, sample_number
 from forebay.errors import InputError, OptionError, shortened
 from forebay.failures import short_tracebacks
 from forebay.inputs.chosen_columns import columns_of_table, no_table
@@ -62,7 +58,7 @@ class ItemDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Load and return a sample."""
-        position = _position(index)
+        position = sample_number(index)
         item = self.items[position]
         try:
             sample = self._load(item)
@@ -81,7 +77,7 @@ class ItemDataset(Dataset[Any]):
         these, a column whose first values are files), or the ID. It is the index for a row that
         names no path.
         """
-        position = _position(index)
+        position = sample_number(index)
         name = self._name(self.items[position])
         return str(range(len(self))[position]) if name is None else name
 
@@ -100,47 +96,6 @@ class ItemDataset(Dataset[Any]):
                 "last item": shortened(self.items[-1]),
             }
         return summary("ItemDataset", facts)
-
-
-class ColumnDataset(Dataset[dict[str, Any]]):
-    """A map-style dataset of some columns of a table; made by `from_table(table, columns=...)`."""
-
-    def __init__(self, columns: Columns | RowGroups) -> None:
-        self._columns = columns
-
-    @property
-    def columns_to_slice(self) -> Columns | RowGroups:
-        """What a loader takes whole batches from, without calling `__getitem__`."""
-        return self._columns
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return a row: tensors, strings and bytes by column."""
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return some rows, with one take for each column."""
-        found = self._columns.each([_position(index) for index in indices])
-        columns = map(_values, found.values())
-        return [dict(zip(found, row, strict=True)) for row in zip(*columns, strict=True)]
-
-    def __repr__(self) -> str:
-        count, nbytes = counted(len(self._columns.types), "column"), self._columns.nbytes
-        return f"<ColumnDataset: {len(self):,} rows, {count}, {nbytes:,} bytes>"
-
-    def _repr_html_(self) -> str:
-        """Return the summary for a notebook."""
-        facts = {"samples": len(self), "size": byte_size(self._columns.nbytes)}
-        return summary("ColumnDataset", facts | {"columns": shortened(self._columns.types)})
-
-
-def _values(column: Any) -> Sequence[Any]:
-    """Return the values of rows as samples have them: tensors, strings, bytes, lists, dicts."""
-    if not isinstance(column, list):
-        return torch.from_numpy(column).unbind()
-    return [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in column]
 
 
 @short_tracebacks
@@ -352,15 +307,6 @@ def _check_load(load: object, optional: bool = False) -> None:
             f"load must be a function that returns a sample; got {type(load).__name__}\n"
             "  It is called with one item whenever its sample is asked for."
         )
-
-
-def _position(index: object) -> int:
-    if isinstance(index, slice):
-        raise TypeError(
-            "a dataset returns one sample at a time and does not support slices\n"
-            "  Use torch.utils.data.Subset(dataset, range(start, stop)) for a part of it."
-        )
-    return as_index(index)  # type: ignore[arg-type]  # it raises TypeError for others
 
 
 def _load_file(folder: str, load: Callable[[Path], Any], name: str) -> Any:

@@ -23,6 +23,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from forebay.base.batches import items_in, leaves, mapped
 from forebay.base.datasets import getitems_of, is_map_style
 from forebay.base.formatting import counted, noun_for
+from forebay.columns.slicing import ColumnDataset
 from forebay.errors import InputError, OptionError
 from forebay.failures import short_tracebacks
 from forebay.options import check_positive
@@ -214,8 +215,8 @@ def _column(dataset: Any, name: str) -> Any:
         table = dataset.table()
     elif isinstance(items, PackedSequence):  # the rows of a table
         table = pa.table({name: [row[names.index(name)] for row in items]} if name in names else {})
-    elif hasattr(dataset, "columns_to_slice"):  # a table by column
-        columns = dataset.columns_to_slice
+    elif isinstance(dataset, ColumnDataset):
+        columns = dataset.columns
         names = tuple(columns.types)
         table = pa.table({name: columns.counts(name)} if name in names else {})
     else:

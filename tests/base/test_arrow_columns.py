@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.columns.arrow_columns import Columns
+from forebay.columns.column_types import open_columns
 from forebay.errors import InputError
 
 FLOATS = [0.5, math.nan, None, -1e300, math.inf]
@@ -79,7 +79,7 @@ def plain(value):
 @given(tables(), st.data())
 def test_rows_are_those_that_pyarrow_has(table, data):
     """In any order, repeated, counted from either end, from tables of any layout."""
-    columns, count = Columns(table, "the table"), table.num_rows
+    columns, count = open_columns(table, "the table"), table.num_rows
     rows = data.draw(st.lists(st.integers(-count, count - 1), max_size=6))
     expected = {
         name: [plain(table.column(name)[row % count].as_py()) for row in rows]
@@ -101,7 +101,7 @@ def test_rows_are_those_that_pyarrow_has(table, data):
 def test_columns_are_pickled_with_their_table(table):
     """As a dataset is for a worker that is not forked."""
     rows = list(range(table.num_rows))
-    columns = Columns(table, "the table")
+    columns = open_columns(table, "the table")
     again = pickle.loads(pickle.dumps(columns))
     assert repr(again.each(rows)) == repr(columns.each(rows))
 
@@ -115,7 +115,7 @@ def test_numbers_keep_their_types_and_fixed_lists_their_shapes():
             "t": pa.array([[[1, 2]], [[3, 4]]], pa.list_(pa.list_(pa.uint8(), 2), 1)),
         }
     )
-    found = Columns(table, "the table").take([1, 0, 1])
+    found = open_columns(table, "the table").take([1, 0, 1])
     assert {name: (each.dtype.name, each.shape) for name, each in found.items()} == {
         "f": ("float32", (3,)),
         "l": ("int16", (3, 2)),
@@ -127,14 +127,14 @@ def test_the_memory_of_a_table_is_used_as_it_is():
     """Also where it lies in several chunks: a column takes no memory a second time."""
     arrays = [np.arange(4.0), np.arange(4.0, 8)]
     table = pa.table({"a": pa.chunked_array([pa.array(each) for each in arrays])})
-    columns = Columns(table, "the table")
+    columns = open_columns(table, "the table")
     arrays[1][2] = 99.0
     assert columns.take([0, 6, 4])["a"].tolist() == [0.0, 99.0, 4.0]
 
 
 def test_a_row_that_does_not_exist_is_an_error():
     """On both sides, and whatever is not a number of a row."""
-    columns = Columns(pa.table({"a": [1, 2]}), "the table")
+    columns = open_columns(pa.table({"a": [1, 2]}), "the table")
     for row in (2, -3):
         with pytest.raises(IndexError, match="there are 2"):
             columns.take([0, row])
@@ -149,7 +149,7 @@ def test_values_outside_of_their_chunk_are_an_error():
     numbers = pa.py_buffer(np.arange(3, dtype=np.int64))
     values = pa.Array.from_buffers(pa.int64(), 3, [None, numbers])
     lists = pa.Array.from_buffers(pa.list_(pa.int64()), 3, [None, offsets], children=[values])
-    columns = Columns(pa.table({"a": lists}), "the table")
+    columns = open_columns(pa.table({"a": lists}), "the table")
     assert columns.take([2])["a"].tolist() == [[2]]
     for row in (0, 1):
         with pytest.raises(InputError, match="damaged"):

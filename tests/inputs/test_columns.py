@@ -162,10 +162,10 @@ def test_arrays_of_any_shape_are_tensors():
     table = pa.table({"a": pa.StructArray.from_arrays(lists.values(), [*lists])})
     dataset = from_table(table, columns=["a"])
     assert [tuple(dataset[row]["a"].shape) for row in range(3)] == [(2, 3), (0, 3), (2, 3)]
-    assert dataset.columns_to_slice.take([0, 2])["a"].shape == (2, 2, 3)
-    assert dataset.columns_to_slice.counts("a").tolist() == [2, 0, 2]
+    assert dataset.columns.take([0, 2])["a"].shape == (2, 2, 3)
+    assert dataset.columns.counts("a").tolist() == [2, 0, 2]
     with pytest.raises(InputError, match=r"shape \(2, 3\) and one of \(0, 3\)"):
-        dataset.columns_to_slice.take([0, 1])
+        dataset.columns.take([0, 1])
 
 
 TIMES = [datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)] * 2

@@ -21,7 +21,7 @@ import forebay
 from forebay import DataLoader, InputError, OptionError
 from forebay.collate import as_list, sequences
 from forebay.columns.row_groups import RowGroups, file_identity
-from forebay.items import ColumnDataset
+from forebay.columns.slicing import ColumnDataset
 
 SIZE, TOGETHER = 64, 24
 LENGTHS = np.random.default_rng(5).integers(1, 90, 700)

@@ -1,39 +1,112 @@
 """Take rows from the columns of an Arrow table by number, without copying the columns.
 
-    numbers, booleans           ──> array [rows]
-    lists of numbers            ──> array [rows, length], if those of the rows are equally long
-    struct<data, shape>         ──> arrays of these shapes, as `base/value_types.py` has them
-    strings, bytes, categories  ──> list
-    other lists and structs     ──> list of Python values
-
-A column of any other type is an error that names it.
+A column has many chunks, in a mapped file thousands. Their buffers are parts of one array, over the
+memory from the first to the last of them, so that one take suffices for any rows. What lies between
+the parts is never read: numbers of rows are checked against the length of the table, and offsets,
+which may come from a damaged file, against that of their chunk.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from forebay.base.arrow_arrays import array_of_numpy
 from forebay.base.row_values import python_values
 from forebay.errors import InputError, shortened
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow
-from forebay.base.arrow_arrays import array_of_numpy
-from forebay.columns.arrow_chunks import (
-    BufferParts,
-    ColumnChunks,
-    ColumnRows,
-    array_buffer,
-    holds_null,
-    nulls_of,
-    numbers_of,
-    offsets_of,
-)
+
+
+class ColumnRows:
+    """Numbers of rows, and in which chunk of a column each of them is."""
+
+    def __init__(self, numbers: np.ndarray[Any, Any]) -> None:
+        self.numbers = numbers
+        self._chunks: dict[int, Any] = {}
+
+    def of_chunk(self, ends: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> Any:
+        """Return the value of each row's chunk; only one if there is one chunk.
+
+        Args:
+            ends: The rows up to the end of each chunk; columns with equal chunks share this object.
+        """
+        if len(ends) == 1:
+            return values[0]
+        if (found := self._chunks.get(id(ends))) is None:
+            found = self._chunks[id(ends)] = ends.searchsorted(self.numbers, "right")
+        return values[found]
+
+
+class ColumnChunks:
+    """The chunks of a column.
+
+    Attributes:
+        firsts: The number of the first row of each.
+        ends: See `ColumnRows.of_chunk`.
+    """
+
+    def __init__(self, column: pyarrow.ChunkedArray, known: dict[Any, Any]) -> None:
+        import numpy as np
+
+        self.arrays = [chunk for chunk in column.chunks if len(chunk)]
+        sizes = tuple(map(len, self.arrays))
+        self.ends = known.setdefault(sizes, np.cumsum(sizes))
+        self.firsts = self.ends - sizes
+
+
+class BufferParts:
+    """A buffer of each chunk, as parts of one array.
+
+    Args:
+        each: How many elements of it belong to a row.
+
+    Attributes:
+        whole: The memory from the first to the last of them; only the parts may be read.
+        starts: Where each of them starts in it.
+        is_shifted: Whether the elements of row n do not start at n times as many as a row has.
+    """
+
+    def __init__(
+        self, chunks: ColumnChunks, parts: Iterable[np.ndarray[Any, Any]], each: int = 1
+    ) -> None:
+        import numpy as np
+
+        # The addresses of nearly all are multiples of the size of an element.
+        owners = [part if part.flags.aligned else part.copy() for part in parts]
+        self._owners, self._ends, self._each = owners, chunks.ends, each
+        self.whole, self.starts = max(owners, key=len), np.zeros(len(owners), np.int64)
+        used = np.array([part.size > 0 for part in owners])
+        if used.sum() > 1:
+            addresses = np.array([part.__array_interface__["data"][0] for part in owners])
+            first = addresses[used].min()
+            ends = addresses + [part.nbytes for part in owners]
+            memory: Any = (ctypes.c_char * int(ends[used].max() - first)).from_address(int(first))
+            self.whole = np.frombuffer(memory, owners[0].dtype)
+            self.starts = np.where(used, (addresses - first) // self.whole.itemsize, 0)
+        self._shifts = self.starts - chunks.firsts * each
+        self.is_shifted = bool(self._shifts.any())
+
+    def at(self, rows: ColumnRows) -> np.ndarray[Any, Any]:
+        """Return where the elements of each row start."""
+        numbers = rows.numbers if self._each == 1 else rows.numbers * self._each
+        return numbers + rows.of_chunk(self._ends, self._shifts) if self.is_shifted else numbers
+
+    def take(self, positions: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
+        """Return so many elements from each position on, as an array [positions, width]."""
+        import numpy as np
+
+        if not width:
+            return np.empty((len(positions), 0), self.whole.dtype)
+        shape, strides = (max(len(self.whole) - width + 1, 0), width), self.whole.strides * 2
+        windows = np.lib.stride_tricks.as_strided(self.whole, shape, strides, writeable=False)
+        found: np.ndarray[Any, Any] = windows[positions]
+        return found
 
 
 class Column(ABC):
@@ -51,68 +124,6 @@ class Column(ABC):
     def counts(self, rows: ColumnRows) -> Any:
         """Return the number in each row, or the length of its list without reading that."""
         return self.take(rows)
-
-
-class Columns:
-    """The columns of a table with at least one row, over its memory where its layout allows.
-
-    Booleans and categories are converted, and of columns with nulls there are copies.
-
-    Args:
-        where: What errors begin with.
-        reopen: Returns these columns in another process, where they are not to be pickled.
-
-    Attributes:
-        types: The type of each, by name.
-        nbytes: Bytes of the table, in memory or in a mapped file.
-
-    Raises:
-        InputError: A column has a type that no batch can have, or a null where NaN is not possible.
-    """
-
-    def __init__(
-        self, table: pyarrow.Table, where: str, reopen: Callable[[], Columns] | None = None
-    ) -> None:
-        try:
-            table.validate()
-        except Exception as error:  # pyarrow's errors have no common root
-            raise InputError(f"{where}: it is damaged: {error}\n  Write it again.") from error
-        self._reopen = reopen or partial(Columns, table, where)
-        self._length, self.nbytes = int(table.num_rows), int(table.nbytes)
-        self.types = {field.name: str(field.type) for field in table.schema}
-        known: dict[Any, Any] = {}
-        self._columns = {
-            name: _column(table.column(at), name, f"{where}: column {shortened(name)}", known)
-            for at, name in enumerate(table.column_names)
-        }
-
-    def __reduce__(self) -> Any:
-        """Pickle what opens them again."""
-        return self._reopen, ()
-
-    def __len__(self) -> int:
-        return self._length
-
-    def take(self, index: Any) -> dict[str, Any]:
-        """Return the values of some rows by column: an array, or a list of strings or bytes.
-
-        Raises:
-            InputError: Lists of these rows have different lengths.
-            IndexError: There is no such row.
-        """
-        rows = ColumnRows(row_numbers(index, self._length))
-        return {name: column.take(rows) for name, column in self._columns.items()}
-
-    def each(self, index: Any) -> dict[str, Sequence[Any]]:
-        """Return the value of each of some rows by column; arrays may differ in length."""
-        rows = ColumnRows(row_numbers(index, self._length))
-        return {name: column.each(rows) for name, column in self._columns.items()}
-
-    def counts(self, name: str) -> Any:
-        """Return the number in each row of a column, or the length of its list."""
-        import numpy as np
-
-        return self._columns[name].counts(ColumnRows(np.arange(self._length)))
 
 
 def ragged(name: str, lengths: object) -> InputError:
@@ -138,13 +149,14 @@ def row_numbers(index: Any, length: int) -> np.ndarray[Any, Any]:
     return numbers
 
 
-class _Numbers(Column):
+class NumberColumn(Column):
     """Numbers, or lists of numbers of one length."""
 
     def __init__(self, parts: BufferParts, shape: tuple[int, ...]) -> None:
         self._parts, self._shape, self._width = parts, shape, math.prod(shape)
 
     def take(self, rows: ColumnRows) -> Any:
+        """See `Column.take`."""
         parts, width = self._parts, self._width
         if not self._shape:
             return parts.whole.take(parts.at(rows))
@@ -156,10 +168,11 @@ class _Numbers(Column):
         return found.reshape(len(rows.numbers), *self._shape)
 
     def counts(self, rows: ColumnRows) -> Any:
+        """See `Column.counts`."""
         return 0 * rows.numbers + self._shape[0] if self._shape else self.take(rows)
 
 
-class _Lists(Column):
+class ListColumn(Column):
     """Lists of numbers, or of arrays of one shape, whose lengths may differ from row to row."""
 
     def __init__(
@@ -190,6 +203,7 @@ class _Lists(Column):
         return starts.astype("i8") * self._each + first, (ends - starts).astype("i8")
 
     def take(self, rows: ColumnRows) -> Any:
+        """See `Column.take`."""
         starts, lengths = self.spans(rows)
         length = int(lengths[0]) if len(lengths) else 0
         if (lengths != length).any():
@@ -198,6 +212,7 @@ class _Lists(Column):
         return self._found(starts, length)
 
     def each(self, rows: ColumnRows) -> Sequence[Any]:
+        """See `Column.each`."""
         starts, lengths = self.spans(rows)
         return [
             self._found(starts[row : row + 1], length)[0]
@@ -205,6 +220,7 @@ class _Lists(Column):
         ]
 
     def counts(self, rows: ColumnRows) -> Any:
+        """See `Column.counts`."""
         return self.spans(rows)[1]
 
     def _found(self, starts: np.ndarray[Any, Any], length: int) -> Any:
@@ -212,7 +228,7 @@ class _Lists(Column):
         return found.reshape(len(starts), length, *self._shape)
 
 
-class _Strings(_Lists):
+class StringColumn(ListColumn):
     """Strings or bytes."""
 
     def __init__(self, name: str, chunks: ColumnChunks, values: Any, is_text: bool) -> None:
@@ -221,6 +237,7 @@ class _Strings(_Lists):
         self._is_text, self._view = is_text, self._values.whole.data
 
     def take(self, rows: ColumnRows) -> Any:
+        """See `Column.take`."""
         starts, lengths = self.spans(rows)
         if self._array is not None:  # Arrow takes a quarter of the time, but not from many chunks
             return self._array.take(array_of_numpy(rows.numbers)).to_pylist()
@@ -233,13 +250,14 @@ class _Strings(_Lists):
     each = counts = take
 
 
-class _Shaped(Column):
+class ShapedColumn(Column):
     """Arrays whose shapes may differ from row to row."""
 
     def __init__(self, name: str, data: Column, shapes: Column) -> None:
         self._name, self._data, self._shapes = name, data, shapes
 
     def take(self, rows: ColumnRows) -> Any:
+        """See `Column.take`."""
         import numpy as np
 
         found = self.each(rows)
@@ -250,6 +268,7 @@ class _Shaped(Column):
         return np.stack(found) if found else np.empty(0)
 
     def each(self, rows: ColumnRows) -> Sequence[Any]:
+        """See `Column.each`."""
         pairs = zip(self._data.each(rows), self._shapes.each(rows), strict=True)
         try:
             return [flat.reshape(shape) for flat, shape in pairs]
@@ -257,144 +276,111 @@ class _Shaped(Column):
             raise InputError(f"column {shortened(self._name)} is damaged: {error}") from error
 
     def counts(self, rows: ColumnRows) -> Any:
+        """See `Column.counts`."""
         import numpy as np
 
         return np.array([shape[0] if len(shape) else 1 for shape in self._shapes.each(rows)])
 
 
-class _Objects(Column):
+class ObjectColumn(Column):
     """Lists and structs that no array holds, as Python values."""
 
     def __init__(self, column: pyarrow.ChunkedArray) -> None:
         self._column = column
 
     def take(self, rows: ColumnRows) -> Any:
+        """See `Column.take`."""
         return python_values(self._column.take(array_of_numpy(rows.numbers)))
 
     def counts(self, rows: ColumnRows) -> Any:
+        """See `Column.counts`."""
         import numpy as np
 
         found = self.take(rows)
         return np.array([len(each) if isinstance(each, list) else 1 for each in found])
 
 
-class _Categories(Column):
+class CategoryColumn(Column):
     """Values out of a few: numbers, or a list of strings or bytes."""
 
     def __init__(self, codes: Column, values: Any) -> None:
         self._codes, self._values = codes, values
 
     def take(self, rows: ColumnRows) -> Any:
+        """See `Column.take`."""
         codes, values = self._codes.take(rows), self._values
         if not isinstance(values, list):
             return values.take(codes)
         return [values[code] for code in codes.tolist()]
 
 
-def _column(column: pyarrow.ChunkedArray, name: str, where: str, known: dict[Any, Any]) -> Column:
-    import pyarrow
-    from pyarrow import types
+class Columns:
+    """Columns of a table with at least one row; made by `open_columns`.
 
-    kind, sizes = column.type, []
-    if isinstance(kind, pyarrow.FixedShapeTensorType):
-        sizes, kind = list(kind.shape), kind.storage_type
-        column = pyarrow.chunked_array([each.storage for each in column.chunks], kind)
-    if types.is_dictionary(kind):
-        return _categories(column, name, where, known)
-    if (plain := without_view(kind)) is not kind:
-        kind, column = plain, column.cast(plain)
-    is_text = types.is_string(kind) or types.is_large_string(kind)
-    is_list = types.is_list(kind) or types.is_large_list(kind)
-    chunks = ColumnChunks(column, known)
-    if is_text or types.is_binary(kind) or types.is_large_binary(kind):
-        _refuse_nulls(chunks, where)
-        return _Strings(
-            name, chunks, [array_buffer(each, 2, "u1") for each in chunks.arrays], is_text
-        )
-    if types.is_struct(kind) and [each.name for each in kind] == ["data", "shape"]:
-        _refuse_nulls(chunks, where)
-        parts = [[chunk.field(at) for chunk in chunks.arrays] for at in (0, 1)]
-        fields = [pyarrow.chunked_array(*each) for each in zip(parts, _types_of(kind), strict=True)]
-        return _Shaped(name, *(_column(each, name, where, known) for each in fields))
-    leaf, found = kind.value_type if is_list else kind, []
-    while types.is_fixed_size_list(leaf):
-        found.append(leaf.list_size)
-        leaf = leaf.value_type
-    if types.is_nested(kind) and not is_number(leaf):
-        return _Objects(column)
-    if not is_number(leaf):
-        raise InputError(
-            f"{where} has the type {kind}\n  Columns of a batch are numbers, booleans, strings, "
-            "bytes, lists or structs. Convert it first, times to integers and decimals to "
-            "floats for example; or leave columns= out: load= is called with a row's values."
-        )
-    shape, has_nan = tuple(sizes or found), types.is_floating(leaf)
-    if is_list or shape or not has_nan:
-        _refuse_nulls(chunks, where)
-    values = []
-    for chunk, first in zip(chunks.arrays, chunks.firsts.tolist(), strict=True):
-        inner, depth = chunk.values if is_list else chunk, len(found)
-        while depth and not inner.null_count:
-            inner, depth = inner.flatten(), depth - 1
-        if (depth or not has_nan) and inner.null_count:
-            row = next(row for row, each in enumerate(chunk) if holds_null(each.as_py()))
-            raise _null(f"{where} has a null in the list of row {first + row:,}", "")
-        values.append(numbers_of(inner, str(leaf)))
-    if is_list:
-        return _Lists(name, chunks, values, shape)
-    return _Numbers(BufferParts(chunks, values, math.prod(shape)), shape)
+    Args:
+        columns: By name.
+        types: The type of each, by name.
+        reopen: Returns these columns in another process, where they are not to be pickled.
 
+    Attributes:
+        types: The type of each, by name.
+        nbytes: Bytes of the table, in memory or in a mapped file.
+    """
 
-def _types_of(kind: pyarrow.DataType) -> list[pyarrow.DataType]:
-    return [each.type for each in kind]
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        types: Mapping[str, str],
+        length: int,
+        nbytes: int,
+        reopen: Callable[[], Columns],
+    ) -> None:
+        self._columns, self.types = columns, types
+        self._length, self.nbytes = length, nbytes
+        self._reopen = reopen
+
+    def __reduce__(self) -> Any:
+        """Pickle what opens them again."""
+        return self._reopen, ()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, index: Any) -> dict[str, Any]:
+        """Return the values of some rows by column: an array, or a list of strings or bytes.
+
+        Raises:
+            InputError: Lists of these rows have different lengths.
+            IndexError: There is no such row.
+        """
+        rows = ColumnRows(row_numbers(index, self._length))
+        return {name: column.take(rows) for name, column in self._columns.items()}
+
+    def each(self, index: Any) -> dict[str, Sequence[Any]]:
+        """Return the value of each of some rows by column; arrays may differ in length."""
+        rows = ColumnRows(row_numbers(index, self._length))
+        return {name: column.each(rows) for name, column in self._columns.items()}
+
+    def counts(self, name: str) -> Any:
+        """Return the number in each row of a column, or the length of its list."""
+        import numpy as np
+
+        return self._columns[name].counts(ColumnRows(np.arange(self._length)))
 
 
-def is_number(kind: pyarrow.DataType) -> bool:
-    """Return whether values of a type are numbers or booleans."""
-    from pyarrow import types
-
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
-
-
-def _categories(
-    column: pyarrow.ChunkedArray, name: str, where: str, known: dict[Any, Any]
-) -> Column:
+def array_buffer(array: pyarrow.Array, number: int, dtype: str) -> np.ndarray[Any, Any]:
+    """Return one of an array's buffers, whole; Arrow may leave out an empty one."""
     import numpy as np
-    import pyarrow
 
-    if "_view" in str(column.type.value_type):  # of which Arrow cannot make one dictionary
-        kind = without_view(column.type.value_type)
-        pairs = [(each.indices, each.dictionary.cast(kind)) for each in column.chunks]
-        parts = [pyarrow.DictionaryArray.from_arrays(*pair) for pair in pairs]
-        column = pyarrow.chunked_array(parts)
-    chunks = ColumnChunks(column.unify_dictionaries(), known)
-    _refuse_nulls(chunks, where)
-    codes = pyarrow.chunked_array([each.indices for each in chunks.arrays])
-    values = pyarrow.chunked_array([chunks.arrays[0].dictionary])
-    words = _column(values, name, f"{where}, its categories", {})
-    return _Categories(
-        _column(codes, name, where, known), words.take(ColumnRows(np.arange(len(values))))
-    )
+    buffer = array.buffers()[number]
+    return np.empty(0, dtype) if buffer is None else np.frombuffer(buffer, dtype)
 
 
-def without_view(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """Return the type of strings or bytes that Arrow computes with, for one that it does not."""
-    import pyarrow
-
-    views = {"string_view": pyarrow.large_string(), "binary_view": pyarrow.large_binary()}
-    return views.get(str(kind), kind)
-
-
-def _refuse_nulls(chunks: ColumnChunks, where: str) -> None:
-    for chunk, first in zip(chunks.arrays, chunks.firsts.tolist(), strict=True):
-        if chunk.null_count:
-            row = first + int(nulls_of(chunk).argmax())
-            count = sum(each.null_count for each in chunks.arrays)
-            raise _null(f"{where} is null in row {row:,}", f"{count:,} of its rows are null. ")
-
-
-def _null(what: str, count: str) -> InputError:
-    return InputError(
-        f"{what}, counted from 0: a batch has no value for it\n  {count}Fill or drop them first; "
-        "only nulls among floats become NaN."
-    )
+def offsets_of(chunks: ColumnChunks) -> list[np.ndarray[Any, Any]]:
+    """Return where the values of each row start, and where those of the last end, by chunk."""
+    return [
+        array_buffer(each, 1, "i8" if "large" in str(each.type) else "i4")[each.offset :][
+            : len(each) + 1
+        ]
+        for each in chunks.arrays
+    ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.base.table_files import refuse
 from forebay.columns.arrow_columns import Columns, ragged, row_numbers
+from forebay.columns.column_types import open_columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,7 +110,7 @@ class RowGroups:
             refuse(
                 where, f"it cannot be read: {error}", "If it is truncated, write it again.", error
             )
-        found = Columns(table, where)
+        found = open_columns(table, where)
         self._held = {**dict(list(self._held.items())[-1:]), at: found}
         self._read, self._groups_read = self._read + len(found), self._groups_read + 1
         return found

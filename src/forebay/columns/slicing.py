@@ -11,21 +11,26 @@ For every other dataset, samples are made one by one and collated.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import index as as_index
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, StackDataset, Subset, TensorDataset, default_collate
 
 from forebay.base.batches import differing
+from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.torch_internals import collates_as_usual
+from forebay.errors import InputError, shortened
 
 if TYPE_CHECKING:
     from forebay.columns.arrow_columns import Columns
+    from forebay.columns.row_groups import RowGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,52 @@ class Slicer:
         if rows.is_floating_point():
             raise TypeError("an index must be an integer")
         return self.cut(rows.to(torch.int64))
+
+
+class ColumnDataset(Dataset[dict[str, Any]]):
+    """A map-style dataset of some columns of a table; made by `from_table(table, columns=...)`."""
+
+    def __init__(self, columns: Columns | RowGroups) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return a row: tensors, strings and bytes by column."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return some rows, with one take for each column."""
+        found = self.columns.each([sample_number(index) for index in indices])
+        columns = map(_values, found.values())
+        return [dict(zip(found, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def __repr__(self) -> str:
+        count, nbytes = counted(len(self.columns.types), "column"), self.columns.nbytes
+        return f"<ColumnDataset: {len(self):,} rows, {count}, {nbytes:,} bytes>"
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        facts = {"samples": len(self), "size": byte_size(self.columns.nbytes)}
+        return summary("ColumnDataset", facts | {"columns": shortened(self.columns.types)})
+
+
+def _values(column: Any) -> Sequence[Any]:
+    """Return the values of rows as samples have them: tensors, strings, bytes, lists, dicts."""
+    if not isinstance(column, list):
+        return torch.from_numpy(column).unbind()
+    return [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in column]
+
+
+def sample_number(index: object) -> int:
+    """Return the index of one sample; a slice is refused with what to use instead."""
+    if isinstance(index, slice):
+        raise TypeError(
+            "a dataset returns one sample at a time and does not support slices\n"
+            "  Use torch.utils.data.Subset(dataset, range(start, stop)) for a part of it."
+        )
+    return as_index(index)  # type: ignore[arg-type]  # it raises TypeError for others
 
 
 def slicing(dataset: Any, collate_fn: Any) -> Slicer | None:
@@ -73,8 +124,8 @@ def _slicing(dataset: Any) -> Slicer | None:
         # With one dimension samples are NumPy's numbers, and torch does not take all of them.
         kinds = "biufc" if dataset.ndim > 1 or dataset.itemsize == 1 else "bifc"
         return _slicing(torch.from_numpy(dataset)) if dataset.dtype.kind in kinds else None
-    if "columns_to_slice" in vars(kind):  # forebay's; a subclass may have other samples
-        columns: Columns = dataset.columns_to_slice
+    if kind is ColumnDataset:  # a subclass may have other samples
+        columns = dataset.columns
         return Slicer(partial(_tensors_of, columns), columns.nbytes // len(columns))
     hugging_face = sys.modules.get("datasets.arrow_dataset")
     if hugging_face is not None and kind is hugging_face.Dataset and len(dataset):
@@ -153,14 +204,35 @@ _slicers: WeakKeyDictionary[Any, tuple[Any, Slicer | None]] = WeakKeyDictionary(
 
 
 def _of_hugging_face(dataset: Any) -> Slicer | None:
+    """Return what makes batches of a dataset's columns; None if its samples have to be read."""
+    state: Any = None
     try:
         known = {name: str(value) for name, value in dataset.format.items()}
         state = id(dataset.data), id(_indices_of(dataset)), known
-        if (found := _slicers.get(dataset)) is None or found[0] != state:
-            found = _slicers[dataset] = state, _of_table(dataset)
-    except Exception:  # noqa: BLE001 - another version, or samples that cannot be collated
-        return None
-    return found[1]
+        if (before := _slicers.get(dataset)) is not None and before[0] == state:
+            return before[1]
+        found = _of_table(dataset)
+    except Exception as error:  # noqa: BLE001 - types that no batch has, or another version
+        _warn_of_samples(dataset, error)
+        found = None
+    _slicers[dataset] = state, found
+    return found
+
+
+def _warn_of_samples(dataset: Any, error: Exception) -> None:
+    """Warn that batches are made of single samples, which the user may not expect."""
+    try:
+        default_collate(dataset.__getitems__([0]))
+    except Exception:  # noqa: BLE001 - then a loader raises it as well
+        return
+    why = str(error).partition("\n")[0]
+    warnings.warn(
+        f"the columns of the Hugging Face dataset cannot be read as they are: {why}\n  So its "
+        "samples are read one by one, which gives the same batches but takes much longer. "
+        "dataset.select_columns([...]) leaves columns out.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def _indices_of(dataset: Any) -> Any:
@@ -175,12 +247,14 @@ def _of_table(dataset: Any) -> Slicer | None:
     if form["type"] not in _FORMATS or has_others:
         return None
     table = table.select([name for name in table.column_names if name in shown])
-    if not is_arrow and any(column.null_count for column in table.columns):
-        return None
-    from forebay.columns.arrow_columns import Columns
+    if not is_arrow:
+        for name in table.column_names:
+            if table.column(name).null_count:
+                raise InputError(f"column {shortened(name)} has nulls")
+    from forebay.columns.column_types import open_columns
 
-    columns = Columns(table, "the dataset in Arrow format")
-    order = None if indices is None else Columns(indices.table, "its indices")
+    columns = open_columns(table, "the dataset in Arrow format")
+    order = None if indices is None else open_columns(indices.table, "its indices")
 
     def cut(rows: torch.Tensor) -> Any:
         if order is not None:

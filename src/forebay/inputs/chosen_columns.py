@@ -24,6 +24,7 @@ from forebay.base.formatting import byte_size, counted
 from forebay.base.process import memory_for_files
 from forebay.base.table_files import refuse
 from forebay.columns.arrow_columns import Columns
+from forebay.columns.column_types import open_columns
 from forebay.columns.row_groups import RowGroups, check_identity, file_identity
 from forebay.errors import InputError, OptionError, shortened
 from forebay.inputs.listing import is_table
@@ -65,7 +66,7 @@ def columns_of_table(table: Any, columns: Any) -> Columns | RowGroups:
 
 def _checked(name: str, table: pyarrow.Table, columns: Sequence[str]) -> Columns:
     _check_chosen(name, table.column_names, columns, table.num_rows)
-    return Columns(table.select(columns), name)
+    return open_columns(table.select(columns), name)
 
 
 def _check_chosen(name: str, known: Sequence[str], chosen: Sequence[str], rows: int) -> None:
@@ -149,7 +150,7 @@ def _mapped(path: str, columns: Sequence[str], identity: str | None = None) -> C
         options = pyarrow.ipc.IpcReadOptions(included_fields=numbers)
         table = opened(source, options=options).read_all().select(columns)
     _check_chosen(name, columns, columns, table.num_rows)
-    return Columns(table, name, partial(_mapped, path, columns, identity))
+    return open_columns(table, name, partial(_mapped, path, columns, identity))
 
 
 def _parquet(name: str, path: str, columns: Sequence[str], *, is_kept: bool) -> Columns | RowGroups:
@@ -167,7 +168,7 @@ def _parquet(name: str, path: str, columns: Sequence[str], *, is_kept: bool) -> 
                 # A name also stands for columns "name.…", which are left out again.
                 table = file.read(columns).select(columns)
                 table.validate(full=True)  # strings of other writers may not be UTF-8
-                return Columns(table, name)
+                return open_columns(table, name)
         if not is_kept:
             size = f"{byte_size(needed)} or more, and {byte_size(free)} of memory are free"
             what = f"the {counted(len(columns), 'column')} of {rows:,} rows take {size}"

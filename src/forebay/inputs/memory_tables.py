@@ -19,7 +19,7 @@ from forebay.base.files import absolute, is_url
 from forebay.base.row_values import json_value, python_rows
 from forebay.base.table_files import refuse
 from forebay.base.table_formats import LocatedRow, check_types
-from forebay.columns.arrow_columns import without_view
+from forebay.columns.column_types import without_view
 from forebay.errors import InputError, shortened
 from forebay.inputs.manifests import Manifest, check_columns, first_file_column
 from forebay.inputs.row_paths import DESTINATION
