@@ -62,7 +62,7 @@ INVALID = {
         "sampler option is mutually exclusive with shuffle",
     ),
     **{
-        f"batch_sampler and {name}={value!r}": (
+        f"batch_sampler and {name}": (
             {"batch_sampler": BATCHES, name: value},
             ValueError,
             EXCLUSIVE,
