@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from contextlib import closing, contextmanager
 
 import fsspec
@@ -72,17 +71,10 @@ class Bucket:
     def outputs(self, folder="out/"):
         return {name.removeprefix(folder): self.read(name) for name in self._outputs(folder)}
 
-    def _outputs(self, folder="out/"):
+    def _outputs(self, folder):
         own = (f"{folder}.forebay/", f"{folder}metadata.")
         names = [name for name in self.names() if name.startswith(folder)]
         return [name for name in names if not name.startswith(own)]
-
-    def await_outputs(self, count):
-        """Wait until so many objects are there."""
-        deadline = time.monotonic() + PATIENCE_S
-        while len(found := self._outputs()) < count:
-            assert time.monotonic() < deadline, found
-            time.sleep(0.05)
 
     def remove(self):
         for name in self.names():

@@ -151,7 +151,7 @@ STOPPED = (
     PROGRAM.replace("if __name__", "if False and __name__")
     + """
 from forebay.pools import zygote_handle
-zygote_handle.CHECK_S, zygote_handle.ZYGOTE_S = 0.05, 0.2
+zygote_handle.CHECK_S, zygote_handle.ZYGOTE_S = 0.1, 2.0
 def wait(value):
     if not os.path.exists(os.path.join(sys.argv[1], "reached")):
         open(os.path.join(sys.argv[1], "reached"), "w").close()
@@ -177,7 +177,7 @@ def test_a_program_that_was_stopped_goes_on(script, folder):
     for pid in tree:
         os.kill(pid, signal.SIGSTOP)
     (folder / "go on").touch()
-    time.sleep(0.5)  # the pause
+    time.sleep(2.5)  # the pause
     for pid in tree:
         os.kill(pid, signal.SIGCONT)
     ending = running.end()

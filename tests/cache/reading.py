@@ -12,6 +12,7 @@ import torch
 from cached import Point
 
 import forebay
+from buckets import PATIENCE_S
 
 SAMPLES = 600
 URL = "s3://bucket/cache"
@@ -90,7 +91,7 @@ def fetchers():
 
 def await_no_fetcher():
     """Wait until the last one has ended: it notices at once that nobody reads any more."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + PATIENCE_S
     while fetchers():
         assert time.monotonic() < until, fetchers()
         time.sleep(0.01)

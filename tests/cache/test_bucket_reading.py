@@ -369,11 +369,16 @@ def test_broken_answers_change_no_batch(endpoint):
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["fetcher", "worker"])
 def test_a_kill_costs_no_batch(endpoint, tmp_path, who):
-    """The fetcher is started again by whoever needs it; what is on disk is adopted."""
+    """The fetcher is started again by whoever needs it; what is on disk is adopted.
+
+    So few batches are made ahead that none is under way at two of the kills.
+    """
     cached = forebay.open_cache(URL, disk="200KB", directory=tmp_path, window="150KB")
     whole = ask(cached)[0]
     arguments = {"shuffle": True, "seed": 3, "collate_fn": texts, "num_workers": 2}
-    with forebay.DataLoader(cached, 24, buffer="1MB", **arguments) as loader:
+    with forebay.DataLoader(
+        cached, 24, buffer=forebay.Buffer(max_batches=3), **arguments
+    ) as loader:
         found = hashlib.sha256()
         for number, batch in enumerate(loader):
             if number in (2, 9, 16):

@@ -135,7 +135,6 @@ def test_a_frozen_fetcher_is_an_error_and_the_same_call_starts_another(
     """A loader's `next()`, too, ends with its process ID and what was done."""
     monkeypatch.setattr(link, "_STEP_S", 0.05)
     monkeypatch.setattr(link, "CHECK_S", 0.05)
-    monkeypatch.setattr(link, "SILENT_S", 0.3)
     monkeypatch.setattr(FetcherProcess, "resume", lambda _: None)  # as in a frozen control group
     cached = forebay.open_cache(URL, **WINDOW)
     with forebay.DataLoader(cached, 24, shuffle=True, seed=3, collate_fn=texts) as loader:
@@ -143,6 +142,7 @@ def test_a_frozen_fetcher_is_an_error_and_the_same_call_starts_another(
         next(batches)
         (pid,) = fetchers()
         os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr(link, "SILENT_S", 0.3)  # not earlier: it may wait for a core
         with pytest.raises(forebay.InputError, match=rf"(?s)process ID {pid}\) has been silent"):
             list(batches)
     monkeypatch.setattr(link, "SILENT_S", 60.0)

@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,7 +67,7 @@ class Gate:
         self._reached = folder / f"{name}.reached"
         self._opened = folder / f"{name}.opened"
         for path in (self._reached, self._opened):
-            if not path.exists():
+            with suppress(FileExistsError):  # another process may make it just now
                 os.mkfifo(path)
 
     def wait(self) -> None:

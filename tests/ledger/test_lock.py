@@ -218,8 +218,8 @@ def test_a_silent_record_of_another_machine_is_taken_over(
     assert "was held by pid 1 on elsewhere" in capsys.readouterr().err
 
 
-def test_a_record_that_another_machine_renews_counts(tmp_path, without_flock, impatient):
-    """Whatever the clocks: that it changes shows that its driver lives."""
+def test_a_record_that_another_machine_renews_counts(tmp_path, without_flock):
+    """Whatever the clocks: that it changes shows, at once, that its driver lives."""
     _leave_record(tmp_path, 3, ELSEWHERE)
     over = threading.Event()
 
@@ -238,7 +238,7 @@ def test_a_record_that_another_machine_renews_counts(tmp_path, without_flock, im
         over.set()
         thread.join()
     assert "a command" in str(caught.value)
-    assert "0.2 s after that" in str(caught.value)
+    assert "60 s after that" in str(caught.value)
 
 
 def test_a_look_believes_a_young_record_of_another_machine(tmp_path, without_flock):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -89,11 +90,10 @@ def test_a_fork_may_end_or_live_without_looking_at_the_loader(script, options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["", ", directory=sys.argv[2]"], ids=["memory", "directory"])
-def test_a_killed_trainer_of_a_stream_leaves_nothing(script, where, tmp_path):
+def test_a_killed_trainer_of_a_stream_leaves_nothing(trainers, script, where, tmp_path):
     """No process, no name in /dev/shm, no file: workers wait in the midst of a batch."""
     gate, folder = Gate(tmp_path), tmp_path / "buffer"
     folder.mkdir()
-    before = set(os.listdir("/dev/shm"))
     running = script(
         f"""
         class Stream(IterableDataset):
@@ -113,10 +113,12 @@ def test_a_killed_trainer_of_a_stream_leaves_nothing(script, where, tmp_path):
         folder,
     )
     gate.wait_reached()
+    pids = {*map(str, trainers.left())}
     running.kill()
     assert running.end().code == -signal.SIGKILL
     assert os.listdir(folder) == []
-    assert set(os.listdir("/dev/shm")) == before
+    # Other programs have files there, too.
+    assert not [name for name in os.listdir("/dev/shm") if pids & {*re.findall(r"\d+", name)}]
 
 
 # ---- little memory, few descriptors -------------------------------------------------------------

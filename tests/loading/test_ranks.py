@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from functools import partial
@@ -385,6 +384,7 @@ WRONG = {
 GROUP = f"""
 import json
 import os
+import sys
 import warnings
 import torch.distributed as dist
 import forebay
@@ -409,7 +409,8 @@ def refusal_later():
     except forebay.OptionError as error:
         return str(error)
 
-dist.init_process_group("gloo")
+where = f"file://{{sys.argv[1]}}"
+dist.init_process_group("gloo", where, world_size=2, rank=int(os.environ["RANK"]))
 rank = dist.get_rank()
 
 # Process 1 begins to iterate only when process 0 has said that it waits.
@@ -446,20 +447,13 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def group():
+def group(tmp_path_factory):
     """Return what each of two processes of a real group found; importing torch takes seconds."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    meeting = tmp_path_factory.mktemp("group") / "file"
     started = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", GROUP],
-            env={
-                **os.environ,
-                "WORLD_SIZE": "2",
-                "RANK": str(rank),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
+            [sys.executable, "-W", "ignore", "-c", GROUP, meeting],
+            env={**os.environ, "WORLD_SIZE": "2", "RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

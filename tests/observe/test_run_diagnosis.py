@@ -160,7 +160,8 @@ def test_predict_says_what_the_model_waited_for(tmp_path, monkeypatch):
         torch.nn.Identity(), Slow(), tmp_path, batch_size=1, num_workers=1, progress=False
     )
     (trace,) = traces
-    assert (trace.taken_count, trace.made_count, len(trace.steps)) == (40, 40, 40)
+    assert (trace.taken_count, trace.made_count) == (40, 40)
+    assert trace.steps
     # What a busy machine measured may be anything: the times are those of one that is not.
     trace.steps, trace.batches = map(deque, trace_of([0.001] * 40, workers(1), 0.03))
     found = report.diagnosis

@@ -137,10 +137,9 @@ tools = Zygotes()
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Look after a silent zygote, and give it up, much sooner."""
+    """Look after a silent zygote much sooner."""
     monkeypatch.setattr(zygote_handle, "CHECK_S", 0.02)
     monkeypatch.setattr(processes, "CHECK_S", 0.02)
-    monkeypatch.setattr(zygote_handle, "ZYGOTE_S", 0.6)
 
 
 @pytest.mark.parametrize("start", ["fork", "auto"])
@@ -202,11 +201,13 @@ def test_a_zygote_that_does_not_answer_is_replaced(impatient, monkeypatch, tmp_p
     with tools.running(workers=2) as pool:
         before = pool._zygote.pid
         pool.send(0, [Assignment(0, 1, "hang")])
+        monkeypatch.setattr(zygote_handle, "ZYGOTE_S", 0.6)  # of one that answers to nothing
         pool.kill(0)
         deaths = tools.collect(pool, lambda heard: len(heard) == 2)
         assert all(isinstance(event, WorkerDied) and event.external for event in deaths)
         assert "did not answer for 0.6 s" in deaths[0].failure.message
         assert not is_there(before)
+        monkeypatch.setattr(zygote_handle, "ZYGOTE_S", PATIENCE_S)
         pool.start(2, worker_id=0)
         assert tools.collect(pool) == [WorkerStarted(2)]
         pool.send(2, [Assignment(0, 1, "hang")])
@@ -227,8 +228,9 @@ class Slow(FaultyJob):
         self.gate.wait()
 
 
-def test_a_zygote_may_import_for_as_long_as_that_takes(impatient, tmp_path):
+def test_a_zygote_may_import_for_as_long_as_that_takes(impatient, monkeypatch, tmp_path):
     """It owes its answers only once it has the job."""
+    monkeypatch.setattr(zygote_handle, "ZYGOTE_S", 0.6)
     gate = Gate(tmp_path)
     pool = ProcessPool(zygote_handle.pickled(Slow(gate)), 1)
     try:
@@ -237,6 +239,7 @@ def test_a_zygote_may_import_for_as_long_as_that_takes(impatient, tmp_path):
         while handle._silent_s < 2 * zygote_handle.ZYGOTE_S:
             assert pool.wait(None) == []
         gate.wait_reached()
+        monkeypatch.setattr(zygote_handle, "ZYGOTE_S", PATIENCE_S)
         gate.open()
         assert tools.collect(pool) == [WorkerStarted(0)]
         assert pool._zygote is handle

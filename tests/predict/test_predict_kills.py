@@ -14,6 +14,7 @@ from models import Numbers, Tired, numbers, some_bad
 
 import forebay
 from forebay.base.file_stores import folder_at
+from forebay.ledger.ledger import Ledger
 from forebay.predicting import checkpoints
 
 MODELS = Path(__file__).with_name("models.py")
@@ -114,9 +115,12 @@ def test_a_killed_driver_takes_its_workers_models_along(run, tmp_path, undisturb
     done = published(output)
     assert done.items() <= undisturbed.items()
     assert "part-00003.parquet" not in done
+    with Ledger.open(output / ".forebay") as ledger:  # the last one may not be in its place yet
+        recorded = ledger.counts().done
+    assert len(done) <= recorded <= 4
     code, out, err = run("Deadly", 2)
     assert code == 0, err
-    assert out.split() == ["50", str(len(done) * PART)]
+    assert out.split() == ["50", str(recorded * PART)]
     assert repeated(tmp_path) < 2 * PART
     assert published(output) == undisturbed
     assert not staged(output)

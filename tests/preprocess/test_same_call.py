@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-import socket
 import textwrap
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def reach_gate(tmp_path, process):
     """Wait until a process waits at the gate."""
     path = Path(f"{tmp_path}/gate-calls")
     while process.poll() is None and not (path.exists() and "2" in path.read_text().split()):
-        pass
+        time.sleep(0.01)
     assert process.poll() is None
 
 
@@ -155,7 +155,8 @@ TRAINING = textwrap.dedent(
             return index
 
 
-    dist.init_process_group("gloo")
+    where = f"file://{sys.argv[2]}-group"
+    dist.init_process_group("gloo", where, world_size=2, rank=int(os.environ["RANK"]))
     samples = forebay.cache(Items(), sys.argv[1], num_workers=1, progress=False)
     loader = forebay.DataLoader(
         samples, batch_size=5, shuffle=True, seed=0, world_size="auto", num_workers=1
@@ -177,10 +178,6 @@ def test_ranks_of_a_process_group_cache_before_they_train(tmp_path, monkeypatch)
     """All of them call `cache`, as the script of one process does; each then has its samples."""
     script, made = tmp_path / "train.py", tmp_path / "made"
     script.write_text(TRAINING)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(port))
     monkeypatch.setenv("WORLD_SIZE", "2")
     ranks = []
     for rank in range(2):

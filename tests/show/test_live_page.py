@@ -96,11 +96,12 @@ def test_a_closed_loader_is_shown_no_more(folder) -> None:
 def test_a_reader_never_sees_half_a_page(folder) -> None:
     """While a process writes as fast as it can, every look finds one state."""
     code = """
+        import itertools
         from forebay.show.live_page import LivePage
         page = LivePage()
         page({"number": 0, "copy": [0] * 1000})
         print(flush=True)
-        for number in range(1, 20_000):
+        for number in itertools.count(1):
             page({"number": number, "copy": [number] * 1000})
     """
     with subprocess.Popen(
@@ -109,13 +110,12 @@ def test_a_reader_never_sees_half_a_page(folder) -> None:
         writer.stdout.readline()
         (path,) = folder.glob("*.page")
         seen = []
-        for _ in range(2000):
+        while len(seen) < 2000 or seen[0] == seen[-1]:
             data = read_page(str(path))
             assert data["copy"] == [data["number"]] * 1000
             seen.append(data["number"])
         writer.kill()
     assert seen == sorted(seen)
-    assert len(set(seen)) > 1
 
 
 DAMAGED = {
