@@ -35,7 +35,8 @@ ON, OFF = -1, -2
 CLOCK = ("time.perf_counter()", "0.0")
 CUTS = {
     "forebay.loading.batch_job.BatchJob": {
-        "_made": (("timer.began_at =", "_ ="), ("timer.fetched_at =", "_ ="), CLOCK),
+        "_made": (("timer.began_at =", "_ ="), CLOCK),
+        "_collated": (("self.timer.fetched_at =", "_ ="), CLOCK),
         "timing": (("self.timer.timing(", "(lambda *_: None)("),),
     },
     "forebay.loading.batch_job.ProcessJob": {"run": (("self.timing()", "None"),)},
@@ -49,8 +50,7 @@ CUTS = {
     },
     "forebay.loading.local_feed.LocalFeed": {
         "take": (
-            ("self._trace.taken(began, seconds, 0)", "pass"),
-            ("self._job.timing()", "None"),
+            ("self._trace.taken(began, time.perf_counter() - began, ready)", "pass"),
             CLOCK,
         )
     },

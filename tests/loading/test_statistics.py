@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 from forebay import Buffer, DataLoader, mix
 from forebay.loading import batch_job
 from forebay.loading.batch_job import BatchJob
+from forebay.loading.fetch import MapFetcher
 from forebay.loading.messages import BatchRequest, BatchSpec
 from forebay.observe.record import KEPT_WAITS, Trace
 from forebay.pools.events import Assignment
@@ -251,6 +252,7 @@ def test_tiny_batches_have_few_timings_that_lose_nothing(monkeypatch):
             dataset=Squares(10),
             auto_collation=True,
             collate_fn=default_collate,
+            fetcher=MapFetcher,
         )
     )
     monkeypatch.setattr(batch_job.time, "perf_counter", lambda: next(clock) * 20e-6)

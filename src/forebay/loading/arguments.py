@@ -23,7 +23,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from forebay.base.datasets import getitems_of
 from forebay.buffer import MAX_BATCHES, Buffer, capacity_shown
 from forebay.columns.slicing import Slicer, slicing
-from forebay.loading.sample_threads import AHEAD
+from forebay.loading.messages import AHEAD
 from forebay.loading.samplers import fingerprint, has_state, length_of
 from forebay.options import AutoWorkers, Ray, cluster_of
 from forebay.plan import Plan

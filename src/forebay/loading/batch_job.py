@@ -8,29 +8,25 @@ BatchJob           in any worker; by itself, in a thread
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from multiprocessing.reduction import DupFd
 from typing import Any
 
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
+from torch.utils.data.graph_settings import apply_sharding
 
 from forebay.base import torch_internals
 from forebay.base.batches import nbytes
 from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns
-from forebay.base.libraries import one_thread
-from forebay.base.randomness import seeded_generator
 from forebay.errors import shortened
 from forebay.failures import cut_own_frames
 from forebay.loading.batch_timer import BatchTimer
-from forebay.loading.fetch import MapFetcher, SampleError
+from forebay.loading.fetch import BatchFetcher, EndOfDataset, SampleError
 from forebay.loading.messages import (
-    STREAM,
     BatchError,
     BatchRequest,
     BatchResult,
@@ -39,15 +35,12 @@ from forebay.loading.messages import (
     WorkerExhausted,
     WorkerState,
 )
-from forebay.loading.sample_threads import SampleThreads
-from forebay.loading.snapshots import Snapshots, as_bytes, unpickled
-from forebay.loading.stream_fetch import EndOfDataset, IterableFetcher
+from forebay.loading.snapshots import Snapshots, as_bytes
 from forebay.memory.packing import Packer, collate_into
 from forebay.memory.slab import Slab
 from forebay.observe.measurements import Timing
-from forebay.pools.events import Answer, Assignment, Refusal
+from forebay.pools.events import Answer, Assignment
 from forebay.ranks import process_group
-from forebay.seeds import scrambled
 
 # What a batch counts as at least: the records about one that waits take that much memory.
 LEAST_BYTES = 1 << 10
@@ -76,9 +69,7 @@ class BatchJob:
         self._turns = turns
         self._seeds: SeedsIfDrawn | BatchSeeds | None = None
         self._worker_id = 0
-        self._begun: int | None = None  # the epoch of an iterable dataset
-        self._map_fetcher: MapFetcher | None = None
-        self._iterable_fetcher: IterableFetcher | None = None
+        self._fetcher: BatchFetcher | None = None  # once there is a request
         self._init_error: BaseException | None = None
         self._has_made = False
         self._snapshots: Snapshots | None = None
@@ -86,7 +77,6 @@ class BatchJob:
         self.timer = BatchTimer()
         # With `concurrency`: requests whose samples are to be fetched, once that can begin.
         self._later: deque[BatchRequest] = deque()
-        self._threads: SampleThreads | None = None
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Call the user's `worker_init_fn`; in a thread there is nothing else to set up."""
@@ -118,11 +108,9 @@ class BatchJob:
         return Answer(result, max(nbytes(result.batch), LEAST_BYTES))
 
     def close(self) -> None:
-        """End the threads that fetch samples."""
-        if self._threads is not None:
-            self._threads.close()
-            if self._turns is not None:  # or one that hangs would keep all others waiting
-                self._turns.leave(self._threads.threads)
+        """End what fetches samples."""
+        if self._fetcher is not None:
+            self._fetcher.close()
 
     @property
     def begin(self) -> Callable[[Assignment], None] | None:
@@ -131,8 +119,8 @@ class BatchJob:
 
     def _begin(self, assignment: Assignment) -> None:
         self._later.append(assignment.payload)
-        if self._map_fetcher is not None:  # otherwise the first batch is to be made first
-            self._map_fetcher.begin_more()
+        if self._fetcher is not None:  # otherwise the first batch is to be made first
+            self._fetcher.begin_more()
 
     def drop(self, request: BatchRequest) -> None:
         """Do not fetch the samples of a batch that are not begun: it is not needed."""
@@ -140,15 +128,15 @@ class BatchJob:
             if each is request:  # not `remove`, which would compare the user's indices
                 del self._later[at]
                 break
-        if self._map_fetcher is not None:
-            self._map_fetcher.drop(request)
+        if self._fetcher is not None:
+            self._fetcher.drop(request)
 
     def make(self, request: BatchRequest) -> Result:
         """Make one batch, catching what the user's code raises."""
         if self._init_error is not None:
             return self.raised(request, self._init_error, None)
         try:
-            return self._made(request, self._fetcher(request))
+            return self._made(request, self._fetcher_for(request))
         except EndOfDataset:
             # Of a worker that ends with its epoch, the next one does not need it.
             is_needed = self._spec.keeps_workers and request.epoch != self._ended
@@ -170,7 +158,7 @@ class BatchJob:
 
     def _state(self, *, must: bool = False) -> WorkerState | None:
         """Return the state of the dataset; None if it is not taken after this batch."""
-        fetcher = self._iterable_fetcher or self._map_fetcher
+        fetcher = self._fetcher
         if not self._spec.tracks_state or fetcher is None or self._snapshots is None:
             return None
         must = must or not fetcher.has_state
@@ -183,24 +171,20 @@ class BatchJob:
         return BatchError(error, self._notes(request, index))
 
     def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
-        if self._spec.is_iterable:  # a generator has ended then, and could not be read on
-            raise Refusal(STREAM) from error
-        raise error
+        self._spec.fetcher.ended_by(error)
+        raise AssertionError("it raises")
 
     def _before_collation(self, request: BatchRequest) -> None:
         """Prepare for collation; overridden where batches are packed."""
 
-    def _made(self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher) -> BatchResult:
+    def _made(self, request: BatchRequest, fetcher: BatchFetcher) -> BatchResult:
         timer = self.timer
-        kept: AbstractContextManager[None] = nullcontext()
         timer.began_at = time.perf_counter()
         try:
-            if isinstance(fetcher, MapFetcher):
-                fetcher.begin(request)
-                kept = fetcher.kept_owned()
-            with kept:
+            fetcher.begin(request)
+            with fetcher.kept_owned():
                 batch, is_empty = self._collated(request, fetcher)
-                if isinstance(fetcher, MapFetcher) and fetcher.finds_more():
+                if fetcher.finds_more():
                     batch, is_empty = self._collated(request, fetcher)
         except BaseException:
             timer.failed()
@@ -209,20 +193,12 @@ class BatchJob:
         result = BatchResult(
             batch, failures=tuple(fetcher.failures), is_empty=is_empty, state=state
         )
-        return result._replace(is_undivided=True) if self._is_undivided(fetcher) else result
-
-    def _is_undivided(self, fetcher: MapFetcher | IterableFetcher) -> bool:
-        """Return, after the first batch, whether all of several workers read all of a dataset."""
         is_first, self._has_made = not self._has_made, True
-        spec = self._spec
-        if not is_first or not self.is_process or isinstance(fetcher, MapFetcher):
-            return False
-        is_divided = spec.worker_init_fn is not None or torch_internals.asked_for_worker()
-        return int(spec.num_workers) > 1 and not is_divided
+        if is_first and self.is_process and fetcher.reads_everything():
+            return result._replace(is_undivided=True)
+        return result
 
-    def _collated(
-        self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher
-    ) -> tuple[Any, bool]:
+    def _collated(self, request: BatchRequest, fetcher: BatchFetcher) -> tuple[Any, bool]:
         """Return a batch, and whether it has no sample since all were left out."""
         samples = fetcher.fetch(request)
         self.timer.fetched_at = time.perf_counter()
@@ -233,65 +209,29 @@ class BatchJob:
 
     def timing(self) -> Timing | None:
         """Return the time spent on the batch that has just become ready; see `BatchTimer`."""
-        fetcher = self._map_fetcher
+        fetcher = self._fetcher
         self.timer.sample_cpu_s = fetcher.cpu_s if fetcher else 0.0
         return self.timer.timing(self._worker_id, fetcher.slowest if fetcher else None)
 
-    def _fetcher(self, request: BatchRequest) -> MapFetcher | IterableFetcher:
-        """Return the fetcher for a request."""
-        if self._spec.is_iterable:
-            if request.epoch != self._begun:
-                self._begin_iterable(request)
-            assert self._iterable_fetcher is not None
-            return self._iterable_fetcher
-        if self._map_fetcher is None:
-            spec = self._spec
-            state = spec.worker_states[self._worker_id] if spec.worker_states else WorkerState()
-            if state.dataset is not None:
-                spec.dataset.load_state_dict(unpickled(state.dataset))
-            if spec.concurrency > 1:
-                around = one_thread if self.is_process else nullcontext
-                self._threads = SampleThreads(spec.concurrency, around)
-                if self._turns is not None:
-                    self._turns.helpers[threading.current_thread()] = self._threads
-            self._map_fetcher = MapFetcher(
-                spec, self._turns, self._seeds, self._threads, self._later
+    def _made_fetcher(self) -> BatchFetcher:
+        """Return what fetches samples, which is made once."""
+        if self._fetcher is None:
+            self._fetcher = self._spec.fetcher(
+                self._spec,
+                self._worker_id,
+                turns=self._turns,
+                seeds=self._seeds,
+                later=self._later,
+                is_process=self.is_process,
             )
-            if isinstance(state.since, list):
-                for index in state.since:
-                    self._read_again(request._replace(index=index), self._map_fetcher)
-        return self._map_fetcher
+        return self._fetcher
 
-    def _read_again(self, request: BatchRequest, fetcher: MapFetcher | IterableFetcher) -> None:
-        """Make a batch and drop it: reading it is the only way to the state after it."""
-        with suppress(Exception):  # it was raised that time, too
-            # Collated as well, for the random numbers that this may draw.
-            fetcher.collate(request, fetcher.fetch(request))
-
-    def _begin_iterable(self, request: BatchRequest) -> None:
-        spec, is_first = self._spec, self._iterable_fetcher is None
-        # In a worker's first epoch worker_init_fn may have seeded the generators itself.
-        if request.worker_seed is not None and request.epoch != spec.first_epoch:
-            torch_internals.seed_as_worker(request.worker_seed, self._worker_id)
-        if isinstance(spec.dataset, IterDataPipe) and request.shared_seed is not None:
-            apply_random_seed(spec.dataset, seeded_generator(request.shared_seed, "cpu"))
-        state = spec.worker_states[self._worker_id] if is_first and spec.worker_states else None
-        if state is not None and request.epoch != spec.first_epoch:
-            state = state._replace(phase="before", since=0)
-        seed = None
-        if request.worker_seed is not None:
-            seed = scrambled(request.worker_seed + self._worker_id)
-        self._iterable_fetcher = IterableFetcher(spec, seed, state)
-        self._begun = request.epoch
-        # What was read after the state was taken, and what a dead worker returned before.
-        left = state.since if state is not None and isinstance(state.since, int) else 0
-        size = len(request.index) if spec.auto_collation else 1
-        while left > 0:
-            index = [None] * min(size, left) if spec.auto_collation else request.index
-            self._read_again(request._replace(index=index), self._iterable_fetcher)
-            left -= size
-        for _ in range(request.preceding):
-            self._read_again(request, self._iterable_fetcher)
+    def _fetcher_for(self, request: BatchRequest) -> BatchFetcher:
+        """Return what fetches samples, with the epoch of the request begun."""
+        fetcher = self._fetcher or self._made_fetcher()
+        if not fetcher.is_open_for(request):
+            fetcher.open(request)
+        return fetcher
 
     def _notes(self, request: BatchRequest, index: Any) -> tuple[str, ...]:
         """Return the notes for an exception: sample, batch, and how to reproduce it."""
@@ -322,13 +262,14 @@ class LocalJob(BatchJob):
         self, request: BatchRequest, generators: Callable[[], AbstractContextManager[Any]]
     ) -> None:
         """Begin to iterate an iterable dataset, if this is the first request of its epoch."""
-        if self._spec.is_iterable and request.epoch != self._begun:
+        fetcher = self._made_fetcher()
+        if not fetcher.is_open_for(request):
             with generators():
-                self._begin_iterable(request)
+                fetcher.open(request)
 
     def state(self) -> WorkerState | None:
         """Return the state of an iterable dataset; None if it was not read."""
-        return None if self._iterable_fetcher is None else self._iterable_fetcher.state()
+        return None if self._fetcher is None else self._fetcher.state_read_here()
 
     def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
         """Return an error that the trainer's loop raises, even if it ends the process."""

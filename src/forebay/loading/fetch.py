@@ -1,23 +1,18 @@
-"""Fetch the samples of a batch: by index, one by one or several at once, or from an iterator.
+"""Fetch the samples of a batch by their indices, and collate them.
 
-    MapFetcher        a map-style dataset: by one call, one by one, or in `SampleThreads`
-    IterableFetcher   this worker's part of an iterable dataset
-
-With `concurrency`, samples of the next batches are fetched in the same threads, in their order, so
-that threads have something to do while a batch has only its last samples left.
+BatchFetcher            what a worker needs of a dataset; a kind of loader says which one it has
+├── MapFetcher          a map-style dataset: samples one by one, or by one call
+│   └── ThreadedFetcher    several at once, for `concurrency`; see `sample_threads.py`
+└── StreamFetcher       a worker's part of an iterable dataset; see `stream_fetch.py`
 """
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.utils.data import default_collate
@@ -29,8 +24,8 @@ from forebay.collating.rules import collated
 from forebay.columns.slicing import slicing
 from forebay.failures import Failure
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
-from forebay.loading.sample_threads import AHEAD, SampleThreads
 from forebay.loading.samplers import copied, has_state
+from forebay.loading.snapshots import unpickled
 from forebay.observe.measurements import SlowSample
 from forebay.seeds import COLLATE, SAMPLE, child_seed, seed_of
 
@@ -42,6 +37,10 @@ FEW_SAMPLES = 4
 
 # Calls a function with one that seeds the generators; returns what it returns.
 RunSeeded = Callable[[Callable[[SetSeed], Any]], Any]
+
+
+class EndOfDataset(Exception):  # noqa: N818 - not an error: the end of the data
+    """The dataset's iterator is exhausted."""
 
 
 class SampleError(Exception):
@@ -59,69 +58,118 @@ class _Sliced(NamedTuple):
     batch: Any
 
 
-class _Fetched(NamedTuple):
-    """What a thread fetched, the seconds that this took, and those of processor time."""
-
-    sample: Any
-    seconds: float
-    cpu_s: float
-
-
-class _Begun(NamedTuple):
-    """A batch that threads fetch.
-
-    Attributes:
-        calls: One for each sample.
-        process: Where the threads are.
-    """
-
-    request: BatchRequest
-    calls: list[Future[_Fetched]]
-    process: int
-
-
-def _fetched(call: Callable[[], Any]) -> _Fetched:
-    began, cpu_s = time.perf_counter(), time.thread_time()
-    sample = call()
-    return _Fetched(sample, time.perf_counter() - began, time.thread_time() - cpu_s)
-
-
-class MapFetcher:
-    """Fetches samples of a map-style dataset, by index.
-
-    With a seed of the user, the generators that the dataset and `collate_fn` own are seeded like
-    the global ones. Without workers they are unchanged after each batch.
+class BatchFetcher:
+    """Makes the batches that a worker is asked for, from its copy of a dataset.
 
     Args:
         turns: Runs the calls of threads, which share the random generators; None in a process.
         seeds: Runs the calls of a worker process, or of the trainer's thread; None elsewhere.
-        threads: Fetches several samples at once; None for one at a time.
-        later: With these threads, requests whose samples are to be fetched.
+        later: Requests whose samples may be fetched before their batches are asked for.
+        is_process: Whether the worker is a process.
 
     Attributes:
         failures: The samples that were left out of the last batch.
         slowest: The slowest sample of the last batch; None if samples were not timed one by one.
-        cpu_s: Processor time of the threads, in seconds.
+        cpu_s: Processor time of threads that fetch samples, in seconds.
     """
 
     def __init__(
         self,
         spec: BatchSpec,
+        worker_id: int,
+        *,
         turns: ThreadTurns | None,
         seeds: SeedsIfDrawn | BatchSeeds | None,
-        threads: SampleThreads | None,
         later: deque[BatchRequest],
+        is_process: bool,
     ) -> None:
         self.failures: list[Failure] = []
         self.slowest: SlowSample | None = None
         self.cpu_s = 0.0
-        self._threads, self._later = threads, later
-        self._beginning = threading.RLock()
-        self._current: int | None = None  # the epoch
-        self._begun: dict[int, _Begun] = {}  # by the ID of the request
+        self._spec, self._worker_id = spec, worker_id
+        self._turns, self._seeds, self._later = turns, seeds, later
+        self._is_process = is_process
+
+    def is_open_for(self, request: BatchRequest) -> bool:
+        """Return whether the epoch of a request has begun."""
+        return True
+
+    def open(self, request: BatchRequest) -> None:
+        """Begin the epoch of a request."""
+
+    def begin(self, request: BatchRequest) -> None:
+        """Prepare for a batch, as part of the time that it takes."""
+
+    def fetch(self, request: BatchRequest) -> Any:
+        """Return the samples of a batch, for `collate`."""
+        raise NotImplementedError
+
+    def collate(self, request: BatchRequest, samples: Any) -> Any:
+        """Make a batch from the samples that `fetch` returned."""
+        raise NotImplementedError
+
+    def finds_more(self) -> bool:
+        """Return whether the batch made generators, and is to be made again now they are seeded."""
+        return False
+
+    def kept_owned(self) -> AbstractContextManager[None]:
+        """Restore the generators that the dataset owns after a batch, where they are the user's."""
+        return nullcontext()
+
+    def begin_more(self) -> None:
+        """Begin to fetch samples of later requests, if several are fetched at once."""
+
+    def drop(self, request: BatchRequest) -> None:
+        """Do not fetch the samples of a batch that are not begun."""
+
+    def close(self) -> None:
+        """End what fetches samples."""
+
+    @property
+    def has_state(self) -> bool:
+        """Return whether what is read has a state."""
+        raise NotImplementedError
+
+    def state(self) -> WorkerState:
+        """Return the state of what is read."""
+        raise NotImplementedError
+
+    def state_read_here(self) -> WorkerState | None:
+        """Return the state of what this process alone reads; None if the dataset has all of it."""
+        return None
+
+    def reads_everything(self) -> bool:
+        """Return, after a batch, whether each worker is known to read all of a dataset."""
+        return False
+
+    @staticmethod
+    def ended_by(error: BaseException) -> NoReturn:
+        """Raise what the worker ends with, if a batch ended with such an exception."""
+        raise error
+
+    def _read_again(self, request: BatchRequest) -> None:
+        """Make a batch and drop it: reading it is the only way to the state after it."""
+        with suppress(Exception):  # it was raised that time, too
+            # Collated as well, for the random numbers that this may draw.
+            self.collate(request, self.fetch(request))
+
+
+class MapFetcher(BatchFetcher):
+    """Fetches samples of a map-style dataset, by index.
+
+    With a seed of the user, the generators that the dataset and `collate_fn` own are seeded like
+    the global ones. Without workers they are unchanged after each batch.
+    """
+
+    def __init__(self, spec: BatchSpec, worker_id: int, **surroundings: Any) -> None:
+        """See `BatchFetcher`; a dataset with a state continues from that of the worker."""
+        super().__init__(spec, worker_id, **surroundings)
+        states = spec.worker_states
+        self._continued = states[worker_id] if states else WorkerState()
+        if self._continued.dataset is not None:
+            spec.dataset.load_state_dict(unpickled(self._continued.dataset))
+        turns, seeds = self._turns, self._seeds
         self._untimed = 0  # batches until the next one whose samples are timed
-        self._spec = spec
-        self._turns, self._seeds = turns, seeds
         self._owned, self._epoch = OwnedGenerators(), -1
         self._found: OwnedGenerators | None = None  # before the first batch of an epoch
         self._run_seeded: RunSeeded = (
@@ -138,8 +186,18 @@ class MapFetcher:
         self._is_seeded = spec.seed is not None and self._sliced is None  # a slice draws nothing
         self._getitems = getitems_of(spec.dataset)
 
+    def is_open_for(self, request: BatchRequest) -> bool:
+        """Return whether what was read since the state was taken has been read again."""
+        return not self._continued.since
+
+    def open(self, request: BatchRequest) -> None:
+        """Read that again."""
+        since, self._continued = self._continued.since, WorkerState()
+        for index in since if isinstance(since, list) else ():
+            self._read_again(request._replace(index=index))
+
     def fetch(self, request: BatchRequest) -> Any:
-        """Return the samples of a batch, for `collate`."""
+        """See `BatchFetcher`."""
         self.failures, index = [], request.index
         if self._sliced is not None:
             try:
@@ -148,8 +206,6 @@ class MapFetcher:
                 if not self._sliced.has_samples:
                     raise
             index = torch.as_tensor(index).tolist()
-        if self._threads is not None:
-            return self._fetched_at_once(request)
         if not self._spec.auto_collation:
             samples = self._one_by_one(request, [copied(index, is_batch=False)])
             return samples[0] if samples else samples
@@ -165,17 +221,8 @@ class MapFetcher:
         return self._one_by_one(request, index)
 
     def begin(self, request: BatchRequest) -> None:
-        """Prepare for a batch; begin to fetch its samples and the next ones, if several at once."""
+        """See `BatchFetcher`."""
         self._find_owned(request.epoch)
-        if self._threads is None:
-            return
-        with self._beginning:
-            if any(each is request for each in self._later):
-                while self._later.popleft() is not request:
-                    pass
-            self._begin(request)
-            self._current = request.epoch
-            self.begin_more()
 
     def _find_owned(self, epoch: int) -> None:
         """Find the generators that the dataset owns, before the first batch of an epoch."""
@@ -186,18 +233,10 @@ class MapFetcher:
         self._own(OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn))
 
     def finds_more(self) -> bool:
-        """Return whether the batch made generators, and is to be made again now they are seeded.
-
-        It looks for them after the first batch of each epoch.
-        """
+        """See `BatchFetcher`. It looks for them after the first batch of each epoch."""
         found, self._found = self._found, None
         if found is None or (more := found.grown()) is None:
             return False
-        with self._beginning:  # samples of later batches drew without a seed
-            for begun in self._begun.values():
-                for call in begun.calls:
-                    call.cancel()
-            self._begun.clear()
         self._own(more)
         self._found = None
         return True
@@ -218,7 +257,7 @@ class MapFetcher:
                 self._turns.run_alone()
 
     def kept_owned(self) -> AbstractContextManager[None]:
-        """Restore the dataset's generators after a batch; in a worker, also a thread, do not."""
+        """See `BatchFetcher`: not in a worker, which may also be a thread."""
         is_worker = isinstance(self._seeds, SeedsIfDrawn) or self._turns is not None
         return nullcontext() if is_worker or not self._owned else self._owned.kept()
 
@@ -286,87 +325,8 @@ class MapFetcher:
 
         return run(seeded)
 
-    # ---- several at once -----------------------------------------------------------------------
-
-    def begin_more(self) -> None:
-        """Begin batches of the same epoch, until threads have enough to do."""
-        later = self._later
-        with self._beginning:
-            while later and later[0].epoch == self._current:
-                begun = sum(len(self._indices(each.request)) for each in self._begun.values())
-                if begun >= AHEAD * self._spec.concurrency:
-                    break
-                self._begin(later.popleft())
-
-    def _begin(self, request: BatchRequest) -> None:
-        if id(request) not in self._begun:
-            self._begun[id(request)] = self._submitted(request)
-
-    def drop(self, request: BatchRequest) -> None:
-        """Do not fetch the samples of a batch that are not begun."""
-        begun = self._begun.pop(id(request), None)
-        for each in () if begun is None else begun.calls:
-            each.cancel()
-
-    def _indices(self, request: BatchRequest) -> Sequence[Any]:
-        return request.index if self._spec.auto_collation else [request.index]
-
-    def _submitted(self, request: BatchRequest) -> _Begun:
-        """Have threads fetch the samples of a batch."""
-        assert self._threads is not None
-        indices, submit = self._indices(request), self._threads.submit
-        calls = [
-            submit(partial(_fetched, partial(self._sample, request.epoch, position, index)))
-            for position, index in zip(request.positions(len(indices)), indices, strict=True)
-        ]
-        return _Begun(request, calls, os.getpid())
-
-    def _sample(self, epoch: int, position: int, index: Any) -> Any:
-        spec = self._spec
-        if spec.seed is None:
-            return spec.dataset[index]
-        seed = child_seed(seed_of(spec.seed, SAMPLE, epoch), position)
-
-        def seeded(set_seed: SetSeed) -> Any:
-            set_seed(seed)
-            return spec.dataset[index]
-
-        return self._run_seeded(seeded)
-
-    def _fetched_at_once(self, request: BatchRequest) -> Any:
-        """Return the samples of a batch when all are there."""
-        with self._beginning:
-            self._begin(request)
-            begun = self._begun.pop(id(request))
-            if begun.process != os.getpid():
-                begun = self._submitted(request)
-            self.begin_more()
-        try:
-            samples = self._gathered(request, begun.calls)
-        except BaseException as error:
-            self._begun[id(request)] = begun
-            if not isinstance(error, KeyboardInterrupt):  # after that it may be asked for again
-                self.drop(request)
-            raise
-        return samples if self._spec.auto_collation or not samples else samples[0]
-
-    def _gathered(self, request: BatchRequest, calls: Sequence[Future[_Fetched]]) -> list[Any]:
-        samples, slowest, slowest_s = [], None, 0.0
-        for index, call in zip(self._indices(request), calls, strict=True):
-            try:
-                fetched = call.result()
-            except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-                self._leave_out(request, index, error)
-                continue
-            samples.append(fetched.sample)
-            self.cpu_s += fetched.cpu_s
-            if fetched.seconds > slowest_s:
-                slowest_s, slowest = fetched.seconds, index
-        self.slowest = SlowSample(slowest_s, slowest, request.epoch, request.batch)
-        return samples
-
     def collate(self, request: BatchRequest, samples: Any) -> Any:
-        """Make a batch from the samples that `fetch` returned."""
+        """See `BatchFetcher`."""
         if isinstance(samples, _Sliced):
             return samples.batch
         collate_fn = self._spec.collate_fn

@@ -18,6 +18,7 @@ from forebay.buffer import low_mark_of
 from forebay.engine.limits import Limits
 from forebay.errors import OptionError
 from forebay.loading.depth import Depth
+from forebay.loading.fetch import BatchFetcher
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.position import Checks, Position, is_size
 from forebay.loading.selections import Generators, Reached, Reader, Rest, Selection, Start, one
@@ -81,11 +82,12 @@ class IterableKind(TorchKind):
         """See `LoaderKind`."""
         return replace(super().limits(depth), failure_ends_worker=True)
 
-    def spec(
-        self, base_seed: int = 0, epoch: int = 0, states: tuple[WorkerState, ...] = ()
-    ) -> BatchSpec:
+    @property
+    def fetcher(self) -> type[BatchFetcher]:
         """See `LoaderKind`."""
-        return replace(super().spec(base_seed, epoch, states), is_iterable=True)
+        from forebay.loading.stream_fetch import StreamFetcher
+
+        return StreamFetcher
 
     def refused_combinations(self) -> list[tuple[bool, str]]:
         """See `LoaderKind`."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch.utils.data import BatchSampler, RandomSampler
 
@@ -45,6 +45,9 @@ from forebay.loading.selections import (
 from forebay.loading.turns import WorkerTurns
 from forebay.observe.record import Trace
 from forebay.options import check_killable
+
+if TYPE_CHECKING:  # imported where a loader needs it
+    from forebay.loading.fetch import BatchFetcher
 
 # How often a batch is tried again after its worker died or hung.
 RETRIES = 1
@@ -94,6 +97,17 @@ class LoaderKind(LoaderArguments, ABC):
     # ---- where batches are made ----------------------------------------------------------------
 
     @property
+    def fetcher(self) -> type[BatchFetcher]:
+        """What reads a dataset of this kind, in workers."""
+        if self.at_once_each > 1:
+            from forebay.loading.sample_threads import ThreadedFetcher
+
+            return ThreadedFetcher
+        from forebay.loading.fetch import MapFetcher
+
+        return MapFetcher
+
+    @property
     def runs_in_caller(self) -> bool:
         """Return whether workers have enough requests if only a caller who waits sends them."""
         return False
@@ -130,6 +144,7 @@ class LoaderKind(LoaderArguments, ABC):
             dataset=self.dataset,
             auto_collation=self.auto_collation,
             collate_fn=self.collate_fn,
+            fetcher=self.fetcher,
             drop_last=self.drop_last,
             num_workers=self.num_workers,
             base_seed=base_seed,

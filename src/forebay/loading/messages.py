@@ -23,6 +23,9 @@ from forebay.memory.layout import Slot
 from forebay.memory.packed_batch import PackedBatch
 from forebay.observe.measurements import Timing
 
+# With `concurrency`, so many times as many samples are being fetched, or wait for a thread or for
+# their batch, besides those of the batch that is being made.
+AHEAD = 2
 # The kind of a failure that ends a worker's part of an iterable dataset: nothing can be retried.
 STREAM = "stream"
 
@@ -65,6 +68,7 @@ class BatchSpec:
     """How to make the batches of a loader; torch's arguments have torch's meaning.
 
     Attributes:
+        fetcher: The class of `BatchFetcher` that reads this kind of dataset.
         seed: Seeds each sample, together with the epoch and the sample's position in it; None:
             each worker has one sequence of random numbers, as in torch.
         tracks_state: Whether results have the state of the worker's dataset; see `snapshots.py`.
@@ -75,7 +79,7 @@ class BatchSpec:
     dataset: Any
     auto_collation: bool
     collate_fn: Callable[[Any], Any]
-    is_iterable: bool = False
+    fetcher: Any
     drop_last: bool = False
     num_workers: int = 0
     base_seed: int = 0

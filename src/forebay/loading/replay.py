@@ -9,6 +9,7 @@ from forebay.base.libraries import one_thread
 from forebay.base.randomness import generators_kept
 from forebay.errors import OptionError
 from forebay.loading.batch_job import BatchJob
+from forebay.loading.fetch import MapFetcher
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult
 from forebay.loading.pipeline import Pipeline
@@ -46,7 +47,7 @@ def replayed(kind: LoaderKind, progress: LoaderProgress, epoch: int, batch: int)
             raise IndexError(f"epoch {epoch} has no batch {batch}")
         index, position, repeated, _ = found[-1]
         request = BatchRequest(index, epoch, batch, position, repeated)
-        spec = replace(kind.spec(), concurrency=1)  # in this thread
+        spec = replace(kind.spec(), concurrency=1, fetcher=MapFetcher)  # in this thread
         result = BatchJob(spec).make(request)
     if isinstance(result, BatchError):
         raise result.error
