@@ -27,11 +27,10 @@ from forebay.buffer import Buffer, buffer_of
 from forebay.errors import OptionError
 from forebay.failures import Failure, short_tracebacks
 from forebay.loading.arguments import ARGUMENTS
-from forebay.loading.checks import check_arguments, check_worker_method
 from forebay.loading.facts import LiveLoader, diagnosis_of, report_of, setup_of
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.kind import LoaderKind
-from forebay.loading.kinds import kind_of_loader
+from forebay.loading.kinds import check_arguments, check_worker_method, kind_of_loader
 from forebay.loading.progress import LoaderProgress
 from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
 from forebay.mixing import MixedDataset, checked_weights

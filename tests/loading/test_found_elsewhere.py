@@ -325,7 +325,7 @@ def test_worker_method_is_accepted_where_torch_has_it(monkeypatch):
         words = "got an unexpected keyword argument 'worker_method': torch .* use backend='thread'"
         with pytest.raises(TypeError, match=words):
             DataLoader(range(4), worker_method="thread")
-        monkeypatch.setattr("forebay.loading.checks.accepts", lambda argument: True)
+        monkeypatch.setattr("forebay.loading.kinds.accepts", lambda argument: True)
     with DataLoader(range(4), num_workers=2, worker_method="thread") as loader:
         assert loader.backend == "thread"
         assert numbers(loader) == [0, 1, 2, 3]

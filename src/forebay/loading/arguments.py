@@ -8,7 +8,7 @@ import math
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils.data import (
@@ -25,9 +25,12 @@ from forebay.buffer import MAX_BATCHES, Buffer, capacity_shown
 from forebay.columns.slicing import Slicer, slicing
 from forebay.loading.messages import AHEAD
 from forebay.loading.samplers import fingerprint, has_state, length_of
-from forebay.options import AutoWorkers, Ray, cluster_of
+from forebay.options import AutoWorkers, Ray, check_killable, cluster_of
 from forebay.plan import Plan
 from forebay.ranks import Ranks, process_group
+
+if TYPE_CHECKING:  # imported where a loader needs it
+    from forebay.loading.fetch import BatchFetcher
 
 # Larger slices for a device are left to worker processes: only their batches are copied in advance.
 MOST_COPIED = 1 << 20
@@ -155,6 +158,17 @@ class LoaderArguments:
         is_watched = self.is_filled and not self.persistent_workers and self.backend != "thread"
         return fingerprint(self.dataset) if is_watched else None
 
+    @property
+    def fetcher(self) -> type[BatchFetcher]:
+        """What reads a dataset of this kind, in workers."""
+        if self.at_once_each > 1:
+            from forebay.loading.sample_threads import ThreadedFetcher
+
+            return ThreadedFetcher
+        from forebay.loading.fetch import MapFetcher
+
+        return MapFetcher
+
     # ---- how many ------------------------------------------------------------------------------
 
     @property
@@ -174,6 +188,16 @@ class LoaderArguments:
     def prefetched(self) -> int:
         """Batches that workers make in advance, without a buffer; 0 without workers."""
         return max(self.prefetch_factor or 1, self.at_once) * int(self.num_workers)
+
+    # ---- what is refused -----------------------------------------------------------------------
+
+    def check_timeout(self) -> None:
+        """Refuse a timeout that kills workers whose work is made again if there are none."""
+        check_killable(self.timeout, self.num_workers)
+
+    def refused_combinations(self) -> list[tuple[bool, str]]:
+        """Return combinations of arguments that are refused: whether there are, and in words."""
+        return []
 
     # ---- what there is -------------------------------------------------------------------------
 

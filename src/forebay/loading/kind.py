@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from torch.utils.data import BatchSampler, RandomSampler
 
@@ -44,10 +44,6 @@ from forebay.loading.selections import (
 )
 from forebay.loading.turns import WorkerTurns
 from forebay.observe.record import Trace
-from forebay.options import check_killable
-
-if TYPE_CHECKING:  # imported where a loader needs it
-    from forebay.loading.fetch import BatchFetcher
 
 # How often a batch is tried again after its worker died or hung.
 RETRIES = 1
@@ -95,17 +91,6 @@ class LoaderKind(LoaderArguments, ABC):
         return self
 
     # ---- where batches are made ----------------------------------------------------------------
-
-    @property
-    def fetcher(self) -> type[BatchFetcher]:
-        """What reads a dataset of this kind, in workers."""
-        if self.at_once_each > 1:
-            from forebay.loading.sample_threads import ThreadedFetcher
-
-            return ThreadedFetcher
-        from forebay.loading.fetch import MapFetcher
-
-        return MapFetcher
 
     @property
     def runs_in_caller(self) -> bool:
@@ -158,14 +143,6 @@ class LoaderKind(LoaderArguments, ABC):
             snapshot_every=self.snapshot_every_n_steps,
             concurrency=self.at_once_each,
         )
-
-    def check_timeout(self) -> None:
-        """Refuse a timeout that kills workers whose work is made again if there are none."""
-        check_killable(self.timeout, self.num_workers)
-
-    def refused_combinations(self) -> list[tuple[bool, str]]:
-        """Return combinations of arguments that are refused: whether there are, and in words."""
-        return []
 
     # ---- how many ------------------------------------------------------------------------------
 

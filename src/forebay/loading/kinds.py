@@ -1,12 +1,21 @@
-"""Which kind of loader some arguments make."""
+"""Which kind of loader some arguments make; impossible values and combinations are refused."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch.utils.data import DistributedSampler, default_collate
+
+from forebay.base.datasets import sequence_rows
+from forebay.base.torch_internals import accepts
+from forebay.buffer import warn_of_unfilled_buffer
+from forebay.devices.device import check_loader_device
+from forebay.errors import OptionError
 from forebay.loading.kind import LoaderKind
 from forebay.loading.samplers import planned_sampler
 from forebay.loading.selections import RangeSampler
+from forebay.options import check_backend, check_positive, check_timeout
 
 
 def kind_of_loader(
@@ -38,3 +47,112 @@ def kind_of_loader(
     from forebay.loading.plan_kind import PlanKind
 
     return PlanKind
+
+
+def check_arguments(kind: LoaderKind) -> None:
+    """Refuse impossible values and combinations of forebay's own arguments."""
+    ranks, rows = kind.ranks, sequence_rows(kind.dataset).values()
+    check_backend(kind.backend)
+    _check("on_error", kind.on_error, ("raise", "skip"))
+    _check("tail", kind.tail, ("repeat", "uneven"))
+    if kind.seed is not None and type(kind.seed) is not int:
+        raise OptionError(f"seed={kind.seed!r} is not valid; it must be an integer or None")
+    if kind.concurrency is not None:
+        check_positive("concurrency", kind.concurrency, " or None")
+    if kind.snapshot_every_n_steps is not None:
+        check_positive("snapshot_every_n_steps", kind.snapshot_every_n_steps, " or None")
+    if kind.timeout and kind.num_workers:  # torch itself refuses negative values
+        check_timeout(kind.timeout)
+    kind.check_timeout()
+    if kind.device is not None:
+        check_loader_device(kind.device)
+    buffer, workers, backend = kind.buffer, kind.num_workers, kind.backend
+    on_cluster = kind.cluster is not None
+    alone = kind.one_at_a_time if kind.at_once_each > 1 else ""
+    refused = [
+        (
+            buffer is not None and buffer.directory is not None and backend == "thread",
+            "Buffer(directory=) is not possible with backend='thread', whose batches are the "
+            "trainer's own memory\n"
+            "  Nothing was started. Use backend='process', or a buffer in memory.",
+        ),
+        (
+            kind.generator is not None and kind.seed is not None,
+            f"generator= with seed={kind.seed} would have no effect: all random numbers come "
+            "from the seed, which is 0 for ranks if none is given\n"
+            "  Nothing was started. Leave out one of them; seed=generator.initial_seed() keeps "
+            "runs apart as the generator did.",
+        ),
+        (
+            on_cluster and not workers,
+            "backend='ray' with num_workers=0: no worker on the cluster would make batches\n"
+            "  Nothing was started. Set the number of workers for the cluster to run.",
+        ),
+        *kind.refused_combinations(),
+        (
+            bool(alone),
+            f"concurrency={kind.concurrency!r} is impossible with "
+            f"{type(kind.dataset).__name__}: {alone}\n"
+            "  Nothing was started. Leave concurrency out, or pass a map-style dataset whose "
+            "__getitem__ reads one sample.",
+        ),
+        (
+            ranks is not None and isinstance(kind.sampler, DistributedSampler),
+            "world_size= and a DistributedSampler would both divide the samples among ranks\n"
+            "  Nothing was started. Leave the sampler out, with shuffle=True if it shuffled; "
+            "with Lightning, Trainer(use_distributed_sampler=False).",
+        ),
+        (
+            ranks is not None and kind.batch_size is None and not rows,
+            "world_size= with batches of the user's own: they cannot be divided among ranks"
+            "\n  Nothing was started. Pass batch_size=, and sampler= if need be; or give this "
+            "rank's batches only, without world_size.",
+        ),
+        (
+            kind.device_transform is not None and kind.device is None,
+            "device_transform= needs device=, which says where it runs\n"
+            "  Nothing was started. Pass device='cuda', or device='cpu' for host memory.",
+        ),
+        (
+            not (kind.device_transform is None or callable(kind.device_transform)),
+            f"device_transform={kind.device_transform!r} is not valid; it must be a function of "
+            "a batch",
+        ),
+        (
+            kind.tail != "repeat" and ranks is None,
+            f"tail={kind.tail!r} applies to ranks, but world_size= is not given",
+        ),
+        (
+            kind.batch_size is not None and not all(each.is_packed for each in rows),
+            "batch_by_length makes whole batches, and batch_size= would make batches of them\n"
+            "  Nothing was started. Pass batch_size=None, and a collate_fn that pads, such as "
+            "forebay.collate.pad().",
+        ),
+        (
+            kind.collate_fn is default_collate and any(each.is_packed for each in rows),
+            "rows of pack_sequences are lists of samples of different lengths, which torch's "
+            "default_collate cannot stack\n"
+            "  Nothing was started. Pass collate_fn=forebay.collate.sequences(size=...), or a "
+            "function of your own.",
+        ),
+    ]
+    for is_refused, words in refused:
+        if is_refused:
+            raise OptionError(words)
+    if buffer is not None and not workers:
+        warn_of_unfilled_buffer()
+
+
+def check_worker_method(worker_method: str | None) -> None:
+    """Refuse `worker_method`, as torch would, if the installed torch does not accept it."""
+    if worker_method is not None and not accepts("worker_method"):
+        raise TypeError(
+            "DataLoader.__init__() got an unexpected keyword argument 'worker_method': torch "
+            f"{torch.__version__} has none; use backend='thread'"
+        )
+
+
+def _check(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        options = " or ".join(map(repr, allowed))
+        raise OptionError(f"{name}={value!r} is not valid; it must be {options}")
