@@ -218,7 +218,9 @@ def test_a_loader_names_it_in_a_note_and_says_what_torch_says(options):
 RULES = [pad(), pad(-1, multiple_of=(1, 8), lengths=True), as_list, default, by_field(x=pad())]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(
+    "rule", RULES, ids=["pad", "pad with lengths", "as_list", "default", "by_field"]
+)
 def test_rules_can_be_pickled(rule):
     """And are equal to what comes out."""
     assert pickle.loads(pickle.dumps(rule)) == rule
