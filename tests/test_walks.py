@@ -21,10 +21,10 @@ from kit.range_server import RangeServer
 # What each of these does between two calls of `walk`, and how many files may run a function there.
 MOST = {
     "input": 46,
-    "columns": 38,
-    "prediction": 92,
-    "batch": 50,
-    "diagnosis": 20,
+    "columns": 35,
+    "prediction": 91,
+    "batch": 49,
+    "diagnosis": 10,
     "bucket sample": 7,
 }
 PROGRAM = '''

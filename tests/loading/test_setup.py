@@ -10,8 +10,9 @@ import pytest
 from streams import until
 
 from forebay import Buffer, DataLoader
-from forebay.loading.facts import setup_of
+from forebay.loading.facts import setup_now
 from forebay.loading.messages import BatchResult
+from forebay.loading.progress import setup_of
 from forebay.observe.measurements import Fetched
 from forebay.observe.simulation import arrangement_of, depth_of, has_buffer
 
@@ -75,7 +76,7 @@ def test_the_simulated_depth_is_that_of_the_loader(seed, buffer) -> None:
             loader._kind(),
             SimpleNamespace(num_workers=1, tried={}, fetched=Fetched()),
         )
-        setup = setup_of(settings, trace)
+        setup = setup_now(setup_of(settings), trace)
         for is_tiny in (False, True):
             found = depth_of(setup, NBYTES, is_tiny=is_tiny)
             assert found == most_outstanding(settings, is_tiny=is_tiny), (workers, each, is_tiny)
@@ -115,8 +116,7 @@ def test_so_many_batches_are_made(options, tmp_path) -> None:
         for _ in range(TAKEN):  # by torch's rules messages are sent while training asks for one
             next(batches)
             time.sleep(0.05)
-        trace = loader._loader_progress.trace
-        expected = TAKEN + depth_of(setup_of(loader._kind(), trace), 8)
+        expected = TAKEN + depth_of(setup_of(loader._kind()), 8)
         until(lambda: dataset.made >= expected)
         time.sleep(0.1)
         assert dataset.made == expected

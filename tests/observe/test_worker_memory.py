@@ -15,7 +15,7 @@ ITEMS = HeldObjects("dataset.items", "a list of 9 dicts", 200 * MIB, 40 * MIB, "
 def test_the_growth_is_that_since_the_last_measurement() -> None:
     """Before the second one, since the loader began; a replaced worker begins anew."""
     memory = WorkerMemory()
-    assert (memory.nbytes, memory.rate, memory.evidence()) == (0, 0.0, {})
+    assert (memory.nbytes, memory.rate, memory.is_large) == (0, 0.0, False)
     memory.add(0, 10.0, 100, began_at=0.0)
     memory.add(1, 10.0, 300, began_at=0.0)
     assert (memory.nbytes, memory.rate, memory.each) == (400, 40.0, 200.0)

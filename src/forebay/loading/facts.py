@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 from forebay.base.process import memory_for_files, pressure, read_limit, usable_cores
 from forebay.buffer import Buffer, capacity_shown, low_mark_of
 from forebay.loading.kind import LoaderKind
-from forebay.loading.progress import LoaderProgress
+from forebay.loading.progress import LoaderProgress, setup_of
 from forebay.observe.figures import numeric_values
 from forebay.observe.measurements import Setup
 from forebay.observe.record import Trace
-from forebay.observe.worker_memory import LEAST_COPIED_BYTES
 from forebay.options import AutoWorkers, backend_name
 from forebay.ranks import ranks_sharing_cores
 from forebay.show.live_page import LivePage, RecentWork
@@ -36,39 +35,18 @@ if TYPE_CHECKING:
 MEASURED_PAGE_S = 10.0
 
 
-def setup_of(kind: LoaderKind, trace: Trace) -> Setup:
-    """Return how a loader is set up, as far as its speed depends on it."""
-    depth, workers = kind.depth(), max(kind.num_workers, 1)
-    limits = kind.limits(depth)
-    marks: dict[str, Any] = {"prefetch_factor": max(depth.usual // workers, 1)}
-    if kind.buffer is not None:
-        counts = limits.slots, limits.refill_below
-        if not depth.fills_by_itself:
-            counts = depth.usual, depth.refill_below
-        marks = dict(zip(("buffer_batches", "refill_below"), counts, strict=True))
-    cluster, is_auto = kind.cluster, isinstance(kind.num_workers, AutoWorkers)
-    return Setup(
-        num_workers=trace.num_workers if is_auto else kind.num_workers,
-        most_workers=int(kind.num_workers) if is_auto else None,
+def setup_now(fixed: Setup, trace: Trace) -> Setup:
+    """Return how a loader is set up, with what changes meanwhile: limits, and what was tried."""
+    is_local = fixed.backend != "ray"
+    return replace(
+        fixed,
+        num_workers=fixed.num_workers if fixed.most_workers is None else trace.num_workers,
         auto_workers=int(AutoWorkers()),
-        concurrency=None if kind.one_at_a_time else kind.at_once_each,
-        backend=backend_name(kind.backend),
-        cores=usable_cores() / ranks_sharing_cores() if cluster is None else None,
-        takes_turns=kind.keeps_turns,
-        in_order=kind.returns_in_order,
-        keeps_workers=kind.keeps_workers,
-        crosses_epochs=kind.runs_ahead,
-        buffer_bytes=limits.max_bytes,
-        batch_size=kind.batch_size,
-        is_iterable=kind.splits_dataset,
-        is_sliced=kind.is_sliced,
-        prefetches_tiny=depth.most // workers,
+        cores=usable_cores() / ranks_sharing_cores() if is_local else None,
         tried=dict(trace.tried),
-        samples=kind.length,
-        read_limit=read_limit() if cluster is None else None,
-        free_memory=memory_for_files() if cluster is None else None,
+        read_limit=read_limit() if is_local else None,
+        free_memory=memory_for_files() if is_local else None,
         fetched=copy.copy(trace.fetched) if trace.fetched.requests else None,
-        **marks,
     )
 
 
@@ -76,14 +54,17 @@ def diagnosis_of(trace: Trace, setup: Setup, dataset: Any = None) -> Diagnosis:
     """Return why the user of a loader waits, and which objects its workers copy."""
     from forebay.observe.diagnosis import diagnose
 
-    found = diagnose(trace.measured(), setup, {**pressure(), **trace.memory.evidence()})
+    memory: dict[str, float] = {}
+    if trace.memory is not None:
+        memory = {"worker_bytes": trace.memory.nbytes, "worker_growth": trace.memory.rate}
+    found = diagnose(trace.measured(), setup, {**pressure(), **memory})
     note = memory_note(trace, dataset)
     return replace(found, verdict=f"{found.verdict} {note}") if note else found
 
 
 def memory_note(trace: Trace, dataset: Any) -> str:
     """Return which objects of the dataset workers copy, as sentences; "" if they copy little."""
-    if trace.memory.each < LEAST_COPIED_BYTES:
+    if trace.memory is None or not trace.memory.is_large:
         return ""
     from forebay.loading.held_objects import largest_objects
 
@@ -95,11 +76,12 @@ def report_of(kind: LoaderKind, progress: LoaderProgress, path: str | os.PathLik
     from forebay.show.html import write_report
     from forebay.show.report import loader_summary
 
+    setup = setup_now(progress.setup or setup_of(kind), progress.trace)
     summary = loader_summary(
         progress.trace,
         title=kind.described(),
         settings=_arguments(kind),
-        verdict=str(diagnosis_of(progress.trace, setup_of(kind, progress.trace), kind.dataset)),
+        verdict=str(diagnosis_of(progress.trace, setup, kind.dataset)),
         marks=_marks_of(kind.buffer),
         failures=progress.failures.total,
         replays=kind.replays,
@@ -178,7 +160,7 @@ class LiveLoader(LivePage):
             from forebay.observe.page_numbers import ON_PAGE, as_numbers
 
             found = trace.measured()
-            self._measured = as_numbers(found, setup_of(kind, trace))
+            self._measured = as_numbers(found, setup_now(progress.setup or setup_of(kind), trace))
             self._memory_note = memory_note(trace, kind.dataset)
             if len(found.steps) >= ON_PAGE:  # with fewer it takes little, and is soon outdated
                 self._measured_due = now + MEASURED_PAGE_S

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from forebay.base.process import cores_idle_s, queued_s
 from forebay.observe.measurements import (
@@ -32,6 +32,9 @@ from forebay.observe.measurements import (
     Timing,
     Transfers,
 )
+
+if TYPE_CHECKING:
+    from forebay.observe.worker_memory import WorkerMemory
 
 # ---- bounded -------------------------------------------------------------------------------------
 # Parts of a record that stay small however long a run is: spans, slowest entries, a histogram.
@@ -235,9 +238,7 @@ class Trace(BaseTrace):
         self._spans_lock = threading.Lock()
         self.transfers = Transfers()
         self.fetched = Fetched()
-        from forebay.observe.worker_memory import WorkerMemory  # not in runs
-
-        self.memory = WorkerMemory()
+        self.memory: WorkerMemory | None = None  # once some was measured
 
     # ---- the workers ---------------------------------------------------------------------------
 
@@ -255,8 +256,7 @@ class Trace(BaseTrace):
         self.system_s += timing.system_s
         self.faults += timing.faults
         if timing.private_bytes:
-            at, nbytes = timing.ended_at, timing.private_bytes
-            self.memory.add(timing.worker_id, at, nbytes, self.began_at)
+            self._add_memory(timing)
         slowest, slowest_s = timing.slowest, 0.0
         if slowest is not None:
             slowest_s = slowest.seconds
@@ -282,6 +282,15 @@ class Trace(BaseTrace):
             busy_s.clear()
         if ended_at >= self.publish_due:
             self.show(ended_at)
+
+    def _add_memory(self, timing: Timing) -> None:
+        """Record the memory of a worker's own; most workers have little, which is not measured."""
+        if self.memory is None:
+            from forebay.observe.worker_memory import WorkerMemory
+
+            self.memory = WorkerMemory()
+        at, nbytes = timing.ended_at, timing.private_bytes
+        self.memory.add(timing.worker_id, at, nbytes, self.began_at)
 
     def restarted(self) -> None:
         """Record that an attempt at a batch ended with the death of a worker."""
@@ -408,8 +417,8 @@ class Trace(BaseTrace):
             "fetched_bytes": fetched.nbytes,
             "throttled": fetched.throttled,
             "disk_bytes": fetched.on_disk,
-            "worker_bytes": self.memory.nbytes,
-            "worker_growth": self.memory.rate,
+            "worker_bytes": 0 if self.memory is None else self.memory.nbytes,
+            "worker_growth": 0.0 if self.memory is None else self.memory.rate,
             "decisions": tuple(reason for _, reason in list(self.decisions)),
         }
 

@@ -45,13 +45,14 @@ class WorkerMemory:
         """The bytes of a worker, on average."""
         return self.nbytes / max(len(self._last), 1)
 
-    def evidence(self) -> dict[str, float]:
-        """Return the numbers for a diagnosis; none where nothing was measured."""
-        return {"worker_bytes": self.nbytes, "worker_growth": self.rate} if self._last else {}
+    @property
+    def is_large(self) -> bool:
+        """Whether each worker has so much that objects of the dataset may be the cause."""
+        return self.each >= LEAST_COPIED_BYTES
 
     def note(self, objects: HeldObjects | None) -> str:
         """Return what of the dataset is copied into each worker, and what helps; "" if little."""
-        if objects is None or self.each < LEAST_COPIED_BYTES:
+        if objects is None or not self.is_large:
             return ""
         if objects.nbytes < LEAST_SHARE * self.each:
             return ""
