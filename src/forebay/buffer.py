@@ -7,7 +7,7 @@ import shutil
 import warnings
 from dataclasses import dataclass, field, fields
 
-from forebay.base import process
+from forebay.base import machine
 from forebay.base.formatting import byte_size
 from forebay.errors import OptionError
 from forebay.options import (
@@ -133,7 +133,7 @@ def warn_of_full_disk(directory: str | os.PathLike[str], reason: str, nbytes: in
 
 
 def _warn_of_little_memory(nbytes: int) -> None:
-    memory, free, ranks = process.usable_memory(), process.free_memory(), ranks_on_node()
+    memory, free, ranks = machine.usable_memory(), machine.free_memory(), ranks_on_node()
     several = "" if ranks == 1 else f", in each of {ranks} ranks on this machine,"
     if memory is not None and nbytes * ranks > memory:
         room = f"the memory that this process may use, {byte_size(memory)}"

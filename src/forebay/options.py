@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, Literal, Self
 
-from forebay.base import process
+from forebay.base import machine
 from forebay.base.output_names import TABLE_FORMATS
 from forebay.errors import OptionError
 
@@ -357,7 +357,7 @@ def worker_resources(where: Ray) -> dict[str, float]:
 
 def whole_cores() -> int:
     """Return how many whole cores this process may use: at least 1."""
-    return max(1, int(process.usable_cores()))
+    return max(1, int(machine.usable_cores()))
 
 
 def ranks_on_node(environment: Mapping[str, str] = os.environ) -> int:
@@ -407,7 +407,7 @@ def parse_bytes(size: float | str, name: str = "buffer") -> int:
 
 
 def _memory_for(size: str, name: str) -> int:
-    memory = process.usable_memory()
+    memory = machine.usable_memory()
     if memory is None:
         raise OptionError(
             f"{name}={size!r}: the system does not report how much memory it has\n"

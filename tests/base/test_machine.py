@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.base import process
-from forebay.base.process import pressure, usable_cores
+from forebay.base import machine
+from forebay.base.machine import pressure, usable_cores
 from kit.control_groups import memory_group
 
 ALL = len(os.sched_getaffinity(0))
@@ -83,7 +83,7 @@ def test_pressure_is_reported_where_it_is(tmp_path):
 )
 def test_limits_for_reading_are_the_lowest_of_the_control_groups(tmp_path, groups, files, limit):
     """Of versions 1 and 2, and of any disk."""
-    assert process.read_limit(*system(tmp_path, groups, files)) == limit
+    assert machine.read_limit(*system(tmp_path, groups, files)) == limit
 
 
 MIB = 1 << 20
@@ -113,18 +113,18 @@ def test_the_memory_of_control_groups_counts(tmp_path, groups, files):
     """Of both versions, nested, and as a container sees its own; cached files do not count."""
     folders = system(tmp_path, groups, files)
     (folders[0] / "meminfo").write_text(f"MemAvailable: {1 << 40} kB\n")
-    assert process.usable_memory(*folders) == 200 * MIB
-    assert process.free_memory(*folders) == 130 * MIB
+    assert machine.usable_memory(*folders) == 200 * MIB
+    assert machine.free_memory(*folders) == 130 * MIB
 
 
 def test_without_a_limit_the_memory_is_the_machines(tmp_path):
     """An unlimited group, and a system without any."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     unlimited = system(tmp_path / "a", "4:memory:/\n", within("memory/", NO_LIMIT))
-    assert process.usable_memory(*unlimited) == machine
+    assert machine.usable_memory(*unlimited) == whole
     none = system(tmp_path / "b", "", {})
-    assert process.usable_memory(*none) == machine
-    assert process.free_memory(*none) is None
+    assert machine.usable_memory(*none) == whole
+    assert machine.free_memory(*none) is None
 
 
 @pytest.fixture
@@ -158,9 +158,9 @@ def test_half_of_the_memory_is_half_of_the_control_groups(small_group):
 
 def test_memory_for_files_is_what_is_available(tmp_path):
     """Nothing without the file."""
-    assert process.memory_for_files(tmp_path) is None
+    assert machine.memory_for_files(tmp_path) is None
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:  3 kB\n")
-    assert process.memory_for_files(tmp_path) == 3072
+    assert machine.memory_for_files(tmp_path) == 3072
 
 
 def test_what_this_thread_reads_from_storage_is_counted(tmp_path):
@@ -175,18 +175,18 @@ def test_what_this_thread_reads_from_storage_is_counted(tmp_path):
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    before, process_before = process.read_bytes(), of_process()
+    before, process_before = machine.read_bytes(), of_process()
     path.read_bytes()
-    read = process.read_bytes() - before
+    read = machine.read_bytes() - before
     if of_process() - process_before < 1 << 20:
         pytest.skip("this file system keeps files in memory")
     assert read >= 1 << 20
     path.read_bytes()
-    assert process.read_bytes() - before == read
+    assert machine.read_bytes() - before == read
 
 
 def test_the_time_that_cores_are_idle_only_grows():
     """By less than a second each second."""
-    first = process.cores_idle_s()
+    first = machine.cores_idle_s()
     assert first is not None
-    assert first <= process.cores_idle_s()
+    assert first <= machine.cores_idle_s()

@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 
-from forebay.base import memory_files
-from forebay.base.memory_files import memory_file
+from forebay.base import process
+from forebay.base.process import memory_file
 
 
 @pytest.fixture
@@ -39,15 +39,15 @@ def refuse(name):
 def test_where_the_system_refuses_a_file_without_a_name_serves(monkeypatch, opened, tmp_path):
     """First in shared memory; in a folder that may be on a disk only with a warning, once."""
     for way in ("_by_python", "_by_libc"):
-        monkeypatch.setattr(memory_files, way, refuse)
-    monkeypatch.setattr(memory_files, "_was_warned", False)
+        monkeypatch.setattr(process, way, refuse)
+    monkeypatch.setattr(process, "_was_warned", False)
     shared = tmp_path / "shm"
     shared.mkdir()
-    monkeypatch.setattr(memory_files, "_SHARED_MEMORY", str(shared))
+    monkeypatch.setattr(process, "_SHARED_MEMORY", str(shared))
     opened.append(memory_file("forebay"))
     assert link_of(opened[0]).startswith(f"{shared}/")
     assert list(shared.iterdir()) == []
-    monkeypatch.setattr(memory_files, "_SHARED_MEMORY", str(tmp_path / "missing"))
+    monkeypatch.setattr(process, "_SHARED_MEMORY", str(tmp_path / "missing"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.warns(RuntimeWarning, match=rf"unlinked files in {tmp_path} serve"):
         opened.append(memory_file("forebay"))

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 
 import forebay
-from forebay.base import process
+from forebay.base import machine, process
 
 
 class Numbers(Dataset):
@@ -22,7 +22,8 @@ class Numbers(Dataset):
 
 @pytest.fixture(autouse=True)
 def _no_proc(monkeypatch, tmp_path):
-    monkeypatch.setattr(process, "PROC", tmp_path / "none")
+    for module in (machine, process):
+        monkeypatch.setattr(module, "PROC", tmp_path / "none")
 
 
 def double(batch):
@@ -68,9 +69,9 @@ def test_runs_end_well(tmp_path, workers):
 def test_measurements_are_missing():
     """Each says so in its own way."""
     assert process.kernel() == "" and process.state_and_start(os.getpid()) == ("", "")
-    assert process.queued_s() == 0 and process.read_bytes() == 0
-    assert process.cores_idle_s() is None
-    times = process.ProcessTimes()
+    assert machine.queued_s() == 0 and machine.read_bytes() == 0
+    assert machine.cores_idle_s() is None
+    times = machine.ProcessTimes()
     times.add([os.getpid()])
     times.add([os.getpid()])
     assert (times.cpu_s, times.queued_s, times.threads_s) == (0, 0, 0)

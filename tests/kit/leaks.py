@@ -33,7 +33,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.base.memory_files import memory_file
+from forebay.base.process import memory_file
 
 _PROC = Path("/proc")
 _SHM = Path("/dev/shm")

@@ -355,8 +355,8 @@ def test_a_buffer_of_thirty_bytes_is_refused(size):
 @pytest.fixture
 def memory_of_24_gib(monkeypatch):
     """Let this process have 24 GiB, whatever the machine has."""
-    monkeypatch.setattr("forebay.base.process.usable_memory", lambda: 24 << 30)
-    monkeypatch.setattr("forebay.base.process.free_memory", lambda: 20 << 30)
+    monkeypatch.setattr("forebay.base.machine.usable_memory", lambda: 24 << 30)
+    monkeypatch.setattr("forebay.base.machine.free_memory", lambda: 20 << 30)
 
 
 @pytest.mark.usefixtures("memory_of_24_gib")

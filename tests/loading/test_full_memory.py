@@ -10,7 +10,7 @@ import pytest
 from streams import until
 
 import forebay
-from forebay.base import system_limits
+from forebay.base import machine
 from kit.control_groups import memory_group
 
 MIB = 1 << 20
@@ -73,7 +73,7 @@ def test_kills_for_memory_are_counted_where_the_system_counts_them(tmp_path, ver
     """Of the innermost group that counts, of either version; otherwise of the machine."""
     (tmp_path / "self").mkdir()
     (tmp_path / "vmstat").write_text("nr_free 9\noom_kill 7\n")
-    assert system_limits.memory_kills(tmp_path, tmp_path) == 7
+    assert machine.memory_kills(tmp_path, tmp_path) == 7
     name, line = (
         ("memory.oom_control", "4:memory:/a/b\n")
         if version == 1
@@ -83,10 +83,10 @@ def test_kills_for_memory_are_counted_where_the_system_counts_them(tmp_path, ver
     inner = tmp_path / ("memory/a/b" if version == 1 else "a/b")
     inner.mkdir(parents=True)
     (inner.parent / name).write_text("oom_kill 5\n")
-    assert system_limits.memory_kills(tmp_path, tmp_path) == 5
+    assert machine.memory_kills(tmp_path, tmp_path) == 5
     (inner / name).write_text("low 0\noom 4\noom_kill 3\n")
-    assert system_limits.memory_kills(tmp_path, tmp_path) == 3
-    assert system_limits.memory_kills(tmp_path / "none", tmp_path) is None
+    assert machine.memory_kills(tmp_path, tmp_path) == 3
+    assert machine.memory_kills(tmp_path / "none", tmp_path) is None
 
 
 @pytest.fixture

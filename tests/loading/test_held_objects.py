@@ -11,7 +11,7 @@ from streams import until
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import forebay
-from forebay.base import private_memory
+from forebay.base import machine
 from forebay.loading.held_objects import largest_objects
 
 COUNT = 20_000
@@ -133,8 +133,8 @@ def test_a_dataset_that_cannot_be_looked_at_is_let_be():
 @pytest.mark.slow
 def test_the_verdict_names_the_list_that_workers_copy(monkeypatch, tmp_path):
     """And statistics say how much: measured by the workers, as they read it."""
-    monkeypatch.setattr(private_memory, "MEMORY_EVERY_S", 0.0)
-    monkeypatch.setattr(private_memory, "MEMORY_SHARE", 1.0)
+    monkeypatch.setattr(machine, "MEMORY_EVERY_S", 0.0)
+    monkeypatch.setattr(machine, "MEMORY_SHARE", 1.0)
     dataset = Dataset(dicts(600_000))
     options = {"num_workers": 1, "shuffle": True, "seed": 0, "collate_fn": len}
     with forebay.DataLoader(dataset, 2000, **options) as loader:

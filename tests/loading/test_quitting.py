@@ -118,8 +118,8 @@ def test_the_end_waits_for_a_thread_within_an_operation_of_torch(script, concurr
     """The process would abort where the operation returns to an interpreter that is gone."""
     ending = script(f"""
         import time
-        import forebay.base.thread_ends
-        forebay.base.thread_ends.EXIT_S = 60.0
+        import forebay.base.process
+        forebay.base.process.EXIT_S = 60.0
         torch.set_num_threads(1)
         values = torch.rand(8_000_000)
         begun, ended = [], []

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import forebay
-from forebay.base.process import ProcessTimes
+from forebay.base.machine import ProcessTimes
 from forebay.observe.progress import LONG_S, RunTrace
 from forebay.options import AutoWorkers, PreprocessOptions
 from forebay.runs.tuning import EVERY_S, RunTuning

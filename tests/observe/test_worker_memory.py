@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mmap
 
-from forebay.base import private_memory
-from forebay.base.private_memory import PrivateMemory, private_bytes
+from forebay.base import machine
+from forebay.base.machine import PrivateMemory, private_bytes
 from forebay.observe.worker_memory import HeldObjects, WorkerMemory
 
 MIB = 1 << 20
@@ -47,9 +47,9 @@ def test_little_memory_and_few_objects_are_not_said() -> None:
 def test_it_is_measured_seldom_and_only_where_there_are_new_pages(monkeypatch) -> None:
     """At most in a two-thousandth of the time, and not at all by a worker that copies nothing."""
     took = iter(range(100))
-    monkeypatch.setattr(private_memory.time, "perf_counter", lambda: 0.05 * next(took))
-    monkeypatch.setattr(private_memory, "private_bytes", lambda: 7)
-    memory, many = PrivateMemory(0.0), private_memory.LEAST_NEW_PAGES
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: 0.05 * next(took))
+    monkeypatch.setattr(machine, "private_bytes", lambda: 7)
+    memory, many = PrivateMemory(0.0), machine.LEAST_NEW_PAGES
     assert memory.measured(5.0, many) == 0
     assert memory.measured(10.0, 0) == 7
     assert memory.measured(1000.0, many - 1) == 0

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from forebay.base import system_limits
+from forebay.base import machine, process
 from forebay.errors import WorkerDiedError
 from forebay.pools.events import Answer, Assignment, TaskFinished, WorkerDied
 from forebay.pools.processes import ProcessPool
@@ -68,7 +68,7 @@ def test_a_thread_that_the_system_refuses_is_said_with_the_limits(monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(WorkerDiedError, match="threads cannot be started") as caught:
-        system_limits.start_thread(threading.Thread(target=print))
+        process.start_thread(threading.Thread(target=print))
     assert "ulimit -u" in str(caught.value)
 
 
@@ -80,9 +80,9 @@ def test_a_worker_that_cannot_be_forked_is_said_with_the_limits_of_groups(tmp_pa
     (tmp_path / "job" / "pids.max").write_text("20\n")
     (tmp_path / "job" / "pids.current").write_text("19\n")
     (tmp_path / "pids.max").write_text("max\n")
-    monkeypatch.setattr(system_limits, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(system_limits, "GROUPS", tmp_path)
-    error = system_limits.refused("worker processes", OSError(11, "not now"))
+    monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    error = process.refused("worker processes", OSError(11, "not now"))
     assert "the control group, 20, of which 19 are in use (pids.max" in str(error)
 
 

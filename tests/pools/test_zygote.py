@@ -455,8 +455,8 @@ def no_files_in_memory(monkeypatch):
         raise PermissionError("seccomp")
 
     for way in ("_by_python", "_by_libc"):
-        monkeypatch.setattr(f"forebay.base.memory_files.{way}", refuse)
-    monkeypatch.setattr("forebay.base.memory_files._SHARED_MEMORY", "")
+        monkeypatch.setattr(f"forebay.base.process.{way}", refuse)
+    monkeypatch.setattr("forebay.base.process._SHARED_MEMORY", "")
 
 
 def test_workers_start_without_a_folder_for_temporary_files(no_temporary_files):

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from forebay.base.process import read_proc
+from forebay.base.machine import read_proc
 
 # ---- import hooks --------------------------------------------------------------------------------
 # Call functions when user code imports a library, which may be long after a worker began.

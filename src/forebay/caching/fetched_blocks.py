@@ -26,8 +26,8 @@ from zlib import crc32
 
 import numpy as np
 
-from forebay.base.memory_files import memory_file
 from forebay.base.output_names import PRIVATE
+from forebay.base.process import memory_file
 from forebay.base.store_errors import BROKEN, MISSING, REFUSED, THROTTLED, store_advice
 from forebay.caching.fetch_policy import (
     MOST_REQUESTS,

@@ -31,8 +31,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
-from forebay.base.memory_files import memory_file
-from forebay.base.process import descriptors_for_workers, standard_library_first
+from forebay.base.process import descriptors_for_workers, memory_file, standard_library_first
 from forebay.errors import InputError, shown_location
 
 # How long a new fetcher may take until it has its lock, and how often a look is taken.

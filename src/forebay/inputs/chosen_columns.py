@@ -21,7 +21,7 @@ import numpy as np
 from forebay.base.arrow_arrays import array_of_numpy
 from forebay.base.files import absolute, fetched, is_url
 from forebay.base.formatting import byte_size, counted
-from forebay.base.process import memory_for_files
+from forebay.base.machine import memory_for_files
 from forebay.base.table_files import refuse
 from forebay.columns.arrow_columns import Columns
 from forebay.columns.column_types import open_columns

@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.base.files import open_regular
-from forebay.base.process import is_alive, join_thread, kernel, state_and_start
-from forebay.base.system_limits import start_thread
+from forebay.base.process import is_alive, join_thread, kernel, start_thread, state_and_start
 from forebay.errors import BusyError, LedgerError
 from forebay.observe.progress import note
 

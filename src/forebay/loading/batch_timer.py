@@ -8,8 +8,7 @@ import resource
 import time
 from typing import NamedTuple
 
-from forebay.base.private_memory import PrivateMemory
-from forebay.base.process import queued_s, read_bytes
+from forebay.base.machine import PrivateMemory, queued_s, read_bytes
 from forebay.observe.measurements import SlowSample, Timing
 from forebay.observe.record import FINEST_S, MEASURED_S, SAMPLED_S
 

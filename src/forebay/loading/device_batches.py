@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from forebay.base.process import usable_memory
+from forebay.base.machine import usable_memory
 from forebay.devices.device import Copy, Device
 from forebay.devices.flow import Allocate, Command, Discard, StartCopy, TransferFlow
 from forebay.devices.slab import MOST, SHARE, DeviceSlab, PinnedWindow, Rebuilding

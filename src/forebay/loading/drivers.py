@@ -15,9 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from forebay.base.process import LONGEST_WAIT_S
-from forebay.base.system_limits import start_thread
-from forebay.base.thread_ends import join_threads
+from forebay.base.process import LONGEST_WAIT_S, join_threads, start_thread
 from forebay.engine.commands import Outcome
 from forebay.engine.engine import COLLECT_S, Engine
 from forebay.pools.base import Pool

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forebay.base.process import memory_for_files, pressure, read_limit, usable_cores
+from forebay.base.machine import memory_for_files, pressure, read_limit, usable_cores
 from forebay.buffer import Buffer, capacity_shown, low_mark_of
 from forebay.loading.kind import LoaderKind
 from forebay.loading.progress import LoaderProgress, setup_of

@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import Any
 
-from forebay.base.thread_ends import join_threads
+from forebay.base.process import join_threads
 
 # How long to wait for a thread that takes a batch, or processes it on a device, in seconds.
 LEAVE_S = 5.0

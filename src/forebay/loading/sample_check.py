@@ -11,7 +11,7 @@ import torch
 
 from forebay.base.batches import differing
 from forebay.base.formatting import counted
-from forebay.base.open_files import moved_since, read_positions
+from forebay.base.process import moved_since, read_positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from forebay.base.memory_files import memory_file
+from forebay.base.process import memory_file
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
 

@@ -23,8 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from forebay.base.memory_files import memory_file
-from forebay.base.process import descriptors
+from forebay.base.process import descriptors, memory_file
 from forebay.errors import OptionError
 from forebay.memory.layout import Slot, Space
 

@@ -22,7 +22,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from forebay.base.process import cores_idle_s, queued_s
+from forebay.base.machine import cores_idle_s, queued_s
 from forebay.observe.measurements import (
     Fetched,
     MadeRecord,

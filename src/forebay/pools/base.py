@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import final
 
-from forebay.base.system_limits import start_thread
-from forebay.base.thread_ends import join_threads
+from forebay.base.process import join_threads, start_thread
 from forebay.failures import Failure
 from forebay.pools.events import (
     Assignment,

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, final
 
-from forebay.base.process import usable_memory
-from forebay.base.system_limits import limits_in_words, memory_kills
+from forebay.base.machine import memory_kills, usable_memory
+from forebay.base.process import limits_in_words
 from forebay.errors import OptionError
 from forebay.failures import Failure
 from forebay.pools import zygote

@@ -32,7 +32,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from forebay.base.libraries import keep_freed, use_one_thread
-from forebay.base.memory_files import memory_file
+from forebay.base.process import memory_file
 from forebay.base.process_ties import (
     OOM_AFTER_WORKERS,
     adopt_orphans,
@@ -282,7 +282,7 @@ class _Zygote:
             opened += os.pipe()
             pid = os.fork()
         except OSError as error:  # a limit is reached
-            from forebay.base.system_limits import refused
+            from forebay.base.process import refused
 
             failure = failure_of(refused("worker processes", error))
             self._refuse(incarnation, [*descriptors, *opened], failure)

@@ -37,8 +37,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from forebay.base.libraries import one_thread
-from forebay.base.memory_files import memory_file
-from forebay.base.process import descriptors_for_workers, standard_library_first
+from forebay.base.process import descriptors_for_workers, memory_file, standard_library_first
 from forebay.errors import OptionError
 from forebay.pools import zygote
 from forebay.pools.events import Job

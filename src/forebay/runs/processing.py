@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from forebay.base.process import ProcessTimes, usable_cores
+from forebay.base.machine import ProcessTimes, usable_cores
 from forebay.engine.commands import DeliverResult, Outcome, ReportFailure, ReportRetry
 from forebay.engine.engine import Engine
 from forebay.engine.limits import Limits

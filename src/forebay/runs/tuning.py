@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from forebay.base.process import ProcessTimes
+from forebay.base.machine import ProcessTimes
 from forebay.observe.progress import RunTrace, log
 from forebay.observe.tuner import Totals, Tuner
 from forebay.options import whole_cores

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from forebay.base.formatting import byte_size, byte_unit, counted, duration
-from forebay.base.process import usable_memory
+from forebay.base.machine import usable_memory
 from forebay.errors import shown_location, without_credentials
 from forebay.failures import Failure, Group, grouped
 from forebay.observe.figures import numeric_values, shown_figures
