@@ -25,8 +25,15 @@ from hypothesis import strategies as st
 import forebay
 from forebay.base.files import shown_values
 from forebay.cli import cli
-from forebay.errors import InputError, OptionError, shown_location, without_credentials
-from forebay.failures import Failure, short_tracebacks, shown_error
+from forebay.errors import (
+    InputError,
+    OptionError,
+    short_tracebacks,
+    shown_error,
+    shown_location,
+    without_credentials,
+)
+from forebay.failures import Failure
 from forebay.ledger.ledger import Ledger
 from forebay.observe.progress import Progress
 from forebay.predicting.data import shown_rows

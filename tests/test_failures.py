@@ -8,7 +8,8 @@ import weakref
 
 import pytest
 
-from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog, Group, grouped, message_of
+from forebay.errors import message_of
+from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog, Group, grouped
 
 
 class MuteError(Exception):

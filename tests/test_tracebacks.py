@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import forebay
-from forebay.errors import InputError, OptionError
-from forebay.failures import Failure, cut_own_frames, short_tracebacks
+from forebay.errors import InputError, OptionError, cut_own_frames, short_tracebacks
+from forebay.failures import Failure
 from forebay.loading import checks
 
 

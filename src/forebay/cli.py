@@ -34,7 +34,7 @@ from forebay.errors import (
     printable,
     shown_location,
 )
-from forebay.outputs.places import open_place, snapshot_of
+from forebay.outputs.folder import open_place, snapshot_of
 from forebay.predicting.predict import predict
 from forebay.runs.calls import recorded_settings, settings_shown
 from forebay.runs.commits import perform_pending

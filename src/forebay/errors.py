@@ -1,4 +1,4 @@
-"""All exceptions that forebay defines.
+"""All exceptions that forebay defines, and what of an exception is shown.
 
     ForebayError
     ├── OptionError(ValueError)            a setting is impossible; nothing was started
@@ -18,8 +18,12 @@ Its first line must make sense alone.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
-from typing import Any
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache, wraps
+from types import TracebackType
+from typing import Any, TypeVar, cast
 
 
 class ForebayError(Exception):
@@ -208,6 +212,9 @@ def _without_nested(piece: str) -> str:
 
 # ---- text ----------------------------------------------------------------------------------------
 
+# Characters of a message and of a traceback: an exception's message may contain a whole array.
+MAX_TEXT = 32_768
+
 
 def shortened(value: object) -> str:
     """Return the repr of a value, shortened to fit into a message."""
@@ -228,3 +235,180 @@ def printable(text: str) -> str:
 def one_line(text: str, most: int) -> str:
     """Return a string on one line of at most `most` characters, safe to print on a terminal."""
     return printable(" ".join(without_credentials(text)[:most].split()))[:most]
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception, even if its `__str__` raises."""
+    try:
+        return without_middle(without_credentials(str(error)))
+    except Exception as second:  # noqa: BLE001 - the user's __str__
+        return f"<its __str__ raised {type(second).__name__}>"
+
+
+def traceback_of(error: BaseException, trace: TracebackType | None) -> str:
+    """Return the formatted traceback of an exception, with its causes."""
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    return without_middle(without_credentials(text))
+
+
+def without_middle(text: str) -> str:
+    """Return a string, its middle omitted if it is longer than `MAX_TEXT`."""
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters omitted ...\n{text[-half:]}"
+
+
+# ---- tracebacks ----------------------------------------------------------------------------------
+# Tracebacks that show the user's frames: forebay's own are cut where they explain nothing.
+#
+# An error that forebay raises on purpose says in its message what is wrong, and an exception of the
+# user's code is about the user's frames. An unexpected exception in forebay's own code, which would
+# be a bug, keeps every frame.
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+# Modules that only pass a call or an exception on for forebay.
+_PASSING_ON = ("contextlib", "torch._utils")
+
+
+def short_tracebacks(function: _F) -> _F:
+    """Decorate an entry point: what it raises on purpose shows none of its internal frames.
+
+    A misspelt argument is refused with the name of the nearest one, as Python does from 3.13 on.
+    """
+    code: Any = function.__code__
+    known = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # for IPython and pytest
+        if not known.issuperset(kwargs):
+            raise _unexpected(function, known, kwargs)
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            cut_below_entry(error)
+            _show_causes(error)
+            if (shown := shown_error(error)) is not error:
+                raise shown from error.__cause__
+            raise
+
+    return cast("_F", call)
+
+
+def _unexpected(function: Any, known: Iterable[str], given: Iterable[str]) -> TypeError:
+    from difflib import get_close_matches
+
+    name = next(each for each in given if each not in set(known))
+    close = get_close_matches(name, known, 1, 0.5)
+    return TypeError(
+        f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
+        + (f". Did you mean {close[0]!r}?" if close else "")
+    )
+
+
+def cut_below_entry(error: BaseException) -> None:
+    """Cut forebay's frames below the first, if forebay raises or passes on this exception.
+
+    It passes on what it has added a note to; see `BaseException.add_note`.
+    """
+    notes = getattr(error, "__notes__", ())
+    first = error.__traceback__
+    if first is None or not _is_on_purpose(error):
+        return
+    first.tb_next = _without_own(first.tb_next)
+    if notes:
+        error.__notes__ = [*map(_shown, notes)]
+    _cut_causes(error)
+    _show_causes(error)
+
+
+def _is_on_purpose(error: BaseException) -> bool:
+    """Return whether forebay raised an exception, or passes it on with a note."""
+    notes = getattr(error, "__notes__", ())
+    is_passed_on = any(isinstance(each, str) and each.startswith("forebay: ") for each in notes)
+    return isinstance(error, ForebayError) or is_passed_on
+
+
+def cut_own_frames(error: BaseException) -> None:
+    """Cut forebay's frames from an exception that the user's code raised, or forebay on purpose."""
+    frames = list(_frames(error.__traceback__))
+    if frames and _is_own(frames[-1]) and not _is_on_purpose(error):
+        return
+    error.__traceback__ = _without_own(error.__traceback__)
+    _cut_causes(error)
+
+
+def _cut_causes(error: BaseException) -> None:
+    seen = {id(error)}  # causes may go round in a circle
+    cause = error.__cause__
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        cause.__traceback__ = _without_own(cause.__traceback__)
+        cause = cause.__cause__
+
+
+def shown_error(error: BaseException) -> BaseException:
+    """Return an exception that shows no credentials: the same one, or one in its place."""
+    with suppress(Exception):  # whatever a class does with its attributes
+        if _shows_none(error):
+            return error
+        error.args = tuple(map(_shown, error.args))
+        for name in ("filename", "filename2"):  # of an OSError
+            if isinstance(getattr(error, name, None), str):
+                setattr(error, name, _shown(getattr(error, name)))
+        error.__notes__ = [*map(_shown, getattr(error, "__notes__", ()))]
+        if _shows_none(error):
+            return error
+    other = FailuresError(f"{type(error).__name__}: {message_of(error)}")
+    other.__cause__, other.__context__ = error.__cause__, error.__context__
+    other.__notes__ = [*map(_shown, getattr(error, "__notes__", ()))]
+    return other.with_traceback(error.__traceback__)
+
+
+def _shown(value: Any) -> Any:
+    return without_credentials(value) if isinstance(value, str) else value
+
+
+def _shows_none(error: BaseException) -> bool:
+    said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    return said == without_credentials(said)
+
+
+def _show_causes(error: BaseException) -> None:
+    """Remove credentials from the exceptions that Python prints above this one."""
+    shown: dict[int, tuple[BaseException, BaseException]] = {}  # holds them, so no ID is reused
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        is_suppressed = each.__suppress_context__
+        for name in ("__cause__", "__context__"):
+            other = getattr(each, name)
+            if other is None:
+                continue
+            if id(other) not in shown:
+                shown[id(other)] = other, shown_error(other)
+                waiting.append(shown[id(other)][1])
+            if shown[id(other)][1] is not other:
+                setattr(each, name, shown[id(other)][1])
+        each.__suppress_context__ = is_suppressed
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    kept: TracebackType | None = None
+    for each in reversed([each for each in _frames(trace) if not _is_own(each)]):
+        each.tb_next, kept = kept, each
+    return kept
+
+
+def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _is_own(trace: TracebackType) -> bool:
+    # Not the file: methods that dataclasses generates have none.
+    module = str(trace.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] == "forebay" or module in _PASSING_ON

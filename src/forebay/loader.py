@@ -24,8 +24,8 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from forebay.base.randomness import generators_kept
 from forebay.buffer import Buffer, buffer_of
-from forebay.errors import OptionError
-from forebay.failures import Failure, short_tracebacks
+from forebay.errors import OptionError, short_tracebacks
+from forebay.failures import Failure
 from forebay.loading.arguments import ARGUMENTS
 from forebay.loading.facts import LiveLoader, diagnosis_of, report_of, setup_now
 from forebay.loading.iterators import BatchIterator

@@ -20,8 +20,7 @@ from torch.utils.data import Dataset
 
 from forebay.base.datasets import getitems_of, is_map_style, sequence_rows
 from forebay.base.formatting import summary
-from forebay.errors import OptionError
-from forebay.failures import short_tracebacks
+from forebay.errors import OptionError, short_tracebacks
 from forebay.mixture import Mixture
 from forebay.options import check_positive
 from forebay.seeds import EPOCH, Integers

@@ -29,7 +29,7 @@ from forebay.base.value_classes import MisfitError
 from forebay.caching import arrow_shards
 from forebay.caching.index import CachePlan
 from forebay.caching.shard_writer import ShardWork, layout_of
-from forebay.failures import MAX_TEXT
+from forebay.errors import MAX_TEXT
 from forebay.runs.ranges import failed_samples
 
 # `forebay.cache` is the function.

@@ -9,7 +9,7 @@ import pytest
 from datasets import Failing, Squares, error_of_next
 
 import forebay
-from forebay.failures import MAX_TEXT
+from forebay.errors import MAX_TEXT
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")
 

@@ -13,7 +13,7 @@ import torch
 from models import Factory, Numbers, total
 
 import forebay
-from forebay.failures import MAX_TEXT
+from forebay.errors import MAX_TEXT
 from forebay.ledger.records import Counts
 from forebay.runs import processing
 from forebay.runs.ranges import read_run_state

@@ -17,8 +17,7 @@ from driving import call, calls, here, make_inputs, published, staged
 from works import copy, fail_odd, note_call
 
 import forebay
-from forebay.errors import FailuresError, SampleTimeoutError, WorkerDiedError
-from forebay.failures import MAX_TEXT
+from forebay.errors import MAX_TEXT, FailuresError, SampleTimeoutError, WorkerDiedError
 from forebay.inputs.listing import local_inputs
 from forebay.runs import job as work
 from forebay.runs.processing import FailureBudget

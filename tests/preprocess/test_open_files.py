@@ -13,7 +13,7 @@ from driving import make_inputs, published
 
 import forebay
 from forebay.ledger.ledger import Ledger
-from forebay.outputs import unclosed_files
+from forebay.outputs import staging_folders
 
 KEPT = []
 
@@ -92,7 +92,7 @@ def _file_system(request, monkeypatch):
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
             return real(descriptor, command, *argument)
 
-        monkeypatch.setattr(unclosed_files.fcntl, "fcntl", refuse)
+        monkeypatch.setattr(staging_folders.fcntl, "fcntl", refuse)
 
 
 def run(work, tmp_path, **options):

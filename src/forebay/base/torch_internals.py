@@ -23,8 +23,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.collate import default_collate, default_collate_fn_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from forebay.errors import without_credentials
-from forebay.failures import without_middle
+from forebay.errors import without_credentials, without_middle
 
 __all__ = ["TypedStorage", "UntypedStorage"]
 

@@ -21,8 +21,7 @@ from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.value_classes import Classes, Identity, loaded_class
 from forebay.caching.arrow_shards import Shards
 from forebay.caching.index import CachePlan, Index
-from forebay.errors import InputError, OptionError, shown_location
-from forebay.failures import short_tracebacks
+from forebay.errors import InputError, OptionError, short_tracebacks, shown_location
 from forebay.options import parse_bytes
 
 if TYPE_CHECKING:

@@ -50,8 +50,8 @@ from forebay.caching.structure import (
     names_of,
     structure_of,
 )
-from forebay.errors import FailuresError
-from forebay.failures import Failure, failure_to_json, message_of
+from forebay.errors import FailuresError, message_of
+from forebay.failures import Failure, failure_to_json
 
 
 def specs_of(names: list[str], leaves: list[Any]) -> list[Spec]:

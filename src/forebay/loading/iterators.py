@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from forebay.base.batches import pinned
 from forebay.base.torch_internals import BaseIterator, profiler_is_on
-from forebay.errors import FailuresError, WorkerDiedError, shortened
-from forebay.failures import Failure, cut_below_entry
+from forebay.errors import FailuresError, WorkerDiedError, cut_below_entry, shortened
+from forebay.failures import Failure
 from forebay.loading.kind import RETRIES, LoaderKind
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.open_feeds import CLOSED

@@ -21,8 +21,14 @@ from forebay.base.output_names import (
 )
 from forebay.errors import OutputError
 from forebay.ledger.records import FileFields
-from forebay.outputs.staging_folders import StagingFolders, refuse_link, removed_if_empty
-from forebay.outputs.unclosed_files import MOST_LEASES, closed_status, was_open
+from forebay.outputs.staging_folders import (
+    MOST_LEASES,
+    StagingFolders,
+    closed_status,
+    refuse_link,
+    removed_if_empty,
+    was_open,
+)
 
 if TYPE_CHECKING:
     from forebay.outputs.tars import OutputTar

@@ -1,4 +1,4 @@
-"""Where a worker stages files: in a folder that its inputs share, or in one of a single input.
+"""Where a worker stages files, in a folder that inputs share or in one of an input; open files.
 
     RUN-WORKER.0/speaker1/a.flac  named by `out.file`, in a folder that is published or none
     RUN-WORKER-7/rec/0.flac       all else: the folder that a function gets when it asks for one
@@ -11,9 +11,14 @@ own. What is in a shared folder, and was named by no input, belongs to the one t
 from __future__ import annotations
 
 import errno
+import fcntl
+import gc
+import io
 import os
+import signal
 import stat
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from contextlib import suppress
 
 from forebay.base.output_names import own_folder, worker_folder
 from forebay.errors import OutputError
@@ -141,3 +146,75 @@ def refuse_link(root: str, folder: str) -> None:
             "the function left a link in the place of its output folder\n"
             "  Nothing of this input was kept. Write into the folder that it was given."
         )
+
+
+# ---- open files ----------------------------------------------------------------------------------
+# Whether a file is still open for writing, so that what is written next would be missing in it.
+
+# To look at a file: no link is followed, and a pipe is not waited for.
+_LOOK = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+# Of Linux; elsewhere no file system has leases.
+_SETLEASE, _SETSIG = getattr(fcntl, "F_SETLEASE", -1), getattr(fcntl, "F_SETSIG", -1)
+_SIGNAL = int(signal.SIGURG)
+# A lease takes 2 us. With more files, it is faster to look at all descriptors of the process.
+MOST_LEASES = 8
+
+
+def closed_status(path: str) -> os.stat_result | None:
+    """Return the status of a file that nobody has open for writing; None if that is not known.
+
+    Linux grants a lease for reading on such a file alone, if the file system has leases.
+    """
+    try:
+        descriptor = os.open(path, _LOOK)
+    except OSError:
+        return None
+    try:
+        # If somebody opens the file meanwhile, the kernel sends a signal; this one is ignored.
+        fcntl.fcntl(descriptor, _SETSIG, _SIGNAL)
+        fcntl.fcntl(descriptor, _SETLEASE, fcntl.F_RDLCK)
+        return os.fstat(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def was_open(files: dict[tuple[int, int], str], function: str) -> bool:
+    """Return whether a file of these devices and inodes was open; raise OutputError if one is."""
+    if _open_in_this_process(files) is None:
+        return False
+    # A file that only a cycle of references keeps open is fine: Python closes it when it finds the
+    # cycle. But it may close the descriptor before it writes what is in the buffers.
+    _flush_buffers(files)
+    gc.collect()
+    left = _open_in_this_process(files)
+    if left is None:
+        return True
+    raise OutputError(
+        f"out.file({left!r}) is still open for writing: {function} did not close it\n"
+        "  Nothing of this input was kept, since what is not yet written to the file would be "
+        "missing in it. Close it before the function returns, best with `with`: a global variable, "
+        "a cache, an object or a thread keeps it open."
+    )
+
+
+def _flush_buffers(files: Container[tuple[int, int]]) -> None:
+    for each in gc.get_objects():
+        if issubclass(type(each), io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
+            with suppress(OSError, ValueError):  # it is closed, or over no file
+                status = os.fstat(each.fileno())
+                if (status.st_dev, status.st_ino) in files:
+                    each.flush()
+
+
+def _open_in_this_process(files: dict[tuple[int, int], str]) -> str | None:
+    """Return the name of one of the files that this process has open for writing, if any."""
+    with suppress(FileNotFoundError):  # without /proc, nobody knows
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):  # it was that of the listing, or another thread closed it
+                status = os.fstat(descriptor)
+                name = files.get((status.st_dev, status.st_ino))
+                if name is not None and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE:
+                    return name
+    return None

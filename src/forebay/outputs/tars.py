@@ -11,8 +11,7 @@ from typing import Any, BinaryIO, Self
 
 from forebay.base.files import is_url, open_regular, open_url
 from forebay.base.output_names import inside_name
-from forebay.errors import InputError, OutputError, shortened
-from forebay.failures import short_tracebacks
+from forebay.errors import InputError, OutputError, short_tracebacks, shortened
 
 
 class OutputTar:

@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from forebay.failures import Failure, cut_own_frames, message_of, traceback_of
+from forebay.errors import cut_own_frames, message_of, traceback_of
+from forebay.failures import Failure
 from forebay.pools.events import (
     GIVE_BACK_S,
     Assignment,

@@ -15,8 +15,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.base.earlier_rows import EarlierRows
-from forebay.errors import FailuresError, OptionError, OutputError
-from forebay.failures import short_tracebacks
+from forebay.errors import FailuresError, OptionError, OutputError, short_tracebacks
 from forebay.ledger.records import Todo
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, check_killable, cluster_of

@@ -28,8 +28,8 @@ from forebay.caching.index import CachePlan, Index, check_size
 from forebay.caching.layout import BLOCKS, INDEX
 from forebay.caching.shard_writer import ShardWork, layout_of, line_of, sample_failure
 from forebay.caching.structure import leaves_of
-from forebay.errors import FailuresError, InputError, OptionError
-from forebay.failures import Failure, short_tracebacks
+from forebay.errors import FailuresError, InputError, OptionError, short_tracebacks
+from forebay.failures import Failure
 from forebay.ledger.database import reading
 from forebay.ledger.snapshot import read_entries
 from forebay.options import SHARD_BYTES, PreprocessOptions, Ray

@@ -41,8 +41,7 @@ from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.lock import Holder
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, plain_number
-from forebay.outputs.folder import OutputFolder
-from forebay.outputs.places import snapshot_of
+from forebay.outputs.folder import OutputFolder, snapshot_of
 from forebay.pools.job_loading import is_worker
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.source_code import reference_of

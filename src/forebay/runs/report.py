@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import counted, duration, summary
 from forebay.errors import (
+    short_tracebacks,
     shown_location,
 )
-from forebay.failures import Failure, Group, grouped, short_tracebacks
+from forebay.failures import Failure, Group, grouped
 
 if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     import pyarrow

@@ -40,7 +40,7 @@ from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Input, Todo
 from forebay.observe.progress import Progress, log, note, run_label
 from forebay.options import PreprocessOptions
-from forebay.outputs.places import open_place
+from forebay.outputs.folder import open_place
 from forebay.pools.base import Pool
 from forebay.pools.job_loading import check_not_loading
 from forebay.pools.processes import ProcessPool, occupy_standard_descriptors

@@ -8,8 +8,9 @@ from forebay.errors import (
     OutputError,
     SampleTimeoutError,
     WorkerDiedError,
+    shown_error,
 )
-from forebay.failures import Failure, shown_error
+from forebay.failures import Failure
 from forebay.pools.worker import SealedError
 
 
