@@ -34,9 +34,9 @@ from forebay.errors import (
     printable,
     shown_location,
 )
-from forebay.outputs.folder import open_place, snapshot_of
+from forebay.outputs.places import snapshot_of
 from forebay.predicting.predict import predict
-from forebay.runs.calls import recorded_settings, settings_shown
+from forebay.runs.calls import open_place, recorded_settings, settings_shown
 from forebay.runs.commits import perform_pending
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.preprocess import preprocess, retry

@@ -12,7 +12,7 @@ from driving import call
 
 from forebay.cli import cli
 from forebay.errors import ChangedError, OptionError
-from forebay.outputs.folder import snapshot_of
+from forebay.outputs.places import snapshot_of
 from forebay.runs.preprocess import retry
 
 MODELS = Path(__file__).with_name("models.py")

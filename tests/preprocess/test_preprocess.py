@@ -18,7 +18,7 @@ from works import copy, draw, fail_odd, fail_once, nothing, row_alone, split
 
 import forebay
 from forebay.errors import ChangedError, InputError, LedgerError, OptionError
-from forebay.outputs.folder import snapshot_of
+from forebay.outputs.places import snapshot_of
 from forebay.runs.preprocess import retry
 
 

@@ -66,7 +66,7 @@ def test_a_run_begun_in_one_place_is_finished_in_the_other(cluster, first, secon
 def recorded(output):
     """Return how many inputs the ledger calls done; 0 where there is none yet."""
     from forebay.errors import LedgerError
-    from forebay.outputs.folder import snapshot_of
+    from forebay.outputs.places import snapshot_of
 
     try:
         return snapshot_of(output).counts.done

@@ -12,7 +12,7 @@ from forebay.errors import BusyError, ForebayError, InputError
 from forebay.ledger.database import reading
 from forebay.ledger.snapshot import Snapshot
 from forebay.options import depth_in_forebay
-from forebay.outputs.folder import snapshot_of
+from forebay.outputs.places import snapshot_of
 
 
 def refuse_unfinished(folder: str) -> None:

@@ -19,28 +19,25 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forebay.base.files import is_url, local_path, refuse_foreign
+from forebay.base.files import refuse_foreign
 from forebay.base.output_names import (
     PRIVATE,
     STAGING,
     path_elsewhere,
     recorded_name,
 )
-from forebay.errors import LedgerError, OutputError
-from forebay.ledger.database import NAME
+from forebay.errors import OutputError
 from forebay.ledger.records import FileChange, Unpublished
 from forebay.outputs.publishing import Publisher, rename_new
 from forebay.outputs.staging import Staging
 
 if TYPE_CHECKING:
     from forebay.ledger.ledger import Ledger
-    from forebay.ledger.lock import Holder
-    from forebay.ledger.snapshot import Snapshot
 
 # The most files that `strays` looks at, in about 50 ms.
 MOST_LOOKED_AT = 10_000
@@ -235,58 +232,3 @@ def _unreadable(error: OSError) -> OutputError:
         f"{error.filename.rstrip('/')!r} cannot be read: {error.strerror}\n"
         "  Nothing was changed. Check its permissions and the disk, and make the same call again."
     )
-
-
-# ---- places --------------------------------------------------------------------------------------
-# Where outputs go: a local folder, or a bucket (`bucket.py`).
-
-
-def open_place(output: str | os.PathLike[str]) -> OutputFolder:
-    """Return the folder or the bucket that `output` names."""
-    text = local_path(output)
-    if not is_url(text):
-        return OutputFolder(Path(os.path.abspath(text)))
-    from forebay.outputs.bucket import BucketFolder
-
-    return BucketFolder(text)
-
-
-@contextmanager
-def newest_ledger(output: str | os.PathLike[str]) -> Iterator[tuple[Path, Holder | None]]:
-    """Find the ledger of a place, to be read from outside with `forebay.ledger.database`.
-
-    That of a URL is the local one, or else a copy of that in the bucket, whichever is newer.
-    """
-    text = local_path(output)
-    if not is_url(text):
-        yield Path(text) / PRIVATE, None
-        return
-    from forebay.base.file_stores import Store
-    from forebay.ledger.snapshot import read_snapshot
-    from forebay.outputs.bucket import private_folder_of
-    from forebay.outputs.ledger_copy import LEDGER, read_run
-
-    store = Store(text)
-    there, private = read_run(store), private_folder_of(store) / PRIVATE
-    local = private / NAME
-    if there is not None and local.is_file() and local.stat().st_size:
-        meta = read_snapshot(private).meta
-        generation = int(meta.get("generation", 0))
-        if meta.get("lineage") == there.lineage and generation >= there.generation:
-            yield private, None
-            return
-    with tempfile.TemporaryDirectory() as scratch:
-        if not store.download(LEDGER, Path(scratch, NAME)):
-            raise LedgerError(
-                f"{store.url} holds no ledger: it is not an output of forebay's\n"
-                "  Give the URL that was given as `output`."
-            )
-        yield Path(scratch), None if there is None else there.live_holder
-
-
-def snapshot_of(output: str | os.PathLike[str]) -> Snapshot:
-    """Read the counts in the ledger of a place from outside."""
-    from forebay.ledger.snapshot import read_snapshot
-
-    with newest_ledger(output) as (folder, live):
-        return read_snapshot(folder, live)

@@ -1,10 +1,10 @@
-"""The user's model: recognized, called, halved where it fails; its outputs, brought to the host."""
+"""The user's model: recognized or made by a factory, called, halved where it fails; its outputs."""
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -12,12 +12,17 @@ import numpy as np
 import torch
 
 from forebay.base.batches import halves, leaves, mapped, moved
+from forebay.base.randomness import seed_generators
 from forebay.base.torch_internals import version_of
+from forebay.collating.rules import described_value
 from forebay.devices.device import Device, device_of
-from forebay.errors import OptionError
+from forebay.errors import ChangedError, OptionError
 from forebay.failures import Failure
 from forebay.observe.progress import log
-from forebay.predicting.reader import Loaded
+from forebay.pools.events import Refusal
+from forebay.predicting.data import SEED, Loaded
+from forebay.runs.fingerprint import WEIGHTS, describe
+from forebay.runs.source_code import HASH, dumps, sha256_of
 
 
 def is_factory(model: Any) -> bool:
@@ -154,8 +159,6 @@ class Bisection:
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises
             if count > 1:
                 return None
-            from forebay.predicting.model_inputs import note_on_batch
-
             note_on_batch(error, one.batch)
             return Failure.of(error, source=index)
         if torch.cuda.is_initialized():
@@ -237,3 +240,112 @@ def in_host_memory(
 def _awaited(outcome: Predicted, wait: Wait) -> Predicted:
     wait()
     return outcome
+
+
+# ---- factories -----------------------------------------------------------------------------------
+# Whether a factory makes the model that it made before.
+
+
+class ModelFactory:
+    """Calls a factory, and compares the weights of its model with those of an earlier run.
+
+    Args:
+        changed: The message for weights that changed.
+        known: Hashes of the weights before; None to accept any.
+
+    Attributes:
+        weights: The hash of those of the model; "" before it was made, or if it has none.
+    """
+
+    def __init__(self, make: Any, changed: str, known: Collection[str] | None) -> None:
+        self._make, self._changed = make, changed
+        self.known, self.weights = known, ""
+
+    def model(self) -> Any:
+        """Return the model; weights that it draws at random are the same in every worker."""
+        seed_generators(SEED)
+        model = self._make()
+        self.weights = hash_of_weights(model)
+        if self.known and self.weights not in self.known:
+            raise Refusal("stop") from ChangedError(self._changed)
+        return model
+
+
+def hash_of_weights(model: Any) -> str:
+    """Return a hash of a model's parameters, buffers and arrays; "" if it has none."""
+    found = [
+        (name, text)
+        for name, text in describe(model).parameters
+        if WEIGHTS in name or text.startswith(HASH)
+    ]
+    return sha256_of(dumps(found).encode()) if found else ""
+
+
+class SameWeightsError(Exception):
+    """The weights are those of the earlier run: raised to end a run that only compares them."""
+
+
+class WeightsCheck:
+    """Makes the model in a worker, where nothing else is to be done, to compare its weights."""
+
+    def __init__(self, factory: ModelFactory) -> None:
+        self._factory = factory
+
+    def __call__(self, row: object, out: object) -> None:
+        """End the run, with one error or the other, so that nothing is recorded."""
+        self._factory.model()
+        raise Refusal("stop") from SameWeightsError()
+
+
+# ---- what the model was called with --------------------------------------------------------------
+# For an error of the user's that may come from that.
+
+# Errors of code that was given another kind of batch than it takes.
+_ERRORS = (TypeError, AttributeError, KeyError, IndexError)
+# How many elements of a batch are described.
+_SHOWN = 4
+
+
+def note_on_batch(error: Exception, batch: Any) -> None:
+    """Add to an exception what the batch is, and what to change, if it is no plain tensor."""
+    if isinstance(error, _ERRORS) and not isinstance(batch, torch.Tensor):
+        error.add_note(f"forebay: {_words_of(batch)}")
+
+
+def _words_of(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        parts = [f"{key!r}: {described_value(value)}" for key, value in [*batch.items()][:_SHOWN]]
+        advice = (
+            "A batch is one argument, and is not unpacked. Pass a model that takes the dict, or "
+            "return only what the model takes from the dataset, or from collate_fn."
+        )
+        return _sentence(batch, parts, advice)
+    if not isinstance(batch, list | tuple):
+        return _sentence(batch, [], _advice_on(batch))
+    parts = [described_value(value) for value in batch[:_SHOWN]]
+    if all(isinstance(each, str | bytes) for each in batch):
+        advice = (
+            "Strings stay a list of strings. Make tensors of them in collate_fn, such as with a "
+            "tokenizer, or in the model."
+        )
+    elif isinstance(batch[0], torch.Tensor) and len(batch) > 1:
+        advice = (
+            "A batch of (x, y) is one argument. For a model that takes x alone, return only x from "
+            "the dataset, or choose it: collate_fn=lambda samples: torch.stack([x for x, *_ in "
+            "samples])."
+        )
+    else:
+        advice = _advice_on(batch)
+    return _sentence(batch, parts, advice)
+
+
+def _sentence(batch: Any, parts: list[str], advice: str) -> str:
+    more = ", …" if len(parts) == _SHOWN < len(batch) else ""
+    shown = f": {', '.join(parts)}{more}" if parts else ""
+    return f"the model was called with {described_value(batch)}{shown}\n  {advice}"
+
+
+def _advice_on(batch: Any) -> str:
+    if isinstance(batch, np.ndarray) and batch.dtype == object:
+        return "Torch makes no tensor of objects. Give the array a dtype of numbers in the dataset."
+    return "Make what the model takes in the dataset, or in collate_fn."

@@ -22,7 +22,7 @@ from forebay.base.value_inference import named_misfit, widened_alike
 from forebay.base.value_types import Spec, arrow_type, nulls, type_from_json, type_to_json
 from forebay.errors import OutputError, shown_location
 from forebay.ledger.database import DAMAGES
-from forebay.predicting.reader import INDEX
+from forebay.predicting.data import INDEX
 
 # Size of the rows in one row group of the file.
 GROUP_BYTES = 16 * 2**20
@@ -103,6 +103,8 @@ def joined_types(known: Types, found: Types) -> Types:
 
 def joined_type(name: str, known: Spec, found: Spec) -> Spec:
     """Return the type for the values of both; MisfitError, with the column's name, if none is."""
+    if known in (found, Spec("none")):
+        return found
     try:
         return widened_alike(known, found)
     except MisfitError as error:

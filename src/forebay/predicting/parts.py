@@ -23,6 +23,7 @@ from forebay.observe.progress import log_samples_failed
 from forebay.observe.record import Trace
 from forebay.pools.events import Refusal
 from forebay.predicting.checkpoints import Checkpoint, Checkpoints, PartJournal
+from forebay.predicting.data import Loaded, RangeReader
 from forebay.predicting.model import Bisection, Model, Predicted, in_host_memory
 from forebay.predicting.outputs import rows_of_outputs
 from forebay.predicting.part_writer import (
@@ -35,12 +36,11 @@ from forebay.predicting.part_writer import (
     types_from_json,
     types_to_json,
 )
-from forebay.predicting.reader import Loaded, RangeReader
 from forebay.runs.processing import FailureBudget
 from forebay.runs.ranges import failed_samples, range_of
 
 if TYPE_CHECKING:
-    from forebay.predicting.factory import ModelFactory
+    from forebay.predicting.model import ModelFactory
 
 
 class CompletedParts(NamedTuple):

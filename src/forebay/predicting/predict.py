@@ -38,10 +38,9 @@ if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import pyarrow as pa
     import torch
 
-    from forebay.predicting.data import Table
-    from forebay.predicting.factory import ModelFactory
+    from forebay.predicting.data import RangeReader, Table
+    from forebay.predicting.model import ModelFactory
     from forebay.predicting.part_writer import Types
-    from forebay.predicting.reader import RangeReader
 
 PART_SIZE = 8192
 
@@ -334,7 +333,7 @@ def _enrolled(
 
 def _factory_of(session: Session, model: Any, known: Collection[str]) -> ModelFactory:
     """Return what calls a factory, and accepts weights with these hashes, or any if asked."""
-    from forebay.predicting.factory import ModelFactory
+    from forebay.predicting.model import ModelFactory
 
     words = session.words_of_change(session.work.name, "the weights of its model differ")
     return ModelFactory(model, words, None if session.accepts_changes else known)
@@ -342,7 +341,7 @@ def _factory_of(session: Session, model: Any, known: Collection[str]) -> ModelFa
 
 def _compare_weights(session: Session, factory: ModelFactory, progress: SampleProgress) -> None:
     """Have a worker make the model; raise ChangedError if its weights are other ones."""
-    from forebay.predicting.factory import SameWeightsError, WeightsCheck
+    from forebay.predicting.model import SameWeightsError, WeightsCheck
 
     if session.options.workers > 1:
         session.options = replace(session.options, num_workers=1)

@@ -23,9 +23,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from forebay.base.files import is_url, location_text
+from forebay.base.files import is_url, local_path, location_text
 from forebay.base.formatting import counted
 from forebay.errors import (
     BusyError,
@@ -41,7 +42,8 @@ from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.lock import Holder
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, plain_number
-from forebay.outputs.folder import OutputFolder, snapshot_of
+from forebay.outputs.folder import OutputFolder
+from forebay.outputs.places import snapshot_of
 from forebay.pools.job_loading import is_worker
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.source_code import reference_of
@@ -52,6 +54,16 @@ PAUSE_S, BUCKET_PAUSE_S = 0.1, 2.0
 FIRST_SAID_S, SAID_EVERY_S = 1.0, 60.0
 # So many inputs of a list are enough to tell two calls apart: the ledger compares them all later.
 _COMPARED, _MOST_CHARACTERS = 100, 10_000
+
+
+def open_place(output: str | os.PathLike[str]) -> OutputFolder:
+    """Return the output folder that a path or a URL names, which is made where there is none."""
+    text = local_path(output)
+    if not is_url(text):
+        return OutputFolder(Path(os.path.abspath(text)))
+    from forebay.outputs.bucket import BucketFolder
+
+    return BucketFolder(text)
 
 
 def call_id(verb: str, described: Fingerprint, options: PreprocessOptions, inputs: str) -> str:

@@ -20,7 +20,7 @@ from forebay.inputs.own_outputs import keep_apart, without_outputs
 from forebay.ledger.database import DONE, reading
 from forebay.ledger.records import Todo, key_of
 from forebay.options import PreprocessOptions, Ray
-from forebay.outputs.folder import snapshot_of
+from forebay.outputs.places import snapshot_of
 from forebay.runs.calls import inputs_text, recorded_settings, saying_what_stays, settings_to_json
 from forebay.runs.fingerprint import Fingerprint, describe, describe_parts
 from forebay.runs.report import Report

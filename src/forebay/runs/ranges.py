@@ -30,7 +30,7 @@ from forebay.ledger.database import (
 )
 from forebay.ledger.records import Counts, Input
 from forebay.observe.progress import Progress, log_samples_failed, run_label
-from forebay.outputs.folder import newest_ledger
+from forebay.outputs.places import newest_ledger
 from forebay.runs.run import Session
 from forebay.runs.samples import Samples, as_array
 

@@ -40,12 +40,11 @@ from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Input, Todo
 from forebay.observe.progress import Progress, log, note, run_label
 from forebay.options import PreprocessOptions
-from forebay.outputs.folder import open_place
 from forebay.pools.base import Pool
 from forebay.pools.job_loading import check_not_loading
 from forebay.pools.processes import ProcessPool, occupy_standard_descriptors
 from forebay.runs import notes
-from forebay.runs.calls import SETTINGS, call_id, take_folder
+from forebay.runs.calls import SETTINGS, call_id, open_place, take_folder
 from forebay.runs.commits import Commit, perform_pending
 from forebay.runs.fingerprint import Base, Fingerprint
 from forebay.runs.job import PreprocessJob, name_of_work
