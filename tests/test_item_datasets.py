@@ -198,6 +198,26 @@ def test_what_is_not_a_table_at_a_url_is_an_error_that_names_it(memory):
         forebay.from_folder("memory://b", text_of)
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda path: forebay.predict(torch.abs, [torch.ones(1)], path, progress=False),
+            "part-00000.parquet",
+        ),
+        (lambda path: forebay.cache([1], path, num_workers=0, progress=False), "open_cache("),
+    ],
+    ids=["predict", "cache"],
+)
+def test_an_output_folder_that_has_no_table_says_what_opens_it(tmp_path, make, words):
+    """Also as the inputs of a run."""
+    make(tmp_path / "out")
+    for read in (forebay.from_table, lambda path: forebay.preprocess(len, path, tmp_path / "x")):
+        with pytest.raises(forebay.InputError) as caught:
+            read(tmp_path / "out")
+        assert "writes no table\n" in str(caught.value) and words in str(caught.value)
+
+
 def test_the_folder_of_a_table_in_memory_is_named(tmp_path):
     """A path that is absolute stays as it is."""
     found = list(forebay.from_table(pa.Table.from_pylist(ROWS), folder=tmp_path))

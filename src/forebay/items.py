@@ -23,8 +23,7 @@ from forebay.base.files import absolute, folder_of, is_url
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.row_values import python_values
 from forebay.columns.slicing import ColumnDataset, sample_number
-from forebay.errors import InputError, OptionError, shortened
-from forebay.failures import short_tracebacks
+from forebay.errors import InputError, OptionError, short_tracebacks, shortened
 from forebay.inputs.chosen_columns import columns_of_table, no_table
 from forebay.inputs.file_columns import file_column, path_among, with_open_path
 from forebay.inputs.listing import is_table, list_folder

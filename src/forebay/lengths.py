@@ -24,8 +24,7 @@ from forebay.base.batches import items_in, leaves, mapped
 from forebay.base.datasets import getitems_of, is_map_style
 from forebay.base.formatting import counted, noun_for
 from forebay.columns.slicing import ColumnDataset
-from forebay.errors import InputError, OptionError
-from forebay.failures import short_tracebacks
+from forebay.errors import InputError, OptionError, short_tracebacks
 from forebay.options import check_positive
 from forebay.packed import PackedSequence
 from forebay.sample_rows import (

@@ -127,6 +127,13 @@ def test_predictions_are_read_by_column(tmp_path):
     assert [tuple(each["crop"].shape) for each in (first[0], first[5])] == [(0, 2), (2, 2)]
 
 
+def in_itself():
+    """Return a list that contains itself."""
+    found = [1]
+    found.append(found)
+    return found
+
+
 UNFIT = {
     "an object": (
         lambda k: object() if k == 5 else "x",
@@ -147,6 +154,7 @@ UNFIT = {
         lambda k: torch.eye(2).to_sparse() if k == 5 else torch.eye(2),
         "is a sparse",
     ),
+    "itself": (lambda k: in_itself() if k == 5 else [1], "or contains itself"),
 }
 
 
@@ -165,6 +173,18 @@ def test_what_fits_no_column_fails_its_sample_alone(make, words, tmp_path):
     (failure,) = report.failures
     assert failure.index == 5 and words in failure.message
     assert pq.read_table(tmp_path)["index"].to_pylist() == [*range(5), *range(6, 20)]
+
+
+def test_a_batch_of_outputs_that_contains_itself_is_refused(tmp_path):
+    """With the samples of the batch, and what to return instead."""
+
+    def model(batch):
+        outputs = {"x": batch}
+        outputs["again"] = outputs
+        return outputs
+
+    with pytest.raises(OutputError, match=r"a dict that contains itself.* of samples 0 … 7\n"):
+        forebay.predict(model, Numbers(8), tmp_path, num_workers=0, progress=False)
 
 
 def test_times_of_several_zones_are_the_same_times(tmp_path):

@@ -175,6 +175,38 @@ def test_a_batch_that_the_model_changed_is_loaded_again(
     assert found == [[2.0 * index] * 4 for index in rows]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_failure_to_collate_names_no_loader(tmp_path, workers):
+    """A caller of predict has none, so nothing says how to make its batch again."""
+
+    def picky(samples):
+        if any(sample[0] == 5 for sample in samples):
+            raise ValueError("five")
+        return torch.stack(samples)
+
+    report, _ = predicted(torch.abs, Numbers(8), tmp_path, collate_fn=picky, num_workers=workers)
+    (failure,) = report.failures
+    assert failure.index == 5 and "five" in failure.traceback
+    assert "loader." not in failure.traceback and "epoch" not in failure.traceback
+
+
+def test_a_batch_that_contains_itself_is_predicted(tmp_path):
+    """What a collate function makes is the model's; a sample that fails is found all the same."""
+
+    def looped(samples):
+        batch = {"x": torch.stack(samples)}
+        batch["again"] = batch
+        return batch
+
+    def model(batch):
+        if (batch["x"][:, 0] == 5).any():
+            raise ValueError("five")
+        return batch["x"]
+
+    report, rows = predicted(model, Numbers(8), tmp_path, collate_fn=looped)
+    assert (report.failed, rows) == (1, without(8, 5))
+
+
 def test_samples_that_do_not_fit_one_batch_are_predicted_apart(tmp_path):
     """A collate function that fails is tried on halves, and no sample is lost."""
 

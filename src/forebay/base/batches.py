@@ -279,7 +279,7 @@ def halves(batch: Any, count: int) -> tuple[Any, Any] | None:
     middle = count // 2
     try:
         return _cut(batch, count, slice(0, middle)), _cut(batch, count, slice(middle, count))
-    except _UnknownError:
+    except (_UnknownError, RecursionError):  # of a batch that contains itself
         return None
 
 

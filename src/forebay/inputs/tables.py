@@ -114,6 +114,9 @@ def only_table(tables: list[str], shown: str) -> str:
     if tables:
         what, advice = f"holds {' and '.join(tables)}", "Name the table that you mean."
     else:
+        from forebay.inputs.unfinished import refuse_other_outputs
+
+        refuse_other_outputs(shown)
         what = "holds no metadata table"
         advice = "preprocess writes it when it ends: make the call that made this folder again."
     raise InputError(

@@ -1,4 +1,4 @@
-"""A folder whose run has not written its table yet, or not since it began again."""
+"""An output folder without a table, or with an earlier one: its run did not end, or writes none."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ from forebay.ledger.snapshot import Snapshot
 from forebay.options import depth_in_forebay
 from forebay.outputs.places import snapshot_of
 
+# What opens the outputs of runs that write no table.
+_OPENING = {
+    "predict": "Its predictions are the files part-00000.parquet, …: name one of them, or pass "
+    "pyarrow.parquet.read_table({0!r}) for all.",
+    "cache": "forebay.open_cache({0!r}) opens its samples.",
+}
+
 
 def refuse_unfinished(folder: str) -> None:
-    """Raise InputError if a run has not written the table of this folder yet."""
+    """Raise InputError for an output folder that has no table, or none yet."""
     try:
         found = snapshot_of(folder)
     except BusyError as error:
@@ -24,13 +31,27 @@ def refuse_unfinished(folder: str) -> None:
     except ForebayError:  # it is no output folder
         return
     else:
-        if found.live is None and found.meta.get("verb", "preprocess") != "preprocess":
-            return  # predict and cache write none
+        _refuse_other(found, folder)
         state, way = _state_of(found, folder)
     raise InputError(
         f"the folder {folder!r} holds no metadata table yet: its run writes it at its end\n"
         f"  The run: {state}. {way}"
     )
+
+
+def refuse_other_outputs(folder: str) -> None:
+    """Raise InputError for an output folder of a function that writes no table."""
+    with suppress(BusyError):
+        _refuse_other(snapshot_of(folder), folder)
+
+
+def _refuse_other(found: Snapshot, folder: str) -> None:
+    verb = found.meta.get("verb", "")
+    if verb in _OPENING:
+        raise InputError(
+            f"the folder {folder!r} is an output of forebay.{verb}(), which writes no table\n"
+            f"  {_OPENING[verb].format(folder)}"
+        )
 
 
 def warn_if_stale(folder: str, table: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -70,7 +71,7 @@ class LoaderProgress:
 
     def __init__(self, resumed: Position | None = None, trace: Trace | None = None) -> None:
         self.resumed = resumed
-        self.trace, self.failures = Trace() if trace is None else trace, FailureLog()
+        self.trace = Trace() if trace is None else trace
         self.pipeline: Pipeline | None = None
         self.setup: Setup | None = None
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()  # those in use
@@ -79,6 +80,11 @@ class LoaderProgress:
     def __reduce__(self) -> Any:
         """Copy and pickle no pipelines and no counts."""
         return LoaderProgress, (self.resumed,)
+
+    @cached_property
+    def failures(self) -> FailureLog:
+        """The samples that were left out, which most loaders have none of."""
+        return FailureLog()
 
     # ---- an epoch ------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from forebay.base.datasets import is_map_style
 from forebay.base.files import file_name, is_url, local_file, names_among, shown_values
 from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.devices.device import Device, copying_device
-from forebay.errors import InputError, OptionError
+from forebay.errors import InputError, OptionError, cut_own_frames
 from forebay.failures import Failure
 from forebay.inputs.listing import Listing, is_table, list_inputs
 from forebay.ledger.records import Input
@@ -424,8 +424,9 @@ def _failure(result: Result) -> Failure:
         return result
     assert isinstance(result, BatchError)
     try:
-        result.reraise()
+        result._replace(notes=()).reraise()  # the notes are about this DataLoader
     except Exception as error:  # noqa: BLE001 - whatever the collate function raises
+        cut_own_frames(error)
         return Failure.of(error)
 
 

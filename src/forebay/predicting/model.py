@@ -176,7 +176,10 @@ class Bisection:
 
 def _state(batch: Any) -> list[tuple[Any, ...]]:
     """Return a list that differs after a batch was changed, in place or as a container."""
-    return [(id(leaf), _version(leaf)) for leaf in leaves(batch)]
+    try:
+        return [(id(leaf), _version(leaf)) for leaf in leaves(batch)]
+    except RecursionError:  # it contains itself, so it counts as changed
+        return [(object(),)]
 
 
 def _version(leaf: Any) -> object:
@@ -191,7 +194,10 @@ Wait = Callable[[], None]
 
 def copy_from_gpu(outputs: Any) -> tuple[Any, Wait] | None:
     """Start to copy outputs that are on a GPU to page-locked memory; None if none are."""
-    device = next((each.device for each in leaves(outputs) if _is_on_gpu(each)), None)
+    try:
+        device = next((each.device for each in leaves(outputs) if _is_on_gpu(each)), None)
+    except RecursionError:  # they contain themselves, which `rows_of_outputs` says
+        return None
     if device is None:
         return None
     copies = mapped(_copied, outputs)

@@ -45,6 +45,17 @@ def rows_of_outputs(outputs: Any, indices: list[int], known: Types) -> tuple[Row
     Raises:
         OutputError: It is unknown which value is that of which sample.
     """
+    try:
+        return _rows_of(outputs, indices, known)
+    except RecursionError as error:
+        raise OutputError(
+            f"the model returned {_kind(outputs)} that contains itself, or is nested too deeply, "
+            f"for the batch of samples {_shown(indices)}\n"
+            "  Nothing of this part was kept. Return tensors, arrays, or dicts and lists of them."
+        ) from error
+
+
+def _rows_of(outputs: Any, indices: list[int], known: Types) -> tuple[Rows, list[Failure]]:
     failed: dict[int, MisfitError] = {}
     columns: dict[str, _Values] = {}
     for name, value in _columns(outputs, indices, known, failed):
