@@ -22,8 +22,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from forebay.base import torch_internals
 from forebay.base.batches import nbytes
 from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns
-from forebay.errors import shortened
-from forebay.failures import cut_own_frames
+from forebay.errors import cut_own_frames, shortened
 from forebay.loading.batch_timer import BatchTimer
 from forebay.loading.fetch import BatchFetcher, EndOfDataset, SampleError
 from forebay.loading.messages import (

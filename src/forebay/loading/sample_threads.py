@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from forebay.base.libraries import one_thread
+from forebay.base.process import join_threads
 from forebay.base.randomness import SetSeed
-from forebay.base.thread_ends import join_threads
 from forebay.loading.fetch import MapFetcher
 from forebay.loading.messages import AHEAD, BatchRequest, BatchSpec
 from forebay.observe.measurements import SlowSample
