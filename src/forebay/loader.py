@@ -13,10 +13,13 @@ import inspect
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from weakref import WeakMethod
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -269,10 +272,9 @@ class DataLoader(TorchDataLoader[_T_co]):
         kind = self._kind()
         if not kind.is_local:
             self.check_worker_number_rationality()
-        trace = self._loader_progress.trace
-        if trace.publisher is None:
-            shown = LiveLoader(self._kind, self, self._loader_progress)
-            trace.publish_from(time.perf_counter() + PUBLISH_S, shown)
+        progress = self._loader_progress
+        page = partial(LiveLoader, WeakMethod(self._kind), weakref.ref(progress))
+        progress.trace.publish_from(time.perf_counter() + PUBLISH_S, page)
         return BatchIterator(self, kind, self._loader_progress)
 
     @property

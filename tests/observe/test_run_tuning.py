@@ -75,7 +75,9 @@ def test_what_is_published_is_the_present_state():
     """A new number of workers, and what ended before a publication was due; no state twice."""
     published, trace = [], RunTrace()
     at = trace.began_at
-    trace.publish_from(at, lambda record: published.append((record.done, record.num_workers)))
+    trace.publish_from(
+        at, lambda: lambda record: published.append((record.done, record.num_workers))
+    )
     trace.num_workers = 4
     trace.publish(at)
     trace.num_workers = 2
@@ -90,7 +92,7 @@ def test_a_task_that_runs_for_long_is_published_every_second():
     """Its name and when it began; the rate falls meanwhile."""
     published, trace = [], RunTrace()
     at = trace.began_at
-    trace.publish_from(at, lambda record: published.append(record.longest))
+    trace.publish_from(at, lambda: lambda record: published.append(record.longest))
     trace.longest_task = lambda: ("a.wav", at)
     for seconds in (0, LONG_S - 1, LONG_S, LONG_S + 0.5, LONG_S + 1):
         trace.publish(at + seconds)

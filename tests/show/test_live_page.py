@@ -10,6 +10,8 @@ import sys
 import tempfile
 import textwrap
 import time
+import weakref
+from weakref import WeakMethod
 
 import pytest
 from torch.utils.data import Dataset
@@ -64,8 +66,8 @@ class Slow(Dataset):
 def test_the_diagnosis_is_made_by_who_looks(folder, monkeypatch) -> None:
     """A training writes numbers only, at once when there are enough of them."""
     with DataLoader(Slow(), num_workers=0) as loader:
-        show = LiveLoader(loader._kind, loader, loader._loader_progress)
-        loader._loader_progress.trace.publish_from(math.inf, show)  # only when it is called
+        show = LiveLoader(WeakMethod(loader._kind), weakref.ref(loader._loader_progress))
+        loader._loader_progress.trace.publish_from(math.inf, lambda: show)  # only when it is called
         batches, seen = iter(loader), []
         for count in (3, 4 * LEAST_STEPS):
             with monkeypatch.context() as training:

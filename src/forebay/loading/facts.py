@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod, ref
 
 from forebay.base.machine import memory_for_files, pressure, read_limit, usable_cores
 from forebay.buffer import Buffer, capacity_shown, low_mark_of
@@ -135,7 +136,7 @@ class LiveLoader(LivePage):
     """The page of a loader in `forebay top`, renewed while its trace records something."""
 
     def __init__(
-        self, kind: Callable[[], LoaderKind], loader: object, progress: LoaderProgress
+        self, kind: WeakMethod[Callable[[], LoaderKind]], progress: ref[LoaderProgress]
     ) -> None:
         """Show a loader while it exists.
 
@@ -144,11 +145,12 @@ class LiveLoader(LivePage):
         """
         super().__init__()
         self._recent = RecentWork()
-        self._kind, self._progress = weakref.WeakMethod(kind), weakref.ref(progress)
+        self._kind, self._progress = kind, progress
         self._measured: dict[str, Any] | None = None
         self._measured_due = 0.0
         self._memory_note = ""
-        weakref.finalize(loader, self.remove)
+        if (method := kind()) is not None:
+            weakref.finalize(method.__self__, self.remove)
 
     def state_of(self, trace: Trace) -> dict[str, Any] | None:
         """Return the present state of the loader."""

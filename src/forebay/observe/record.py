@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import repeat
 from operator import itemgetter
@@ -153,24 +153,33 @@ class BaseTrace:
         self.began_at = began_at
         self.spans = Spans(began_at, span_s)
         self.num_workers = 0
-        # Shows the record to other processes, in the thread that records; does not raise.
-        self.publisher: Any = None  # `LivePage`, or None
         self.publish_due = math.inf
+        self._new_page: Callable[[], Any] | None = None
+        self._page: Any = None  # a `LivePage`, once something was shown
+        self._page_lock = threading.Lock()  # two threads may record at a time
 
-    def publish_from(self, at: float, publisher: Any) -> None:
-        """Show the record from a moment on."""
-        self.publisher, self.publish_due = publisher, at
+    def publish_from(self, at: float, new_page: Callable[[], Any]) -> None:
+        """Show the record to other processes from a moment on.
+
+        Args:
+            new_page: Returns a `LivePage`, which is called in the thread that records.
+        """
+        if self._new_page is None:
+            self._new_page, self.publish_due = new_page, at
 
     def show(self, now: float) -> None:
         """Show the present state to other processes."""
         self.publish_due = now + PUBLISH_S
-        if self.publisher is not None:
-            self.publisher(self)
+        with self._page_lock:
+            if self._page is None and self._new_page is not None:
+                self._page = self._new_page()
+        if self._page is not None:
+            self._page(self)
 
     def hide(self) -> None:
         """Show nothing until something is recorded again."""
-        if self.publisher is not None:
-            self.publisher.remove()
+        if self._page is not None:
+            self._page.remove()
 
 
 # ---- trace ---------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ class LiveRun(LivePage):
         self._output = shown_location(absolute(output))
         self._began = time.time()
         self._ended: deque[tuple[float, ...]] = deque(maxlen=SECONDS + 1)
-        progress.trace.publish_from(0.0, self)
+        progress.trace.publish_from(0.0, lambda: self)
 
     def state_of(self, trace: RunTrace) -> dict[str, Any]:
         """Return the present state of the run."""
