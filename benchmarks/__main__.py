@@ -12,6 +12,7 @@ These are measured only when they are named:
     diagnose                        an idle machine, half an hour: why training waits
     disk                            root, 9 GB of disk, 10 minutes: the same on a real disk
     auto                            an idle machine, half an hour: num_workers="auto"
+    compression                     ten minutes: caches with and without compression
     concurrency                     three minutes: small objects behind a network, several at once
     tracing                         an idle machine, two minutes: what the loader's record costs
     heap                            8 GiB of memory, three minutes: the freed memory workers keep
@@ -46,6 +47,7 @@ from benchmarks.bucket import TABLES as BUCKET
 from benchmarks.buffer import buffer_fills
 from benchmarks.cached import cached
 from benchmarks.columns import loading_columns
+from benchmarks.compression import compression
 from benchmarks.concurrency import concurrency
 from benchmarks.crash import crash
 from benchmarks.diagnosis.tables import diagnose
@@ -102,6 +104,7 @@ TABLES = (
         "diagnose": diagnose,
         "disk": disk,
         "auto": auto,
+        "compression": compression,
         "concurrency": concurrency,
         "tracing": tracing,
         "heap": kept_heap,

@@ -69,7 +69,7 @@ def _blocks(count: int) -> bytes:
     table = np.zeros(len(number), BLOCK)
     table["first"] = number * ROWS
     table["offset"] = number % BLOCKS_PER_SHARD * BLOCK_BYTES + 2048
-    table["length"] = BLOCK_BYTES
+    table["length"] = table["nbytes"] = BLOCK_BYTES
     return table.tobytes()
 
 

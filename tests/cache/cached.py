@@ -1,4 +1,5 @@
-"""Datasets to be cached, and the killed run: `cached.py DIRECTORY NUMBER_OF_WORKERS`."""
+"""Datasets to be cached, and the killed run: `cached.py DIRECTORY NUMBER_OF_WORKERS
+[COMPRESSION]`."""
 
 from __future__ import annotations
 
@@ -94,4 +95,6 @@ def shift_at_random(sample):
 
 if __name__ == "__main__":
     os.environ[DRIVER] = str(os.getpid())
-    forebay.cache(Noise(), Path(sys.argv[1]), num_workers=int(sys.argv[2]), progress=False)
+    folder, workers, *compression = sys.argv[1:]
+    options = {"num_workers": int(workers), "compression": next(iter(compression), None)}
+    forebay.cache(Noise(), Path(folder), progress=False, **options)

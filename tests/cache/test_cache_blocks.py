@@ -91,8 +91,12 @@ def test_a_sample_that_no_block_can_hold_is_named(tmp_path, monkeypatch):
 
 # Samples of all, and of each shard but the last; bytes of each.
 PLAN = 10, 4, (1000, 1000, 500)
-# first, offset, length, crc32: two shards of two blocks, and one of one.
-ROWS = [(0, 8, 400, 1), (3, 408, 500, 2), (4, 8, 300, 3), (7, 308, 692, 4), (8, 8, 400, 5)]
+# first, offset, nbytes, length, crc32: two shards of two blocks, and one of one.
+ROWS = [
+    *((0, 8, 400, 400, 1), (3, 408, 500, 500, 2)),
+    *((4, 8, 300, 300, 3), (7, 308, 692, 692, 4)),
+    (8, 8, 400, 400, 5),
+]
 
 
 def table(*changes):
@@ -122,8 +126,8 @@ def test_a_list_of_blocks_says_how_many_samples_are_in_each():
         (b"", "not every shard begins with a block"),
         (table((1, "first", 0)), "block 0 is not in order"),
         (table((3, "first", (1 << 64) - 1)), "not every shard begins with a block"),
-        (table() + np.array([(10, 408, 50, 6)], BLOCK).tobytes(), "block 5 is not in order"),
-        (table() + np.array([(9, 408, 93, 6)], BLOCK).tobytes(), "block 5 lies outside"),
+        (table() + np.array([(10, 408, 50, 50, 6)], BLOCK).tobytes(), "block 5 is not in order"),
+        (table() + np.array([(9, 408, 93, 93, 6)], BLOCK).tobytes(), "block 5 lies outside"),
         (table((4, "offset", 101)), "block 4 lies outside its shard"),
         (table((3, "offset", (1 << 64) - 692)), "block 3 lies outside its shard"),
         (table((3, "offset", (1 << 63) - 1)), "block 3 lies outside its shard"),
@@ -131,12 +135,33 @@ def test_a_list_of_blocks_says_how_many_samples_are_in_each():
         (table((2, "length", 0)), "block 2 lies outside its shard"),
         (table((1, "offset", 407)), "block 1 overlaps the block before it"),
         (table()[:-1], "buffer size"),
+        (table((3, "nbytes", 691)), "block 3 has another size in memory"),
+        (table((3, "nbytes", 693)), "block 3 has another size in memory"),
     ],
 )
 def test_a_list_of_blocks_that_cannot_be_is_refused(data, words):
     """Nothing of it is used to compute where to read."""
     with pytest.raises(ValueError, match=words):
         Blocks(data, *PLAN)
+
+
+@pytest.mark.parametrize(
+    ("compression", "length", "most"),
+    [("lz4", 400, 400 << 8), ("zstd", 400, 400 << 15), ("zstd", 900, 900 << 15)],
+)
+def test_a_block_has_no_more_bytes_than_its_codec_can_make(compression, length, most):
+    """Of some hundred bytes; nor more than 4 GiB of any number."""
+    plan = 4, 4, (1000,)
+    for nbytes, is_right in ((0, True), (most, True), (most + 1, False), (1 << 63, False)):
+        row = np.array([(0, 8, nbytes, length, 1)], BLOCK).tobytes()
+        if is_right:
+            assert Blocks(row, *plan, compression=compression).nbytes.tolist() == [nbytes]
+            continue
+        with pytest.raises(ValueError, match="block 0 has another size in memory"):
+            Blocks(row, *plan, compression=compression)
+    large = np.array([(0, 8, (1 << 32) + 1, 1 << 20, 1)], BLOCK).tobytes()
+    with pytest.raises(ValueError, match="block 0 has another size in memory"):
+        Blocks(large, 4, 4, (1 << 21,), compression="zstd")
 
 
 @pytest.mark.parametrize(

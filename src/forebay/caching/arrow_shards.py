@@ -1,8 +1,9 @@
 """Shards, Arrow files: mapped to be read. `shard_writer.py` writes them.
 
     file ── one private map ──> Arrow record batches ──> per leaf: row -> value
-                                                           tensors and arrays: views
-                                                           numbers, strings: new objects
+                 │                                         tensors and arrays: views
+                 │                                         numbers, strings: new objects
+                 └─ compressed: decompressed block by block, a few are kept ──> copies
 
 The map is private and copied on write, so a write to a tensor stays in this process. It needs no
 open file, and all processes share pages that are only read.
@@ -14,8 +15,9 @@ import json
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,16 @@ from forebay.base.value_casts import widened_array
 from forebay.base.value_classes import Classes
 from forebay.base.value_columns import column_of
 from forebay.base.value_inference import spec_of, widened
-from forebay.base.value_readers import Bytes, getter_of, own
+from forebay.base.value_readers import Bytes, Getter, getter_of, own
 from forebay.base.value_types import Spec, arrow_type, schema_of
 from forebay.caching.index import CachePlan, Index, Layout
-from forebay.caching.layout import Blocks, shard_name
+from forebay.caching.layout import MOST_MEMORY_BYTES, Blocks, shard_name
+from forebay.caching.record_batches import (
+    decompress,
+    decompressed_bytes,
+    record_batches,
+    rows_of,
+)
 from forebay.caching.structure import (
     generalized,
     is_generalized,
@@ -49,6 +57,8 @@ FORMAT = 1
 KEY = "forebay"
 # Maps of a process at a time; Linux allows 65,530 in total.
 MOST_MAPS = 16_384
+# Bytes of decompressed blocks that a process keeps for a cache, and at least the last block.
+DECOMPRESSED_BYTES = 64 << 20
 
 # Exceptions of NumPy, Arrow and JSON for a file that is not in the expected format.
 _DAMAGES = (
@@ -57,12 +67,37 @@ _DAMAGES = (
 )
 
 
+class DecompressedBlocks:
+    """The blocks that a process decompressed last, as what returns the leaves of a row."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[int, int], tuple[list[Getter], int]] = {}  # the oldest first
+
+    def get(
+        self, key: tuple[int, int], make: Callable[[], tuple[list[Getter], int]]
+    ) -> list[Getter]:
+        """Return a block that is kept, or make it: what reads it, and its bytes.
+
+        Threads may call this at once: each has what it asked for, and what is kept may be less.
+        """
+        found = self._blocks.pop(key, None) or make()
+        with suppress(RuntimeError):  # another thread changes it, too
+            left = DECOMPRESSED_BYTES - found[1] - sum(size for _, size in self._blocks.values())
+            for old in [*self._blocks]:
+                if left < 0:
+                    left += self._blocks.pop(old, ([], 0))[1]
+        self._blocks[key] = found
+        return found[0]
+
+
 class Shard:
     """One shard, mapped.
 
     Args:
         plan: The plan of the cache; None if the shard does not belong to one yet.
         classes: See `getter_of`.
+        compression: That of its blocks, without a plan.
+        decompressed: Where decompressed blocks are kept, for all shards of a cache.
     """
 
     def __init__(
@@ -71,8 +106,13 @@ class Shard:
         plan: CachePlan | None = None,
         number: int = 0,
         classes: Classes | None = None,
+        *,
+        compression: str | None = None,
+        decompressed: DecompressedBlocks | None = None,
     ) -> None:
-        self._path = path
+        self._path, self._number = path, number
+        self._compression = compression if plan is None else plan.compression
+        self._decompressed = decompressed or DecompressedBlocks()
         try:
             self._map = _mapped(path)
             self._reader = pa.ipc.open_file(pa.py_buffer(self._map))
@@ -80,24 +120,25 @@ class Shard:
             if header["format"] != FORMAT:
                 raise InputError(f"it has format {header['format']}; this forebay reads {FORMAT}")
             self.layout = Layout.from_json(header)
-            if self._reader.schema != schema_of(self.layout.names, self.layout.specs):
+            self._schema = schema_of(self.layout.names, self.layout.specs)
+            if self._reader.schema != self._schema:
                 raise InputError("its columns are not those that it describes")
-            record_batches(self._map.data)  # refuses compressed ones
-            batches = [self._reader.get_batch(at) for at in range(self._reader.num_record_batches)]
-            for batch in batches:
-                batch.validate()
-            ends = np.cumsum([batch.num_rows for batch in batches]).tolist()
+            self._blocks = record_batches(self._map.data, self._compression)
+            self._classes = {} if classes is None else classes
+            self._getters: list[list[Getter]] = []  # of a shard that is not compressed
+            if self._compression is None:
+                count = self._reader.num_record_batches
+                batches = [self._reader.get_batch(at) for at in range(count)]
+                rows = [batch.num_rows for batch in batches]
+                self._getters = [self._getters_of(batch, self._map) for batch in batches]
+            else:
+                rows = [rows_of(self._map.data, start) for start, _ in self._blocks]
+                if min(rows, default=0) < 0:
+                    raise ValueError(f"a block of {min(rows)} rows")
+            ends = [*accumulate(rows)]
             if plan is not None:
                 self._check_number(plan, number, header["first"], ends[-1] if ends else 0)
-            known = {} if classes is None else classes
-            self._getters = [
-                [
-                    getter_of(spec, column, self._map, known)
-                    for spec, column in zip(self.layout.specs, batch.columns, strict=True)
-                ]
-                for batch in batches
-            ]
-            self._rebuild = rebuilder(self.layout.structure, known)
+            self._rebuild = rebuilder(self.layout.structure, self._classes)
         except FileNotFoundError as error:
             raise InputError(
                 f"the shard {str(path)!r} was removed after the cache was opened\n"
@@ -117,21 +158,59 @@ class Shard:
         at = bisect_right(self._starts, row) - 1
         row -= self._starts[at]
         try:
-            return [get(row) for get in self._getters[at]]
+            return [get(row) for get in self._getters_at(at)]
         except _DAMAGES as error:
             raise _damaged(self._path, error) from error
 
+    def _getters_at(self, block: int) -> list[Getter]:
+        if self._compression is None:
+            return self._getters[block]
+
+        def make() -> tuple[list[Getter], int]:
+            batch, memory = self._decompressed_batch(block)
+            return self._getters_of(batch, memory), len(memory)
+
+        return self._decompressed.get((self._number, block), make)
+
+    def _decompressed_batch(self, block: int) -> tuple[pa.RecordBatch, Bytes]:
+        """Return a block of a compressed shard, and the memory that it views."""
+        start, length = self._blocks[block]
+        data, codec = self._map.data[start : start + length], self._compression
+        assert codec is not None, "only blocks of a compressed shard are decompressed"
+        size = decompressed_bytes(data, codec)
+        if size > MOST_MEMORY_BYTES:
+            raise ValueError(f"a block of {length:,} bytes is said to have {size:,}")
+        memory = np.empty(size, np.uint8)
+        decompress(data, codec, memory.data)
+        batch = pa.ipc.read_record_batch(pa.py_buffer(memory), self._schema)
+        return batch, memory
+
+    def _getters_of(self, batch: pa.RecordBatch, whole: Bytes) -> list[Getter]:
+        """Return for each leaf what returns that of a row."""
+        batch.validate()
+        return [
+            getter_of(spec, column, whole, self._classes)
+            for spec, column in zip(self.layout.specs, batch.columns, strict=True)
+        ]
+
     def sample(self, row: int, *, is_copy: bool = False) -> Any:
-        """Return a sample by its position in the shard."""
+        """Return a sample by its position in the shard; one of a compressed shard is a copy."""
         leaves = self.leaves(row)
+        is_copy |= self._compression is not None  # or a tensor would keep its whole block
         try:
             return self._rebuild(map(own, leaves) if is_copy else iter(leaves))
         except _DAMAGES as error:
             raise _damaged(self._path, error) from error
 
     def table(self) -> pa.Table:
-        """Return all rows, as views of the map."""
-        return self._reader.read_all()
+        """Return all rows, as views of the map, or decompressed."""
+        if self._compression is None:
+            return self._reader.read_all()
+        try:
+            batches = [self._decompressed_batch(at)[0] for at in range(len(self._blocks))]
+        except _DAMAGES as error:
+            raise _damaged(self._path, error) from error
+        return pa.Table.from_batches(batches, self._schema)
 
     def _check_number(self, plan: CachePlan, number: int, found: int, rows: int) -> None:
         """Raise InputError if this is not the shard with this number."""
@@ -162,6 +241,7 @@ class Shards:
         self.location, self._plan = location, plan
         self.classes: Classes = {}
         self._open: dict[int, Shard] = {}
+        self._decompressed = DecompressedBlocks()
 
     def __reduce__(self) -> Any:
         return Shards, (self.location, self._plan)
@@ -170,7 +250,8 @@ class Shards:
         shard = self._open.get(number)
         if shard is None:
             path = self.location / shard_name(number)
-            shard = Shard(path, self._plan, number, self.classes)
+            decompressed = self._decompressed
+            shard = Shard(path, self._plan, number, self.classes, decompressed=decompressed)
             if len(self._open) >= MOST_MAPS:
                 with suppress(RuntimeError):  # another thread is removing one, too
                     self._open.pop(next(iter(self._open)), None)
@@ -181,7 +262,7 @@ class Shards:
         return self._plan.shards
 
     def sample(self, position: int, *, is_copy: bool = False) -> Any:
-        """Return a sample; its tensors view the map, unless it is a copy."""
+        """Return a sample; its tensors view the map, unless it is a copy, or compressed."""
         number, row = divmod(position, self._plan.per_shard)
         return self[number].sample(row, is_copy=is_copy)
 
@@ -210,56 +291,6 @@ def _mapped(path: Path) -> Bytes:
         name, size = descriptor_path(file.fileno()), os.fstat(file.fileno()).st_size
         name = str(path) if name is None else name
         return torch.from_file(name, shared=False, size=size, dtype=torch.uint8).numpy()
-
-
-# Where FlatBuffers has a field: the offsets of the tables `Footer`, `Message` and `RecordBatch` of
-# Arrow's file format, and the bytes of a `Block`, which begins with an offset.
-_DICTIONARIES, _BATCHES, _HEADER, _CUSTOM, _COMPRESSION = 2, 3, 2, 4, 3
-_BLOCK_BYTES = 24
-
-
-def record_batches(data: memoryview) -> list[tuple[int, int]]:
-    """Return offset and length of each record batch of a file; ValueError if one is compressed."""
-    end = len(data) - 10  # its length, and "ARROW1"
-    footer = _target(data, end - _number(data, "i", end))
-    if (at := _field(data, footer, _DICTIONARIES)) and _number(data, "I", _target(data, at)):
-        raise ValueError("it has dictionaries")
-    blocks, found = _target(data, _field(data, footer, _BATCHES)), []
-    for block in range(_number(data, "I", blocks)):
-        start, metadata, body = struct.unpack_from(
-            "<qi4xq", data, blocks + 4 + block * _BLOCK_BYTES
-        )
-        refuse_compressed(data, start)
-        found.append((start, metadata + body))
-    return found
-
-
-def refuse_compressed(data: memoryview, start: int = 0) -> None:
-    """Raise ValueError if a record batch is compressed.
-
-    To read that, Arrow would decompress it: a few bytes may become gigabytes, and a shard of a
-    cache is not compressed.
-    """
-    message = _target(data, start + (8 if _number(data, "i", start) == -1 else 4))
-    batch = _target(data, _field(data, message, _HEADER))
-    # As Arrow has it, and as Arrow 0.17 had it.
-    if _field(data, batch, _COMPRESSION) or _field(data, message, _CUSTOM):
-        raise ValueError("its columns are compressed")
-
-
-def _number(data: memoryview, form: str, at: int) -> int:
-    return int(struct.unpack_from(f"<{form}", data, at)[0])
-
-
-def _target(data: memoryview, at: int) -> int:
-    return at + _number(data, "I", at)
-
-
-def _field(data: memoryview, table: int, index: int) -> int:
-    """Return where a field of a table is; 0 if the table does not have it."""
-    fields, at = table - _number(data, "i", table), 4 + 2 * index
-    offset = _number(data, "H", fields + at) if at < _number(data, "H", fields) else 0
-    return offset and table + offset
 
 
 # All shards as one Arrow table over their memory maps.

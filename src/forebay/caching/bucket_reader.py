@@ -25,18 +25,18 @@ from pyarrow import types
 from forebay.base.value_classes import Classes
 from forebay.base.value_readers import Bytes, Getter, getter_of, own
 from forebay.base.value_types import Spec, schema_of
-from forebay.caching.arrow_shards import refuse_compressed
 from forebay.caching.fetcher_process import FetcherProcess, Place
 from forebay.caching.index import Index
 from forebay.caching.layout import Blocks
 from forebay.caching.link import Link, LinkBrokenError, offset_of
+from forebay.caching.record_batches import check_compression
 from forebay.caching.structure import rebuilder
 from forebay.errors import InputError, shown_location
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
 
-# A block is fetched whole if so large a share of it is read at once, if it is read in order, or if
-# it is so small that its parts would be no less.
+# A block is fetched whole if so large a share of it is read at once, if it is read in order, if it
+# is compressed, or if it is so small that its parts would be no less.
 WHOLE_SHARE, SMALL_BYTES = 0.25, 64 << 10
 # Blocks that are kept for the next call, and decoded ones that a process remembers.
 HELD, DECODED, HEADS = 8, 4096, 4096
@@ -70,7 +70,7 @@ class Shared:
 
     def bytes_of(self, block: int, entry: int) -> Bytes:
         """Return the memory of a block, which may be another's by now."""
-        slot = Slot(offset_of(entry), int(self.blocks.length[block]))
+        slot = Slot(offset_of(entry), int(self.blocks.nbytes[block]))
         return np.frombuffer(self._slab.view(slot), np.uint8)
 
 
@@ -209,7 +209,13 @@ class BucketReader:
         start = int(self.blocks.first[block])
         is_next, self._local.next = start + first == self._local.next, start + last + 1
         is_small = int(self.blocks.length[block]) <= SMALL_BYTES
-        return is_next or is_small or len(rows) >= WHOLE_SHARE * self.blocks.rows(block)
+        is_compressed = self.shared.index.plan.compression is not None
+        return (
+            is_next
+            or is_small
+            or is_compressed
+            or len(rows) >= WHOLE_SHARE * self.blocks.rows(block)
+        )
 
     def _read_here(self, left: dict[int, list[tuple[int, int]]], found: list[Any]) -> None:
         """Read the rows of blocks that are there."""
@@ -240,7 +246,7 @@ class BucketReader:
     def _columns(self, block: int, whole: Bytes) -> list[tuple[Spec, pa.Array]]:
         """Return the columns of a block of which the head is there, and their types."""
         shard = self._shard_of(block)
-        refuse_compressed(whole.data)
+        check_compression(whole.data, None)  # the fetcher has decompressed it
         batch = pa.ipc.read_record_batch(pa.py_buffer(whole), self.shared.schemas[shard])
         if batch.num_rows != self.blocks.rows(block):
             raise ValueError(f"{batch.num_rows} rows")

@@ -42,7 +42,8 @@ class CachedDataset(Dataset[Any]):
     Tensors and arrays are contiguous. Those of a cache in a folder view the file's pages in memory,
     which all processes share. They may be written to: neither the file nor other processes change,
     but this process sees the change when it reads the sample again, so `clone()` what you change in
-    place. A `transform` need not: it receives copies. Those of a cache in a bucket are copies.
+    place. A `transform` need not: it receives copies. Those of a cache in a bucket, or of a
+    compressed one, are copies.
 
     It is pickled as the location of its files, so little is sent to spawned workers. It keeps no
     file open.

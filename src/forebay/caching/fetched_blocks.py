@@ -89,9 +89,9 @@ class FetchedBlocks(ABC):
             index = json.loads(self._index_bytes)
             samples, per_shard = (int(index["plan"][name]) for name in ("samples", "per_shard"))
             known = int(index["blocks"]["count"]), int(index["blocks"]["crc32"])
-            sizes = [*map(int, index["sizes"])]
+            sizes, compression = [*map(int, index["sizes"])], index["plan"]["compression"]
             blocks_bytes = memoryview(mmap.mmap(self._blocks_file, 0, access=mmap.ACCESS_READ))
-            self._blocks = Blocks(blocks_bytes, samples, per_shard, sizes, known)
+            self._blocks = Blocks(blocks_bytes, samples, per_shard, sizes, known, compression)
         except DAMAGES as error:
             raise InputError(
                 f"{shown_location(place.url)}/{PRIVATE}: the index of the cache is damaged: "
@@ -99,7 +99,8 @@ class FetchedBlocks(ABC):
             ) from error
         self._lengths, self._per_shard, self._samples = self._blocks.length, per_shard, samples
         self._slab = Slab()
-        self._slab.record_size(int(self._lengths.max()))
+        self._compression = compression
+        self._slab.record_size(int(self._blocks.nbytes.max()))
         self._slots: dict[int, Slot] = {}
         folder = Path(place.directory) / place.name if place.directory and place.disk else None
         identity = f"{crc32(self._index_bytes):08x}{crc32(blocks_bytes):08x}"
@@ -178,11 +179,17 @@ class FetchedBlocks(ABC):
         self, block: int, file: LaneFile, place: int, slot: Slot, is_known: bool
     ) -> None:
         is_whole = False
-        with suppress(OSError):
-            view = self._slab.view(slot)[: int(self._lengths[block])]
-            is_whole = file.read(place, view) and (
-                is_known or crc32(view) == int(self._blocks.crc32[block])
+        with suppress(OSError, BucketError):
+            length = int(self._lengths[block])
+            view = self._slab.view(slot)[:length] if self._compression is None else None
+            data = memoryview(bytearray(length)) if view is None else view
+            is_whole = file.read(place, data) and (
+                is_known or crc32(data) == int(self._blocks.crc32[block])
             )
+            if is_whole and view is None:
+                is_whole = False  # unless it can be decompressed
+                self._fill(block, slot, data)
+                is_whole = True
         self._put(partial(self._note_read, block, file, is_whole))
 
     def _note_read(self, block: int, file: LaneFile, is_whole: bool) -> None:
@@ -247,7 +254,7 @@ class FetchedBlocks(ABC):
                 checksum = crc32(found)
                 if checksum != int(self._blocks.crc32[unit.key]):
                     wrong[unit.key] = checksum
-                elif self._write(targets[unit.key], found):
+                elif self._write(unit.key, targets[unit.key], found):
                     written.add(unit.key)
         except Exception as failure:  # noqa: BLE001 - a full disk, for example
             words = f"{type(failure).__name__}: {failure}"
@@ -258,9 +265,22 @@ class FetchedBlocks(ABC):
         self._done.put(done)
         os.eventfd_write(self._wake, 1)
 
-    def _write(self, target: _Target, data: memoryview) -> bool:
+    def _fill(self, block: int, slot: Slot, data: memoryview) -> None:
+        """Write a block into memory, decompressed, for all who read it."""
+        view = self._slab.view(slot)[: int(self._blocks.nbytes[block])]
+        if self._compression is None:
+            view[:] = data
+            return
+        from forebay.caching.record_batches import decompress  # loads Arrow
+
+        try:
+            decompress(data, self._compression, view)
+        except ValueError as error:  # its checksum is that of the index: no other bytes will come
+            raise BucketError(REFUSED, str(error)) from error
+
+    def _write(self, block: int, target: _Target, data: memoryview) -> bool:
         """Write a block into memory; return whether it is on disk, too."""
-        self._slab.view(target.slot)[: len(data)] = data
+        self._fill(block, target.slot, data)
         with suppress(OSError):  # a broken disk, for example
             if target.file is not None:
                 target.file.write(target.place, data)

@@ -25,6 +25,7 @@ from forebay.caching.layout import (
     INDEX_BYTES,
     LEAST_BLOCK_BYTES,
     MOST_SHARD_BYTES,
+    MOST_TIMES,
     Blocks,
     is_shard,
     shard_name,
@@ -32,7 +33,7 @@ from forebay.caching.layout import (
 from forebay.caching.structure import Node, classes_of, is_generalized, names_of
 from forebay.errors import InputError, shortened, shown_location
 
-INDEX_FORMAT = 3
+INDEX_FORMAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,16 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """How a dataset is divided into shards; a shard whose samples do not fit has another layout."""
+    """How a dataset is divided into shards; a shard whose samples do not fit has another layout.
+
+    Attributes:
+        compression: How blocks are compressed: "zstd", "lz4" or None.
+    """
 
     samples: int
     per_shard: int
     layout: Layout
+    compression: str | None = None
 
     @property
     def shards(self) -> int:
@@ -94,6 +100,7 @@ class CachePlan:
         return {
             "samples": self.samples,
             "per_shard": self.per_shard,
+            "compression": self.compression,
             **self.layout.to_json(),
         }
 
@@ -103,7 +110,9 @@ class CachePlan:
         samples, per_shard = int(found["samples"]), int(found["per_shard"])
         if not 1 <= samples <= sys.maxsize or per_shard < 1:
             raise ValueError(f"{samples} samples, {per_shard} in a shard")
-        return cls(samples, per_shard, Layout.from_json(found))
+        if (compression := found["compression"]) not in (None, *MOST_TIMES):
+            raise ValueError(f"compression {compression!r}")
+        return cls(samples, per_shard, Layout.from_json(found), compression)
 
 
 _AGAIN = "  Remove it and call forebay.cache again: it makes what is missing."
@@ -134,7 +143,7 @@ class Index:
     def of(cls, plan: CachePlan, shards: Sequence[Any], data: bytes, *others: Any) -> Index:
         """Return the index of a cache, given the record and size of each shard, and its blocks."""
         sizes = tuple(size for _, size in shards)
-        Blocks(data, plan.samples, plan.per_shard, sizes)
+        Blocks(data, plan.samples, plan.per_shard, sizes, compression=plan.compression)
         outside = tuple(int(record["outside"]) for record, _ in shards)
         layouts = tuple(Layout.from_json(record) for record, _ in shards)
         blocks = len(data) // BLOCK.itemsize, zlib.crc32(data)
@@ -220,7 +229,9 @@ class Index:
     def blocks_in(self, data: bytes | memoryview, path: str) -> Blocks:
         """Return where the blocks are, given the content of the file that lists them."""
         try:
-            return Blocks(data, self.plan.samples, self.plan.per_shard, self.sizes, self.blocks)
+            plan = self.plan
+            dividing = plan.samples, plan.per_shard, self.sizes
+            return Blocks(data, *dividing, self.blocks, plan.compression)
         except DAMAGES as error:
             raise InputError(f"{path!r} is damaged: {shortened(error)}\n{_AGAIN}") from error
 

@@ -52,8 +52,8 @@ class Lookahead:
         window: int | None,
         fetched: Fetched,
     ) -> None:
-        self._fetched, self._lengths = fetched, reader.blocks.length
-        fetched.total = int(self._lengths.sum(dtype=np.int64))
+        self._fetched, self._sizes = fetched, reader.blocks.nbytes
+        fetched.total = int(reader.blocks.length.sum(dtype=np.int64))
         self._reader, self._order, self._lanes = reader, order, lanes
         share = len(lanes) / order.lanes
         self._room = int(2 * share * window) if window and share else AHEAD_BYTES
@@ -148,7 +148,7 @@ class Lookahead:
             self._hold(held)  # it is fetched while the next one is found
 
     def _nbytes(self, blocks: npt.NDArray[np.int64]) -> int:
-        return int(self._lengths[blocks].sum(dtype=np.int64))
+        return int(self._sizes[blocks].sum())
 
     def _hold(self, held: _Held) -> None:
         assert self._link is not None

@@ -20,6 +20,7 @@ import os
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,11 @@ from forebay.caching.arrow_shards import (
     BlockBuilder,
     Shard,
     common_layout,
-    record_batches,
 )
 from forebay.caching.earlier_shards import earlier_samples
 from forebay.caching.index import CachePlan, Layout
 from forebay.caching.layout import BLOCK, MOST_BLOCK_BYTES, checksums, shard_name
+from forebay.caching.record_batches import decompressed_bytes, record_batches
 from forebay.caching.structure import (
     MISSING,
     generalized,
@@ -85,11 +86,14 @@ class ShardWriter:
 
     Attributes:
         layout: What the shard has, at the end.
+        compression: How its blocks are compressed.
         firsts: Of each block, its first sample.
     """
 
-    def __init__(self, path: Path, layout: Layout, first: int) -> None:
-        self._path, self._first = path, first
+    def __init__(
+        self, path: Path, layout: Layout, first: int, compression: str | None = None
+    ) -> None:
+        self._path, self._first, self.compression = path, first, compression
         self._earlier: list[Path] = []  # files of this shard with narrower layouts
         self._begin(layout)
 
@@ -100,7 +104,8 @@ class ShardWriter:
         header = {"format": FORMAT, **layout.to_json(), "first": self._first}
         schema = schema_of(self._names, layout.specs).with_metadata({KEY: json.dumps(header)})
         self._file = self._path.open("wb")
-        options = pa.ipc.IpcWriteOptions(allow_64bit=True)  # a sample may have 2**31 numbers
+        # A sample may have 2**31 numbers.
+        options = pa.ipc.IpcWriteOptions(allow_64bit=True, compression=self.compression)
         self._writer = pa.ipc.new_file(self._file, schema, options=options)
 
     def __enter__(self) -> ShardWriter:
@@ -165,7 +170,8 @@ class ShardWriter:
             return
         self._set_aside(self.layout)
         self._file.close()
-        parts = [part for path in self._earlier if len(part := Shard(path))]
+        shards = (Shard(path, compression=self.compression) for path in self._earlier)
+        parts = [part for part in shards if len(part)]
         self._begin(common_layout(parts) if parts else self.layout)
         for part in parts:
             for row in range(len(part)):
@@ -205,15 +211,15 @@ class ShardWork:
         """Write the shard; return the record of it that the index needs."""
         if self._owned is None:
             self._owned = OwnedGenerators(dataset=self._dataset)
-        first, plan = row["first"], self._plan
+        first, plan, codec = row["first"], self._plan, self._plan.compression
         failures: list[Failure] = []
         failed, cause = 0, None
         path = out.file(shard_name(first // plan.per_shard))
         earlier = self._earlier.taken(first, row["count"])
         with (
             _marked(self._marks / str(first)) as mark,
-            earlier_samples(earlier, Shard) as sample_at,
-            ShardWriter(path, plan.layout, first) as writer,
+            earlier_samples(earlier, partial(Shard, compression=codec)) as sample_at,
+            ShardWriter(path, plan.layout, first, codec) as writer,
         ):
             for index in range(first, first + row["count"]):
                 sample = sample_at(index)
@@ -261,11 +267,16 @@ class ShardWork:
 def shard_record(path: Path, writer: ShardWriter) -> dict[str, Any]:
     """Return what the index of a cache says of a shard, JSON-serializable."""
     data = np.memmap(path, np.uint8, "r").data
-    places = record_batches(data)
+    places, codec = record_batches(data, writer.compression), writer.compression
     found, outside = checksums(data, places)
     blocks = np.zeros(len(places), BLOCK)
     blocks["first"], blocks["crc32"] = writer.firsts, found
     blocks["offset"], blocks["length"] = zip(*places, strict=True)
+    blocks["nbytes"] = (
+        blocks["length"]
+        if codec is None
+        else [decompressed_bytes(data[start : start + length], codec) for start, length in places]
+    )
     known = writer.layout.to_json()
     return {"blocks": b64encode(blocks.tobytes()).decode(), "outside": outside, **known}
 

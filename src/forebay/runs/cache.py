@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from forebay.base.datasets import is_map_style
 from forebay.base.earlier_rows import EarlierRows
 from forebay.base.file_stores import Folder, Store, folder_at
@@ -25,10 +27,16 @@ from forebay.base.value_classes import Identity, MisfitError, classes_in
 from forebay.base.value_columns import nbytes_of
 from forebay.caching.dataset import CachedDataset, cached_dataset
 from forebay.caching.index import CachePlan, Index, check_size
-from forebay.caching.layout import BLOCKS, INDEX
+from forebay.caching.layout import BLOCKS, INDEX, MOST_TIMES
 from forebay.caching.shard_writer import ShardWork, layout_of, line_of, sample_failure
 from forebay.caching.structure import leaves_of
-from forebay.errors import FailuresError, InputError, OptionError, short_tracebacks
+from forebay.errors import (
+    FailuresError,
+    InputError,
+    OptionError,
+    short_tracebacks,
+    shown_location,
+)
 from forebay.failures import Failure
 from forebay.ledger.database import reading
 from forebay.ledger.snapshot import read_entries
@@ -76,6 +84,7 @@ def cache(
     resume: bool = True,
     progress: bool = True,
     shard_bytes: int = SHARD_BYTES,
+    compression: Literal["zstd", "lz4"] | None = None,
 ) -> CachedDataset:
     """Run a dataset once, store every sample, and return a dataset that reads them from files.
 
@@ -113,18 +122,24 @@ def cache(
             rest: for a change that does not affect samples.
         resume: False writes every shard again; the earlier ones stay until they are replaced.
         progress: Show progress on stderr, in samples.
-        shard_bytes: Approximate size of a file. It applies to a new cache; one that is
-            continued keeps its size.
+        shard_bytes: Approximate size of a file, before compression. It applies to a new cache; one
+            that is continued keeps its size.
+        compression: "zstd" or "lz4" to compress each block of about 4 MiB; None for what the cache
+            has that is there, and none for a new one. Text and tokens get 2 to 5 times smaller,
+            JPEG and PNG no smaller. Reading one sample decompresses its block, of which each
+            process keeps the last 64 MB; see docs/explanation/cache.md for what that costs.
 
     Returns:
         The dataset. `dataset[i]` equals the original's sample, bit for bit and type for type,
         but a NumPy string is read as a str or bytes, and a subclass of dict, list or tuple as one
         of these; an image has its mode, size, pixels and palette; a tensor is contiguous, in
-        memory that it shares with the file until it is written to. A cache at a URL is read there,
-        with nothing on disk: `open_cache` has other ways.
+        memory that it shares with the file until it is written to, or of its own with
+        `compression`. A cache at a URL is read there, with nothing on disk: `open_cache` has other
+        ways.
 
     Raises:
-        OptionError: A setting is impossible, or `dataset` is not a map-style Dataset.
+        OptionError: A setting is impossible, `dataset` is not a map-style Dataset, or the cache
+            that is there has another `compression`.
         InputError: The dataset is empty, or a file of the cache is truncated.
         ChangedError: The dataset differs from that of the earlier run.
         FailuresError: Samples failed, or cannot be cached; the message names them.
@@ -135,6 +150,7 @@ def cache(
     """
     options = PreprocessOptions.of(locals(), on_error="skip")
     settings = settings_to_json(locals())
+    _check_compression(compression)
     place, samples = folder_at(location), _samples_of(dataset)
     described = functools.cache(functools.partial(_described, samples))
     index = Index.read(place) if resume else None
@@ -152,7 +168,8 @@ def cache(
         ) as session:
             index = Index.read(place) if session.has_waited else None
             if index is None or not _is_same(index, samples, version, described):
-                index = _made(session, dataset, samples, described(), classes, place)
+                index = _made(session, dataset, samples, described(), classes, place, compression)
+    _check_same_compression(index.plan, compression, place)
     return cached_dataset(place, index, transform, classes)
 
 
@@ -160,6 +177,33 @@ def _described(samples: Samples) -> Fingerprint:
     """Return the description of the Datasets that samples come from, for change detection."""
     bases = describe_bases(samples.bases, samples.lengths, fixed=True)
     return Fingerprint(bases[0].name, None, (), (), bases)
+
+
+def _check_compression(compression: str | None) -> None:
+    if compression not in (None, *MOST_TIMES):
+        raise OptionError(
+            f"compression={compression!r} must be 'zstd', 'lz4' or None\n  Nothing was started."
+        )
+    if compression is not None and not pa.Codec.is_available(compression):
+        raise OptionError(
+            f"compression={compression!r}: this pyarrow was built without it\n"
+            "  Nothing was started. Install another build of pyarrow, or leave compression= out."
+        )
+
+
+def _check_same_compression(
+    plan: CachePlan, compression: str | None, place: Store | Folder
+) -> None:
+    """Raise OptionError if a cache that is there is not compressed as asked for."""
+    if compression in (None, plan.compression):
+        return
+    there = "without compression" if plan.compression is None else f"with {plan.compression!r}"
+    raise OptionError(
+        f"compression={compression!r}: the cache in {shown_location(place.locate(''))!r} was begun "
+        f"{there}\n"
+        "  Nothing was changed. Leave compression= out to continue it, or write all of it again "
+        "with resume=False."
+    )
 
 
 def _samples_of(dataset: Any) -> Samples:
@@ -200,6 +244,7 @@ def _made(
     work: Fingerprint,
     classes: dict[Identity, type],
     place: Store | Folder,
+    compression: str | None,
 ) -> Index:
     """Make the missing shards, and write the index."""
     ledger, private = session.ledger, session.folder.private
@@ -207,13 +252,15 @@ def _made(
     if cut is not None:
         with reading("the plan"):
             plan = replace(CachePlan.from_json(json.loads(cut.facts)), samples=total)
+        _check_same_compression(plan, compression, place)
         there = dict(session.folder.files())
         for name, size, _ in ledger.done_outputs():
             if name in there:
                 check_size(place.locate(name), there[name], size)
     # With many more samples than there were, the shards may have to be larger.
     if cut is None or plan is None or -(-total // LEAST_SHARDS) > MOST_SMALLER * plan.per_shard:
-        fresh = _plan(dataset, total, session.options.shard_bytes, classes)
+        kept = compression if plan is None else plan.compression
+        fresh = _plan(dataset, total, session.options.shard_bytes, classes, kept)
         if plan is None or fresh.per_shard > MOST_SMALLER * plan.per_shard:
             plan = fresh
     cut = Cut(total, plan.per_shard, json.dumps(plan.to_json()))
@@ -255,7 +302,13 @@ def _made(
     return index
 
 
-def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, type]) -> CachePlan:
+def _plan(
+    dataset: Any,
+    samples: int,
+    shard_bytes: int,
+    classes: dict[Identity, type],
+    compression: str | None,
+) -> CachePlan:
     """Load the first, the middle and the last sample, and decide how to divide the dataset."""
     # A dataset may open files with its first sample: open them in a copy, which is not sent to
     # workers.
@@ -294,7 +347,8 @@ def _plan(dataset: Any, samples: int, shard_bytes: int, classes: dict[Identity, 
     leaves = (leaves_of(layout.structure, sample) or () for sample in found.values())
     nbytes = sum(nbytes_of(leaf) for each in leaves for leaf in each)
     fitting = shard_bytes * len(found) // max(nbytes, 1)
-    return CachePlan(samples, max(1, min(fitting, -(-samples // LEAST_SHARDS))), layout)
+    per_shard = max(1, min(fitting, -(-samples // LEAST_SHARDS)))
+    return CachePlan(samples, per_shard, layout, compression)
 
 
 def _failed_samples(report: Report, folder: Path, samples: Samples, marks: Path) -> str:

@@ -1,0 +1,345 @@
+"""Compressed caches: the same samples, in a folder and in a bucket, and no bomb goes off."""
+
+from __future__ import annotations
+
+import json
+import signal
+import struct
+import zlib
+from itertools import chain
+from pathlib import Path
+
+import cached
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from cached import Made, Noise, Pictures
+from driving import published
+from reading import SAMPLES, ask, equal, sample
+from same import assert_same
+
+import forebay
+from forebay.base.file_stores import Folder
+from forebay.caching import arrow_shards
+from forebay.caching.index import Index
+from forebay.caching.layout import BLOCK
+from forebay.caching.record_batches import decompress, decompressed_bytes, record_batches
+
+CODECS = ["zstd", "lz4"]
+
+
+def make(dataset, location, compression="zstd", **options):
+    """Make or open a cache in this process."""
+    options = {"num_workers": 0, "progress": False, "compression": compression, **options}
+    return forebay.cache(dataset, location, **options)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Make caches of few shards with several blocks."""
+    monkeypatch.setattr(arrow_shards, "BATCH_BYTES", 8000)
+    monkeypatch.setattr("forebay.runs.cache.LEAST_SHARDS", 8)
+
+
+def blocks_of(folder):
+    return Index.read(Folder(folder)).read_blocks(Folder(folder))
+
+
+# ---- in a folder ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", CODECS)
+def test_samples_are_those_without_compression(tmp_path, small_blocks, compression):
+    """Of every kind of leaf, in any order, one by one and in batches; they own their memory."""
+    dataset = Made(sample, 200)
+    plain = make(dataset, tmp_path / "plain", None)
+    found = make(dataset, tmp_path / "made", compression)
+    order = np.random.default_rng(0).permutation(200).tolist()
+    assert all(equal(found[at], plain[at]) for at in order)
+    assert all(
+        equal(*each)
+        for each in zip(found.__getitems__(order), plain.__getitems__(order), strict=True)
+    )
+    one = found[0]["image"]
+    one += 1  # writable, and nobody else's
+    assert equal(found[0], plain[0])
+    assert one.untyped_storage().nbytes() == one.nbytes
+    blocks = blocks_of(tmp_path / "made")
+    assert len(blocks) > 16 and (blocks.nbytes != blocks.length).all()
+    opened = forebay.open_cache(tmp_path / "made", transform=lambda each: each["name"])
+    assert opened[5] == "sample 5"
+
+
+def test_a_table_of_a_compressed_cache_has_its_rows(tmp_path, small_blocks):
+    """Decompressed, and the same as without compression, where shards differ, too."""
+    dataset = Made(lambda at: {"wave": torch.arange(3 + (at > 250) * at % 5), "at": at}, 300)
+    found, plain = (make(dataset, tmp_path / str(codec), codec).table() for codec in ("lz4", None))
+    assert found.equals(plain)
+    found.validate(full=True)
+
+
+@pytest.mark.parametrize("compression", CODECS)
+def test_a_sample_that_does_not_fit_begins_another_file(tmp_path, small_blocks, compression):
+    """What was compressed with the narrower layout is written again with the wider one."""
+    dataset = Made(lambda at: {"x": "text" if at % 40 else b"\xff", "y": [0.5] * (at % 9)}, 200)
+    found = make(dataset, tmp_path, compression)
+    assert [found[at] for at in range(200)] == [dataset[at] for at in range(200)]
+
+
+def test_decompressed_blocks_are_kept_up_to_a_number_of_bytes(tmp_path, small_blocks, monkeypatch):
+    """Rows of one block decompress it once, and the oldest block goes first."""
+    found = make(Made(sample, 200), tmp_path)
+    blocks, made = blocks_of(tmp_path), []
+    monkeypatch.setattr(
+        arrow_shards, "decompress", lambda *given: (made.append(len(given[2])), decompress(*given))
+    )
+    monkeypatch.setattr(arrow_shards, "DECOMPRESSED_BYTES", int(blocks.nbytes[:3].sum()))
+    for at in range(int(blocks.first[3])):
+        found[at]
+    assert made == blocks.nbytes[:3].tolist()
+    found[0]  # is now the youngest
+    found[int(blocks.first[3])]
+    found[0]
+    assert len(made) == 4
+    kept = found._source._decompressed._blocks
+    assert sum(size for _, size in kept.values()) <= arrow_shards.DECOMPRESSED_BYTES
+    monkeypatch.setattr(arrow_shards, "DECOMPRESSED_BYTES", 0)
+    for at in range(int(blocks.first[5]), int(blocks.first[6])):
+        found[at]
+    assert len(made) == 5 and len(kept) == 1  # the last one stays
+
+
+def test_a_loader_reads_a_compressed_cache(tmp_path, small_blocks):
+    """With workers, by windows, and from the middle of an epoch, as one without compression."""
+    dataset = Made(sample, SAMPLES)
+    make(dataset, tmp_path / "plain", None)
+    make(dataset, tmp_path / "made")
+    plain, found = (
+        forebay.open_cache(tmp_path / name, window="60KB") for name in ("plain", "made")
+    )
+    assert len(blocks_of(tmp_path / "plain")) == len(blocks_of(tmp_path / "made"))
+    exact = [forebay.open_cache(tmp_path / name) for name in ("plain", "made")]
+    assert ask(exact[0]) == ask(exact[1], num_workers=2)
+    with forebay.DataLoader(found, 24, shuffle=True, seed=3, collate_fn=list) as loader:
+        batches = iter(loader)
+        before = [[each["name"] for each in next(batches)] for _ in range(5)]
+        state = loader.state_dict()
+        after = [[each["name"] for each in batch] for batch in batches]
+    with forebay.DataLoader(
+        found, 24, shuffle=True, seed=3, collate_fn=list, num_workers=1
+    ) as loader:
+        loader.load_state_dict(state)
+        assert [[each["name"] for each in batch] for batch in loader] == after
+    assert sorted(chain(*before, *after)) == sorted(plain[at]["name"] for at in range(SAMPLES))
+
+
+def test_a_cache_keeps_its_compression(tmp_path):
+    """It is continued with it, and another one is an error, before anything is changed."""
+    make(Pictures(), tmp_path)
+    (tmp_path / "shard-00003.arrow").unlink()
+    again = make(Pictures(), tmp_path, None)
+    assert_same(again[3], Pictures()[3])
+    assert record_batches(memoryview((tmp_path / "shard-00003.arrow").read_bytes()), "zstd")
+    before = published(tmp_path)
+    for call in (
+        lambda: make(Pictures(), tmp_path, "lz4"),
+        lambda: make(Pictures(60), tmp_path, "lz4", accept_changes=True),
+    ):
+        with pytest.raises(forebay.OptionError, match=r"'lz4': the cache in .* begun with 'zstd'"):
+            call()
+        assert published(tmp_path) == before
+    assert_same(make(Pictures(), tmp_path, "lz4", resume=False)[3], Pictures()[3])
+    with pytest.raises(forebay.OptionError, match="compression='gzip' must be 'zstd'"):
+        make(Pictures(), tmp_path, "gzip")
+    make(Pictures(), tmp_path / "plain", None)
+    with pytest.raises(forebay.OptionError, match="begun without compression"):
+        make(Pictures(), tmp_path / "plain")
+
+
+def test_named_samples_are_taken_over_from_compressed_shards(tmp_path):
+    """New ones are added, and none is read again."""
+    asked = []
+
+    def load(name):
+        asked.append(name)
+        return {"name": name, "value": torch.full((50,), float(name))}
+
+    names = [str(at) for at in range(40)]
+    make(forebay.from_ids(names, load), tmp_path)
+    asked.clear()
+    found = make(forebay.from_ids(["new-first-is-1"[-1] + "00", *names], load), tmp_path, None)
+    assert set(asked) <= {"100", *names[:1], names[19], names[20], names[-1]}  # probes
+    assert [each["name"] for each in found] == ["100", *names]
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_continued_compressed(trainers, tmp_path):
+    """What the same call leaves is, byte for byte, what a call without a kill does."""
+    whole = make(Noise(), tmp_path / "whole")
+    folder = tmp_path / "killed"
+    code, _, err = trainers.run(Path(cached.__file__), folder, 2, "zstd", cwd=tmp_path)
+    assert code == -signal.SIGKILL, err
+    trainers.await_none_left()
+    again = make(Noise(), folder)
+    assert published(folder) == published(tmp_path / "whole")
+    assert again[999][0].equal(whole[999][0])
+
+
+# ---- in a bucket ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=CODECS)
+def there(request, root):
+    """The cache of `root`, compressed, beside it; returns its URL and the folder."""
+    folder = root / "bucket" / request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrow_shards, "BATCH_BYTES", 8000)
+        patch.setattr("forebay.runs.cache.LEAST_SHARDS", 8)
+        make(Made(sample, SAMPLES), folder, request.param)
+    return f"s3://bucket/{request.param}", folder
+
+
+def test_a_compressed_cache_in_a_bucket_is_read_there(endpoint, local, there, tmp_path):
+    """Samples, and each byte of it once an epoch; kept on disk it is compressed."""
+    url, folder = there
+    found = forebay.open_cache(url)
+    some = [0, 599, 300, 301, 17]
+    assert all(equal(found[at], local[at]) for at in some)
+    wanted = ask(forebay.open_cache(folder, window="60KB"), epochs=2)
+    keeping = forebay.open_cache(url, directory=tmp_path / "kept", disk="4MB", window="60KB")
+    endpoint.set()
+    assert ask(keeping, epochs=2) == wanted
+    size = sum(path.stat().st_size for path in folder.glob("shard-*"))
+    assert endpoint.counters()["bytes"] < 1.2 * size  # the second epoch comes from the disk
+    del keeping
+    endpoint.set()
+    again = forebay.open_cache(url, directory=tmp_path / "kept", disk="4MB", window="60KB")
+    assert ask(again, num_workers=2) == wanted[:1]
+    assert endpoint.counters()["bytes"] < size / 2
+
+
+def test_a_compressed_cache_is_copied(endpoint, local, there, tmp_path):
+    """By disk="all": the files, as they are."""
+    url, folder = there
+    copy = forebay.open_cache(url, directory=tmp_path / "copy", disk="all", progress=False)
+    assert equal(copy[333], local[333])
+    names = [path.name for path in folder.glob("shard-*")]
+    assert all(
+        (tmp_path / "copy" / each).read_bytes() == (folder / each).read_bytes() for each in names
+    )
+
+
+def test_a_compressed_cache_is_made_in_a_bucket(memory, machine, tmp_path):
+    """With the bytes of one in a folder."""
+    make(Pictures(), tmp_path)
+    found = make(Pictures(), "memory://bucket/cache")
+    assert (
+        memory.cat("/bucket/cache/shard-00003.arrow")
+        == (tmp_path / "shard-00003.arrow").read_bytes()
+    )
+    assert len(found) == 40
+
+
+# ---- bombs ---------------------------------------------------------------------------------------
+
+
+def zeros(compression, nbytes=1 << 20):
+    """Return a compressed record batch of zeros, as bytes, and its schema."""
+    batch = pa.record_batch(
+        {"x": pa.array(np.zeros(nbytes, np.uint8)), "y": pa.array([None] * nbytes)}
+    )
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    data = memoryview(sink.getvalue())
+    ((start, length),) = record_batches(data, compression)
+    return bytearray(data[start : start + length]), batch
+
+
+@pytest.mark.parametrize("compression", CODECS)
+def test_a_record_batch_is_decompressed_to_one_without_compression(compression):
+    """Which Arrow reads without taking memory of its own."""
+    data, batch = zeros(compression)
+    into = bytearray(decompressed_bytes(data, compression))
+    decompress(memoryview(data), compression, memoryview(into))
+    before = pa.total_allocated_bytes()
+    found = pa.ipc.read_record_batch(pa.py_buffer(into), batch.schema)
+    assert pa.total_allocated_bytes() == before
+    assert found.equals(batch)
+
+
+@pytest.mark.parametrize("compression", CODECS)
+def test_a_bomb_is_refused_before_memory_is_taken(compression):
+    """A buffer that claims more than its codec can make, another size, or another codec."""
+    data, _ = zeros(compression)
+    size = decompressed_bytes(data, compression)
+    for wrong in (size - 1, size + 1, 0):
+        with pytest.raises(ValueError, match="bytes instead of"):
+            decompress(memoryview(data), compression, memoryview(bytearray(wrong)))
+    (other,) = {*CODECS} - {compression}
+    with pytest.raises(ValueError, match=f"but not with '{other}'"):
+        decompress(memoryview(data), other, memoryview(bytearray(size)))
+    at = 8 + int.from_bytes(data[4:8], "little")  # behind the metadata
+    for claim in (1 << 40, -2, (1 << 63) - 1):
+        struct.pack_into("<q", data, at, claim)
+        with pytest.raises(ValueError, match=f"cannot become {claim:,}"):
+            decompressed_bytes(data, compression)
+    struct.pack_into("<q", data, at, (1 << 20) + 1)  # possible, but not true
+    with pytest.raises(ValueError, match="fewer bytes than it says"):
+        into = memoryview(bytearray(decompressed_bytes(data, compression)))
+        decompress(memoryview(data), compression, into)
+
+
+def test_forged_record_batches_are_errors():
+    """Any bytes of one may be anything: it is decompressed, or ValueError says why not."""
+    data, _ = zeros("zstd", 1000)
+    rng, refused = np.random.default_rng(0), 0
+    for _ in range(300):
+        forged = bytearray(data)
+        for at in rng.integers(0, len(data), rng.integers(1, 4)):
+            forged[at] = rng.integers(256)
+        try:
+            into = bytearray(min(decompressed_bytes(forged, "zstd"), 1 << 20))
+            decompress(memoryview(forged), "zstd", memoryview(into))
+        except (ValueError, struct.error):
+            refused += 1
+    assert 20 < refused < 300
+
+
+@pytest.mark.parametrize(("said", "words"), [(None, "are compressed"), ("lz4", "not with 'lz4'")])
+def test_a_shard_is_compressed_only_as_the_index_says(tmp_path, said, words):
+    """Another index makes none of it readable."""
+    make(Pictures(), tmp_path)
+    path = tmp_path / ".forebay" / "cache.json"
+    found = json.loads(path.read_text())
+    found["plan"]["compression"] = said
+    path.write_text(json.dumps(found))
+    opened = forebay.open_cache(tmp_path)
+    with pytest.raises(forebay.InputError, match=f"cannot be read as a shard.*{words}"):
+        opened[0]
+    found["plan"]["compression"] = "snappy"
+    path.write_text(json.dumps(found))
+    with pytest.raises(forebay.InputError, match=r"damaged: .*compression 'snappy'"):
+        forebay.open_cache(tmp_path)
+
+
+def test_a_bucket_whose_blocks_have_other_sizes_is_an_error(endpoint, there):
+    """The fetcher says it once, without trying again: their checksums are those of the index."""
+    folder = there[1]
+    blocks = np.frombuffer((folder / ".forebay" / "blocks.bin").read_bytes(), BLOCK).copy()
+    blocks["nbytes"][0] += 1
+    index = json.loads((folder / ".forebay" / "cache.json").read_text())
+    index["blocks"]["crc32"] = zlib.crc32(blocks.tobytes())
+    forged = folder.with_name(f"forged-{folder.name}")
+    (forged / ".forebay").mkdir(parents=True)
+    for path in folder.glob("shard-*"):
+        (forged / path.name).hardlink_to(path)
+    (forged / ".forebay" / "blocks.bin").write_bytes(blocks.tobytes())
+    (forged / ".forebay" / "cache.json").write_text(json.dumps(index))
+    opened = forebay.open_cache(f"s3://bucket/{forged.name}")
+    with pytest.raises(forebay.InputError, match=r"its columns have [\d,]+ bytes instead of"):
+        opened[0]
+    last = opened[599]
+    assert last["name"] == "sample 599"
