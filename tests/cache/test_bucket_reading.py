@@ -510,6 +510,18 @@ def test_a_cache_that_was_written_anew_is_never_mixed_with_the_old_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("left", [0.5, 0.0001], ids=["half", "nearly nothing"])
+def test_an_object_that_is_shorter_than_it_was_has_changed(copied, left):
+    """Where a range ends beyond it, and where a range begins there; the message has both ends."""
+    shard = copied / "shard-00002.arrow"
+    os.truncate(shard, max(int(shard.stat().st_size * left), 1))
+    with pytest.raises(forebay.ChangedError) as raised:
+        [*forebay.open_cache(URL)]
+    first = str(raised.value).splitlines()[0]
+    assert "shard-00002.arrow: the object ends before bytes" in first
+
+
+@pytest.mark.slow
 def test_the_index_may_be_anybodys(copied):
     """Damaged or hostile: an error, and no process that stays."""
     blocks = copied / ".forebay" / "blocks.bin"

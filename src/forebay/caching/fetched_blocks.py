@@ -350,6 +350,13 @@ class FetchedBlocks(ABC):
                         "  Samples of both would mix, so nothing more was read. Open it again, and "
                         "begin the epoch anew."
                     )
+        if kind == MISSING and self._is_there(unit.shard):
+            return ChangedError(
+                f"{where}: the object ends before {span}, and was longer when it was written\n"
+                "  Nothing more was read. If the cache is being written anew, open it again after "
+                "that; otherwise remove the object and call forebay.cache again, with the same "
+                "dataset and URL: it writes that shard again."
+            )
         if kind == WRONG:
             wanted = int(self._blocks.crc32[unit.key])
             return InputError(
@@ -358,6 +365,11 @@ class FetchedBlocks(ABC):
                 "forebay.cache again, with the same dataset and URL: it writes that shard again."
             )
         return _refused(f"{where}, {span}", kind, lost.message)
+
+    def _is_there(self, shard: int) -> bool:
+        with suppress(BucketError):
+            return bool(self._bucket.read(shard_name(shard), 0, 1))
+        return False
 
 
 def _refused(where: str, kind: str, words: str) -> ForebayError:

@@ -15,7 +15,13 @@ from datetime import timedelta
 from typing import Any
 
 from forebay.base.files import connect_url, settings_of
-from forebay.base.store_errors import BROKEN, REFUSED, store_error_kind, store_error_words
+from forebay.base.store_errors import (
+    BROKEN,
+    MISSING,
+    REFUSED,
+    store_error_kind,
+    store_error_words,
+)
 from forebay.errors import shown_location, without_credentials
 
 # Longer than `fetch_policy` lets a request take.
@@ -73,8 +79,11 @@ class ObjectStore(ABC):
         if length is not None and len(found) > length:
             words = f"its server ignores ranges: {len(found):,} bytes came instead of {length:,}"
             raise BucketError(REFUSED, words)
-        if length not in (None, len(found)):
-            raise BucketError(BROKEN, f"{len(found):,} bytes came instead of {length:,}")
+        if length is not None and len(found) < length:
+            if length > 1:  # MISSING if the object ends before: then no other try helps
+                self.read(name, offset + length - 1, 1)
+            kind = BROKEN if length > 1 else MISSING
+            raise BucketError(kind, f"{len(found):,} bytes came instead of {length:,}")
         return found
 
     def __repr__(self) -> str:
