@@ -285,7 +285,7 @@ def test_a_token_expires_and_another_one_does_not(serve):
 @pytest.mark.slow
 def test_a_stall_holds_up_its_own_connection_only(serve):
     """Others are served while one waits; what stalled arrives whole."""
-    server, client = serve(faults=[Fault("stall", count=1, seconds=0.3)])
+    server, client = serve(faults=[Fault("stall", count=1, seconds=3.0)])
     found = []
     stalled = threading.Thread(target=lambda: found.append(client.ask()[1]))
     stalled.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 GROUPS = Path("/sys/fs/cgroup")
+PATIENCE_S = 60.0
 
 
 @contextmanager
@@ -30,7 +32,20 @@ def control_group(controller: str, limits: tuple[str, ...], value: int) -> Itera
     try:
         yield folder / "cgroup.procs"
     finally:
-        folder.rmdir()
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a control group; what was killed in it may take a moment to be gone."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            folder.rmdir()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 def _made(controller: str, limits: tuple[str, ...], value: int) -> Path | None:
@@ -42,6 +57,8 @@ def _made(controller: str, limits: tuple[str, ...], value: int) -> Path | None:
             try:
                 there = [folder / each for each in limits if (folder / each).exists()]
                 (there or [folder / limits[-1]])[0].write_text(str(value))
+                if controller == "memory" and (swap := folder / "memory.swap.max").exists():
+                    swap.write_text("0")
             except OSError:
                 folder.rmdir()
                 continue
@@ -50,5 +67,5 @@ def _made(controller: str, limits: tuple[str, ...], value: int) -> Path | None:
 
 
 def memory_group(nbytes: int) -> AbstractContextManager[Path]:
-    """Make a control group that may use so much memory; see `control_group`."""
+    """Make a control group that may use so much memory, without swap; see `control_group`."""
     return control_group("memory", ("memory.limit_in_bytes", "memory.max"), nbytes)

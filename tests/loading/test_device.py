@@ -131,13 +131,13 @@ def read(address: int, shape: torch.Size) -> Any:
 
 @pytest.mark.slow
 def test_a_loop_uses_three_slots():
-    """Device memory is bounded: one batch in use, one that was just returned, one ahead."""
+    """Device memory is bounded: one batch in use, one that was just returned, at most one ahead."""
     device = FakeDevice(1)
     most = 0
     with loader_of(device, 120, seed=1, buffer="8MB") as loader:
         for _ in loader:
             most = max(most, device.allocated)
-    assert 12 * PIXELS < most < 13 * PIXELS
+    assert 8 * PIXELS < most < 13 * PIXELS
     assert 30 <= device.copied <= 31, "one may be of the next epoch"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -10,7 +9,6 @@ import re
 import sqlite3
 import textwrap
 from functools import partial
-from pathlib import Path
 
 import pytest
 from driving import call, calls, here, make_inputs, published, staged
@@ -21,6 +19,7 @@ from forebay.errors import MAX_TEXT, FailuresError, SampleTimeoutError, WorkerDi
 from forebay.inputs.listing import local_inputs
 from forebay.runs import job as work
 from forebay.runs.processing import FailureBudget
+from kit.control_groups import memory_group
 from kit.faults import meet_fault
 
 # Time limit of runs in which an input hangs; no other may reach it, on a loaded machine either.
@@ -35,7 +34,6 @@ BLAME = {
     "hang": ("timeout", "SampleTimeoutError", "timeout=3 s"),
     "hang, deaf": ("timeout", "SampleTimeoutError", "timeout=3 s"),
 }
-MEMORY = Path("/sys/fs/cgroup/memory")
 
 
 def run(work, inputs, output, **options):
@@ -151,28 +149,6 @@ def test_a_traceback_holds_the_users_frames_alone(tmp_path, workers):
 # ---- endless memory -----------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def limited_memory(bytes_):
-    """A control group, of either version, that may use so much memory; its file for members."""
-    is_v2 = not MEMORY.is_dir()
-    group = (Path("/sys/fs/cgroup") if is_v2 else MEMORY) / f"forebay-test-{os.getpid()}"
-    limits = ["memory.max", "memory.swap.max"] if is_v2 else ["memory.limit_in_bytes"]
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no memory control group can be made here: {error.strerror}")
-    try:
-        try:
-            for name in limits:
-                if name != "memory.swap.max" or (group / name).exists():
-                    (group / name).write_text("0" if "swap" in name else str(bytes_))
-        except OSError as error:
-            pytest.skip(f"memory cannot be limited here: {error.strerror}")
-        yield group / "cgroup.procs"
-    finally:
-        group.rmdir()
-
-
 @pytest.mark.slow
 def test_endless_memory_is_laid_to_its_input(tmp_path):
     """The kernel kills a worker, not the driver; the input is named, all others are done."""
@@ -191,7 +167,7 @@ def test_endless_memory_is_laid_to_its_input(tmp_path):
         )
     )
     output = tmp_path / "out"
-    with limited_memory(400 << 20) as members:
+    with memory_group(400 << 20) as members:
         command = ["preprocess", f"{script}:grow", inputs, output, "--num-workers", 2, "--quiet"]
         # The shell joins the group, then becomes the driver.
         joining = ("/bin/sh", "-c", f'echo $$ > {members}; exec "$@"', "sh")
