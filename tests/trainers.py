@@ -100,6 +100,7 @@ class Trainers:
         ours = [Path(forebay.__file__).parents[1], Path(__file__).parent]  # the latter for `kit`
         found = os.pathsep.join(map(str, ours))
         self._own = {MARK: str(os.getpid())}
+        self._heard = b""
         self._process: Any = subprocess.Popen(
             [sys.executable, "-W", "error", __file__],
             stdin=subprocess.PIPE,
@@ -139,12 +140,18 @@ class Trainers:
 
     def answer(self) -> str:
         """Return the server's next line."""
-        ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE_S)
-        if not ready:
-            self.kill_all()
-            self._process.stdout.readline()  # how it ended, or the next script would be told that
-            raise AssertionError("a script did not come to its end")
-        return str(self._process.stdout.readline().decode().strip())
+        while b"\n" not in self._heard:
+            # Not of a buffered file: what is in its buffer already cannot be waited for.
+            ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE_S)
+            if not ready:
+                self.kill_all()
+                os.read(self._process.stdout.fileno(), 1 << 16)  # how it ended, for nobody now
+                raise AssertionError("a script did not come to its end")
+            data = os.read(self._process.stdout.fileno(), 1 << 16)
+            assert data, "the server of scripts has ended"
+            self._heard += data
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode()
 
     def left(self) -> list[int]:
         """Return the processes that scripts left behind and that are alive."""
