@@ -55,7 +55,7 @@ PURE = (
             *("figures", "tuner"),
         )
     ),
-    *(f"base/{name}" for name in ("formatting", "earlier_rows", "store_errors", "table_guesses")),
+    *(f"base/{name}" for name in ("formatting", "earlier_rows", "store_errors")),
     "ledger/identity",
     "caching/fetch_policy",
     "caching/residency",

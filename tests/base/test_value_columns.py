@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from forebay.base.value_casts import widened_array
 from forebay.base.value_classes import StandIn, class_of, loaded_class, stand_in
 from forebay.base.value_columns import column_of
 from forebay.base.value_inference import joined_all, spec_of, widened, widened_alike
-from forebay.base.value_readers import getter_of
+from forebay.base.value_readers import getter_of, widened_array
 from forebay.base.value_types import Nested, Spec, arrow_type, type_from_json, type_to_json
 from forebay.errors import InputError
 

@@ -91,7 +91,7 @@ class _Csv:
         lines = text_lines(file, newline="")
         if not takes_nul:
             lines = without_nul(file, lines)
-        from forebay.base.table_guesses import header_guess, separator_guess
+        from forebay.base.table_files import header_guess, separator_guess
 
         reader = csv.reader(lines, strict=True, delimiter=self._separator)
         header: list[str] = []
@@ -128,7 +128,7 @@ class _Csv:
     def _refuse_record(
         self, name: str, line: int, header: list[str], fields: list[str]
     ) -> NoReturn:
-        from forebay.base.table_guesses import separator_guess
+        from forebay.base.table_files import separator_guess
 
         if guess := separator_guess(self._separator, header, fields):
             refuse(name, *guess)

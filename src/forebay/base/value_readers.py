@@ -1,5 +1,7 @@
 """Python values read from Arrow columns: for each column a function from a row to its value.
 
+With them `widened_array` makes a column anew with a wider type.
+
 Tensors and arrays are views of the column's memory; everything else is a new object. What a column
 says may be anybody's: a value lies within the buffers of its column, or reading raises.
 """
@@ -17,15 +19,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from forebay.base.arrow_arrays import array_of, array_of_numpy
 from forebay.base.batches import mapped, opened
 from forebay.base.value_classes import MAPPINGS, SEQUENCES, Classes, class_of, with_fields
+from forebay.base.value_columns import column_of
 from forebay.base.value_inference import EPOCH
 from forebay.base.value_types import (
     PARSED,
     TIMES,
     Nested,
     Spec,
+    arrow_type,
     may_be_missing,
+    nulls,
     record_parts,
     zone_of,
 )
@@ -343,3 +349,41 @@ def own(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     return mapped(own, value) if opened(value) is not None else value
+
+
+# ---- wider types ---------------------------------------------------------------------------------
+
+
+def widened_array(array: pa.Array, own: Spec, wanted: Spec) -> pa.Array:
+    """Return an array of the type `own` as one of a type that holds its values.
+
+    Numbers of tensors and arrays, and strings, are not copied; other values are made anew.
+    """
+    if own == wanted:
+        return array
+    if array.offset:
+        array = array.take(array_of_numpy(np.arange(len(array))))
+    kind = arrow_type(wanted)
+    if own.kind == "none":
+        return nulls(len(array), kind)
+    if own.kind == wanted.kind == "str":
+        return array.cast(kind)
+    if not isinstance(own, Nested) and (own.kind, own.dtype) == (wanted.kind, wanted.dtype):
+        return _in_any_shape(array, own, kind)
+    storage = array.storage if isinstance(array, pa.ExtensionArray) else array
+    get, column = getter_of(own, storage, None, {}), column_of(wanted)
+    column.extend([get(row) for row in range(len(array))])
+    return column.taken()
+
+
+def _in_any_shape(array: pa.Array, own: Spec, kind: Any) -> pa.Array:
+    """Return tensors or arrays of one shape as a column of any shapes."""
+    shape = own.shape or ()
+    storage = array.storage if isinstance(array, pa.ExtensionArray) else array
+    values = storage.values if isinstance(storage, pa.FixedSizeListArray) else storage
+    each = math.prod((*shape, *own.stored[1]))
+    ends = array_of_numpy(np.arange(len(array) + 1) * each)
+    shapes = array_of([shape] * len(array), pa.list_(pa.int64()))
+    lists = pa.LargeListArray.from_arrays(ends, values)
+    mask = array.is_null() if array.null_count else None
+    return pa.StructArray.from_arrays([lists, shapes], fields=list(kind), mask=mask)

@@ -29,11 +29,10 @@ from forebay.base.file_stores import Folder
 from forebay.base.files import open_regular
 from forebay.base.formatting import counted
 from forebay.base.process import descriptor_path
-from forebay.base.value_casts import widened_array
 from forebay.base.value_classes import Classes
 from forebay.base.value_columns import column_of
 from forebay.base.value_inference import spec_of, widened
-from forebay.base.value_readers import Bytes, Getter, getter_of, own
+from forebay.base.value_readers import Bytes, Getter, getter_of, own, widened_array
 from forebay.base.value_types import Spec, arrow_type, schema_of
 from forebay.caching.index import CachePlan, Index, Layout
 from forebay.caching.layout import MOST_MEMORY_BYTES, Blocks, shard_name

@@ -161,7 +161,7 @@ def _list_path(name: str) -> Listing:
             os.path.abspath(folder),
         )
     if stat.S_ISREG(mode) and name.lower().endswith((".txt", ".json")):
-        from forebay.base.table_guesses import file_guess
+        from forebay.base.table_files import file_guess
 
         if guess := file_guess(name, _first_lines(name)):
             raise InputError(f"{shown}: {guess[0]}\n  {guess[1]}")

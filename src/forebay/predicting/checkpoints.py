@@ -15,6 +15,7 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -22,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.base.earlier_rows import EarlierRows
-from forebay.base.file_stores import Folder, folder_at
-from forebay.base.files import location_in
+from forebay.base.file_stores import Folder, Store, folder_at
+from forebay.base.files import is_url, local_path, location_in
 from forebay.base.output_names import PRIVATE
 from forebay.base.value_types import schema_of
 from forebay.errors import OutputError
@@ -109,9 +110,13 @@ class Checkpoints:
     def __init__(
         self, output: str, keys: Mapping[int, str], *, skips_failures: bool = False
     ) -> None:
-        self._place = folder_at(location_in(output, f"{PRIVATE}/checkpoints"))
+        self._folder = local_path(location_in(output, f"{PRIVATE}/checkpoints"))
         self._keys, self._skips_failures = keys, skips_failures
         self.every_s, self.rest = EVERY_S, REST  # also in a worker
+
+    @cached_property
+    def _place(self) -> Folder | Store:
+        return folder_at(self._folder)
 
     def read(
         self, part: int, samples: Sequence[int], names: Collection[str] | None = None
@@ -143,23 +148,29 @@ class Checkpoints:
 
     def write(self, part: int, checkpoint: Checkpoint) -> None:
         """Write a checkpoint of a part, which is on the disk afterwards."""
-        if isinstance(self._place, Folder):
-            os.makedirs(self._place.path, exist_ok=True)
+        if not is_url(self._folder):
+            os.makedirs(self._folder, exist_ok=True)
         name = f"{self._keys[part]}-{checkpoint.first}-{checkpoint.end}"
         self._place.write(name, checkpoint.to_bytes())
 
     def remove(self, parts: Iterable[int]) -> None:
         """Remove those of the parts that begin with these samples."""
         keys = {self._keys[first] for first in parts}
-        self._place.remove([name for name in self.names() if name.partition("-")[0] in keys])
+        self._remove([name for name in self.names() if name.partition("-")[0] in keys])
 
     def _remove_others(self) -> None:
         """Remove those of parts that are not to be made, or were to be made otherwise."""
         keys = {*self._keys.values()}
-        self._place.remove([name for name in self.names() if name.partition("-")[0] not in keys])
+        self._remove([name for name in self.names() if name.partition("-")[0] not in keys])
+
+    def _remove(self, names: Sequence[str]) -> None:
+        if names:
+            self._place.remove(names)
 
     def names(self) -> Collection[str]:
         """Return the names of the checkpoints of all parts."""
+        if not is_url(self._folder) and not os.path.lexists(self._folder):
+            return ()
         try:
             return [name for name, _ in self._place.files() if name.replace("-", "").isalnum()]
         except FileNotFoundError:

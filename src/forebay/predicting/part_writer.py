@@ -88,7 +88,7 @@ def widened_column(array: pa.Array, own: Spec, wanted: Spec) -> pa.Array:
     """Return a column of one type as one of another, which holds its values, too."""
     if own == wanted:
         return array
-    from forebay.base.value_casts import widened_array
+    from forebay.base.value_readers import widened_array
 
     return widened_array(array, own, wanted)
 
