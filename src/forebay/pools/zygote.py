@@ -32,13 +32,13 @@ from contextlib import suppress
 from typing import NoReturn
 
 from forebay.base.libraries import keep_freed, use_one_thread
-from forebay.base.process import memory_file
-from forebay.base.process_ties import (
+from forebay.base.process import (
     OOM_AFTER_WORKERS,
     adopt_orphans,
     continue_when_driver_ends,
     die_when_memory_runs_out,
     die_with,
+    memory_file,
     watch_maker_of,
 )
 from forebay.failures import Failure
