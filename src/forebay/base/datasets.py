@@ -60,9 +60,11 @@ def sequence_rows(dataset: Any) -> dict[str, Any]:
 
 
 def cached_samples(dataset: Any) -> Any | None:
-    """Return a dataset if it is one of `cache` or `open_cache`, else None."""
-    caching = sys.modules.get("forebay.caching.dataset")
-    return dataset if caching is not None and type(dataset) is caching.CachedDataset else None
+    """Return a dataset if it is one of `cache`, `open_cache` or `open_shards`, else None."""
+    caching = sys.modules.get("forebay.caching.block_dataset")
+    if caching is None or not isinstance(dataset, caching.BlockDataset):
+        return None
+    return dataset if type(dataset).__module__.startswith("forebay.") else None  # no subclass
 
 
 def is_mixture(dataset: object) -> bool:

@@ -7,36 +7,26 @@ index ──> source: mapped shards of a folder, or blocks of a bucket ──> l
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from operator import index as as_index
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-from torch.utils.data import Dataset
 
 from forebay.base.file_stores import Folder, Store, folder_at
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.value_classes import Classes, Identity, loaded_class
 from forebay.caching.arrow_shards import Shards
+from forebay.caching.block_dataset import WINDOW, BlockDataset
 from forebay.caching.index import CachePlan, Index
 from forebay.errors import InputError, OptionError, short_tracebacks, shown_location
 from forebay.options import parse_bytes
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from forebay.caching.bucket_reader import BucketReader
-    from forebay.caching.lookahead import Lookahead
-    from forebay.observe.measurements import Fetched
-    from forebay.windows import Windows
-
-# What `window="auto"` is for a cache in a bucket.
-WINDOW = 4_000_000_000
 
 
-class CachedDataset(Dataset[Any]):
+class CachedDataset(BlockDataset):
     """The samples of a cache, as the dataset returned them; made by `cache` and `open_cache`.
 
     Tensors and arrays are contiguous. Those of a cache in a folder view the file's pages in memory,
@@ -54,6 +44,8 @@ class CachedDataset(Dataset[Any]):
         window: Bytes of samples that a `DataLoader` with `seed=` shuffles together; None for all.
     """
 
+    _source: Shards | BucketReader
+
     def __init__(
         self,
         source: Shards | BucketReader,
@@ -62,34 +54,14 @@ class CachedDataset(Dataset[Any]):
         classes: Classes | None = None,
         window: int | None = None,
     ) -> None:
-        self.transform, self.window = transform, window
-        self._source, self._plan = source, plan
+        super().__init__(source, plan.samples, transform, window)
+        self._plan = plan
         source.classes = dict(classes or {})
-        self._orders: dict[tuple[int, int], Windows] = {}
 
     @property
     def directory(self) -> Path | str:
         """Where the files are."""
         return self._source.location
-
-    def __len__(self) -> int:
-        return self._plan.samples
-
-    def __getitem__(self, index: int) -> Any:
-        """Return a sample."""
-        if self.transform is None:
-            return self._source.sample(self._position(index))
-        return self.transform(self._source.sample(self._position(index), is_copy=True))
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return samples, in the order asked for."""
-        positions = [*map(self._position, indices)]
-        if self.transform is None:
-            return self._source.samples(positions)
-        return [*map(self.transform, self._source.samples(positions, are_copies=True))]
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
 
     def table(self) -> pa.Table:
         """Return all samples as an Arrow table: one row each, in order.
@@ -105,70 +77,6 @@ class CachedDataset(Dataset[Any]):
                 'files\n  Copy the cache first: forebay.open_cache(url, directory=..., disk="all").'
             )
         return self._source.table()
-
-    def windows(self, batch: int) -> Windows | None:
-        """Return the order of samples for global batches of a size; None for an exact one."""
-        if self.window is None:
-            return None
-        key = batch, self.window
-        if key not in self._orders:
-            from forebay.windows import Windows, lanes_for
-
-            blocks = self._source.blocks
-            together = max(int(self.window / blocks.mean_bytes), 1)
-            lanes = lanes_for(batch, len(blocks), together)
-            order = Windows(self._starts, batch, lanes, max(together // lanes, 1))
-            self._orders = {key: order}
-        return self._orders[key]
-
-    def described(self, batch: int, shuffle: bool) -> str:
-        """Return in words how a `DataLoader` with `seed=` reads a cache in a bucket.
-
-        Args:
-            batch: The global batch size.
-            shuffle: Whether the order is random.
-        """
-        blocks, order = self._source.blocks, self.windows(batch) if shuffle else None
-        if shuffle and order is None:
-            return f"shuffled exactly, each sample by a request of its own: {len(self):,} an epoch"
-        how = "in order"
-        if order is not None:
-            most = order.batch // order.lanes
-            how = (
-                f"shuffled by windows of {byte_size(self.window or 0)}, at most {most:,} of "
-                f"{counted(batch, 'sample')} of a batch from one block"
-            )
-        nbytes = byte_size(int(blocks.length.sum(dtype=np.int64)))
-        return (
-            f"{how}; an epoch is {counted(len(blocks), 'request')} for {nbytes}, less what is kept"
-        )
-
-    @property
-    def _starts(self) -> npt.NDArray[np.int64]:
-        return np.append(self._source.blocks.first, len(self))
-
-    def lookahead(
-        self, batch: int, first: int, count: int, shuffle: bool, fetched: Fetched
-    ) -> Lookahead | None:
-        """Return what has blocks fetched for a loader; None if each sample is fetched by itself.
-
-        Args:
-            batch: The global batch size.
-            first: The first sample of the loader's rank in each global batch.
-            count: How many samples that rank has there.
-            shuffle: Whether the order is random.
-            fetched: Where to note what is fetched.
-        """
-        from forebay.caching.lookahead import Lookahead
-        from forebay.windows import InOrder
-
-        if self.remote is None:
-            return None
-        order = self.windows(batch) if shuffle else InOrder(self._starts, batch)
-        if order is None:  # nothing to fetch ahead, but what is fetched is counted
-            order = InOrder(self._starts[:1], batch)
-        lanes = order.lanes_of(first, count)
-        return Lookahead(self.remote, order, lanes, self.window, fetched)
 
     @property
     def remote(self) -> BucketReader | None:
@@ -196,13 +104,6 @@ class CachedDataset(Dataset[Any]):
         known = self._source.classes.items()
         classes = {at: cls for at, cls in known if loaded_class(at, issubclass(cls, tuple)) is cls}
         return CachedDataset, (self._source, self._plan, self.transform, classes, self.window)
-
-    def _position(self, index: int) -> int:
-        at = as_index(index)  # also of a tensor, as the indices of a Subset may be
-        position = at if at >= 0 else at + self._plan.samples
-        if not 0 <= position < self._plan.samples:
-            raise IndexError(f"there is no sample {index}: there are {len(self):,}")
-        return position
 
 
 @short_tracebacks
@@ -265,7 +166,7 @@ def open_cache(
         OutputError: The folder cannot be written to, or its disk is too small.
     """
     place = folder_at(location, InputError)
-    together = _window_of(window, WINDOW if isinstance(place, Store) else None)
+    together = window_bytes(window, WINDOW if isinstance(place, Store) else None)
     if isinstance(place, Store):
         if disk == "all":
             from forebay.caching.copies import copy_cache
@@ -321,7 +222,8 @@ def cached_dataset(
     return CachedDataset(BucketReader(Place(place.url)), plan, transform, classes, WINDOW)
 
 
-def _window_of(window: float | str | None, usual: int | None) -> int | None:
+def window_bytes(window: float | str | None, usual: int | None) -> int | None:
+    """Return the bytes of `window=`, given what "auto" is."""
     return usual if window == "auto" else None if window is None else parse_bytes(window, "window")
 
 

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from forebay.base.output_names import PRIVATE
 
@@ -96,6 +97,11 @@ class Blocks:
 
     def __len__(self) -> int:
         return len(self.first)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all blocks, as they are fetched."""
+        return int(self.length.sum(dtype=np.int64))
 
     @property
     def mean_bytes(self) -> float:

@@ -53,7 +53,7 @@ class Lookahead:
         fetched: Fetched,
     ) -> None:
         self._fetched, self._sizes = fetched, reader.blocks.nbytes
-        fetched.total = int(reader.blocks.length.sum(dtype=np.int64))
+        fetched.total = reader.blocks.total_bytes
         self._reader, self._order, self._lanes = reader, order, lanes
         share = len(lanes) / order.lanes
         self._room = int(2 * share * window) if window and share else AHEAD_BYTES

@@ -1,0 +1,185 @@
+"""A dataset whose samples are in blocks: of a cache, or of shards; in folders, or in a bucket.
+
+source: mapped files, or blocks of a bucket ──> sample
+                             each time it is read: ──> transform
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import index as as_index
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from forebay.base.formatting import byte_size, counted
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from forebay.caching.bucket_reader import BucketReader
+    from forebay.caching.lookahead import Lookahead
+    from forebay.observe.measurements import Fetched
+    from forebay.windows import Windows
+
+# What `window="auto"` is for a bucket.
+WINDOW = 4_000_000_000
+
+
+class BlockTable(Protocol):
+    """Where samples are: blocks of consecutive ones.
+
+    Attributes:
+        first: The index of each block's first sample.
+        nbytes: About what each block takes in memory.
+        total_bytes: What an epoch fetches of all blocks.
+        mean_bytes: Bytes of a block in memory, on average.
+    """
+
+    first: npt.NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> npt.NDArray[Any]:
+        """See above."""
+
+    @property
+    def total_bytes(self) -> int:
+        """See above."""
+
+    @property
+    def mean_bytes(self) -> float:
+        """See above."""
+
+    def __len__(self) -> int: ...
+
+
+class SampleSource(Protocol):
+    """What reads samples."""
+
+    @property
+    def blocks(self) -> Any:
+        """A `BlockTable`."""
+
+    def sample(self, position: int, *, is_copy: bool = False) -> Any:
+        """Return a sample; a copy if its owner changes it."""
+
+    def samples(self, positions: Sequence[int], *, are_copies: bool = False) -> list[Any]:
+        """Return several samples."""
+
+
+class BlockDataset(Dataset[Any]):
+    """The samples of blocks; see `CachedDataset` and `ShardDataset`.
+
+    Attributes:
+        transform: Called with each sample, each time it is read; may be set at any time.
+        window: Bytes of samples that a `DataLoader` with `seed=` shuffles together; None for all.
+    """
+
+    _source: SampleSource
+
+    def __init__(
+        self,
+        source: Any,
+        samples: int,
+        transform: Callable[[Any], Any] | None = None,
+        window: int | None = None,
+    ) -> None:
+        self.transform, self.window = transform, window
+        self._source, self._samples = source, samples
+        self._orders: dict[tuple[int, int], Windows] = {}
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample."""
+        if self.transform is None:
+            return self._source.sample(self._position(index))
+        return self.transform(self._source.sample(self._position(index), is_copy=True))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return samples, in the order asked for."""
+        positions = [*map(self._position, indices)]
+        if self.transform is None:
+            return self._source.samples(positions)
+        return [*map(self.transform, self._source.samples(positions, are_copies=True))]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def windows(self, batch: int) -> Windows | None:
+        """Return the order of samples for global batches of a size; None for an exact one."""
+        if self.window is None:
+            return None
+        key = batch, self.window
+        if key not in self._orders:
+            from forebay.windows import Windows, lanes_for
+
+            blocks = self._source.blocks
+            together = max(int(self.window / blocks.mean_bytes), 1)
+            lanes = lanes_for(batch, len(blocks), together)
+            order = Windows(self._starts, batch, lanes, max(together // lanes, 1))
+            self._orders = {key: order}
+        return self._orders[key]
+
+    def described(self, batch: int, shuffle: bool) -> str:
+        """Return in words how a `DataLoader` with `seed=` reads blocks of a bucket.
+
+        Args:
+            batch: The global batch size.
+            shuffle: Whether the order is random.
+        """
+        blocks, order = self._source.blocks, self.windows(batch) if shuffle else None
+        if shuffle and order is None:
+            return f"shuffled exactly, each sample by a request of its own: {len(self):,} an epoch"
+        how = "in order"
+        if order is not None:
+            most = order.batch // order.lanes
+            how = (
+                f"shuffled by windows of {byte_size(self.window or 0)}, at most {most:,} of "
+                f"{counted(batch, 'sample')} of a batch from one block"
+            )
+        nbytes = byte_size(blocks.total_bytes)
+        return (
+            f"{how}; an epoch is {counted(len(blocks), 'request')} for {nbytes}, less what is kept"
+        )
+
+    @property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        return np.append(self._source.blocks.first, len(self))
+
+    def lookahead(
+        self, batch: int, first: int, count: int, shuffle: bool, fetched: Fetched
+    ) -> Lookahead | None:
+        """Return what has blocks fetched for a loader; None if each sample is fetched by itself.
+
+        Args:
+            batch: The global batch size.
+            first: The first sample of the loader's rank in each global batch.
+            count: How many samples that rank has there.
+            shuffle: Whether the order is random.
+            fetched: Where to note what is fetched.
+        """
+        from forebay.caching.lookahead import Lookahead
+        from forebay.windows import InOrder
+
+        if self.remote is None:
+            return None
+        order = self.windows(batch) if shuffle else InOrder(self._starts, batch)
+        if order is None:  # nothing to fetch ahead, but what is fetched is counted
+            order = InOrder(self._starts[:1], batch)
+        lanes = order.lanes_of(first, count)
+        return Lookahead(self.remote, order, lanes, self.window, fetched)
+
+    @property
+    def remote(self) -> BucketReader | None:
+        """What reads a bucket; None for files in a folder."""
+        return None
+
+    def _position(self, index: int) -> int:
+        at = as_index(index)  # also of a tensor, as the indices of a Subset may be
+        position = at if at >= 0 else at + self._samples
+        if not 0 <= position < self._samples:
+            raise IndexError(f"there is no sample {index}: there are {len(self):,}")
+        return position

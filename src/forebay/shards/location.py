@@ -1,0 +1,259 @@
+"""What a user names as shards: a folder, a pattern, a list, local or at a URL; found and sorted."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from forebay.base.files import connect_url, is_url, local_path, reached
+from forebay.errors import InputError, OptionError, shown_location
+from forebay.shards.format import format_by_suffix, format_named
+
+Location = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+# A pattern that names more is a mistake.
+MOST_SHARDS = 10_000_000
+# Shards that are compressed as a whole, by the ends of their names.
+CODECS = {".gz": "gzip", ".tgz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+_MAGIC = frozenset("*?[")
+_braces = re.compile(r"\{([^{}]*)\}").search
+_numbers = re.compile(r"(\d+)\.\.(\d+)").fullmatch
+# Files that say what is in a folder beside its shards.
+_BESIDE = frozenset(("index.json", "dataset_info.json", "state.json", "dataset_dict.json"))
+
+
+class Listed(NamedTuple):
+    """A shard as its folder lists it.
+
+    Attributes:
+        name: Its path from the folder that all of them share.
+        size: Its bytes.
+        tag: What changes with its content: an ETag, or when it was written.
+    """
+
+    name: str
+    size: int
+    tag: str
+
+
+class ShardList(NamedTuple):
+    """The shards of a location, sorted by name.
+
+    Attributes:
+        root: The folder that they are in, a path or a URL; as the user named it, so it does not
+            depend on which shards there are.
+    """
+
+    root: str
+    shards: tuple[Listed, ...]
+
+
+def find_shards(location: Location, form: str | None = None) -> ShardList:
+    """Return the shards at a location.
+
+    Args:
+        location: A folder, whose shards are found by their suffixes, in its folders too; a file; a
+            glob; a pattern with braces, such as `train-{000..999}.tar` or `{train,val}-*.tar`; or a
+            list of these.
+        form: The name of their format, whatever their suffixes; None to go by suffix.
+
+    Raises:
+        OptionError: The location names nothing that can be looked for.
+        InputError: A shard is missing, there is none, or the location cannot be reached.
+    """
+    given = [location] if isinstance(location, str | os.PathLike) else [*location]
+    named = [each for one in given for each in expanded(local_path(one))]
+    if not named:
+        raise OptionError("location is an empty list\n  Name a folder, a pattern or shards.")
+    if chained := next((each for each in named if "::" in each), None):
+        raise OptionError(
+            f"{shown_location(chained)!r} is a chain of URLs, of which no part can be read\n"
+            "  Name shards that are files of their own."
+        )
+    if len({each.partition("://")[0] if is_url(each) else "" for each in named}) > 1:
+        raise OptionError(
+            "shards of several kinds of places are named, and those of one dataset are in one\n"
+            "  Name local ones, or those in one bucket."
+        )
+    look = _looked_up if is_url(named[0]) else _on_disk
+    if not is_url(named[0]):
+        named = [*map(os.path.abspath, named)]
+    root, found = look(named, form)
+    if not found:
+        raise InputError(
+            f"{_shown(given)}: there are no shards\n"
+            "  A folder is searched for the suffixes of known formats: .tar, .parquet, .jsonl, "
+            ".arrow, .mds, also with .gz or .zst. Name others by a glob, with format=."
+        )
+    return ShardList(root, tuple(sorted(found)))
+
+
+def expanded(pattern: str) -> list[str]:
+    """Return the names that braces stand for: `{000..009}` and `{a,b}`.
+
+    Raises:
+        OptionError: They are more than any dataset has.
+    """
+    todo, done = [pattern], list[str]()
+    while todo:
+        each = todo.pop()
+        if (found := _braces(each)) is None:
+            done.append(each)
+            continue
+        todo += [f"{each[: found.start()]}{one}{each[found.end() :]}" for one in _choices(found[1])]
+        if len(todo) + len(done) > MOST_SHARDS:
+            raise OptionError(f"{pattern!r} stands for more than {MOST_SHARDS:,} shards")
+    return done
+
+
+def _choices(text: str) -> Iterable[str]:
+    if (found := _numbers(text)) is None:
+        return text.split(",")
+    first, last = int(found[1]), int(found[2])
+    if last - first > MOST_SHARDS:
+        raise OptionError(f"{{{text}}} stands for more than {MOST_SHARDS:,} shards")
+    is_padded = any(each.startswith("0") and len(each) > 1 for each in found.groups())
+    width = max(map(len, found.groups())) if is_padded else 0
+    return (f"{at:0{width}}" for at in range(first, last + 1))
+
+
+def codec_of(name: str) -> tuple[str | None, str]:
+    """Return how a shard is compressed, None if it is not; and its name without that suffix."""
+    for suffix, codec in CODECS.items():
+        if name.lower().endswith(suffix):
+            return codec, name[: -len(suffix)] + (".tar" if suffix == ".tgz" else "")
+    return None, name
+
+
+def _is_shard(name: str, form: str | None) -> bool:
+    """Return whether a file in a folder is a shard."""
+    parts = name.split("/")
+    if any(each.startswith((".", "_")) for each in parts) or parts[-1] in _BESIDE:
+        return False
+    plain = codec_of(name)[1]
+    if form is not None:
+        return plain.lower().endswith(format_named(form).suffixes)
+    return format_by_suffix(plain) is not None
+
+
+def _steady(pattern: str) -> str:
+    """Return the part of a pattern before its first wildcard, up to a folder."""
+    magic = next((at for at, each in enumerate(pattern) if each in _MAGIC), len(pattern))
+    return pattern[:magic].rpartition("/")[0]
+
+
+def _has_magic(name: str) -> bool:
+    return not _MAGIC.isdisjoint(name)
+
+
+def _on_disk(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]]:
+    folders = [each if os.path.isdir(each) else _steady(each) for each in named]
+    root = os.path.commonpath(folders)
+
+    def listed(path: str) -> Listed:
+        state = os.stat(path)
+        return Listed(os.path.relpath(path, root), state.st_size, str(state.st_mtime_ns))
+
+    found = set[Listed]()
+    for each in named:
+        if os.path.isdir(each):
+            paths = (
+                os.path.join(folder, name)
+                for folder, _, names in os.walk(each)
+                for name in names
+                if _is_shard(os.path.relpath(os.path.join(folder, name), each), form)
+            )
+        elif _has_magic(each) and not os.path.exists(each):
+            paths = (path for path in glob.iglob(each, recursive=True) if os.path.isfile(path))
+        else:
+            paths = iter([each])
+        try:
+            found.update(map(listed, paths))
+        except FileNotFoundError as error:
+            raise InputError(f"{error.filename!r}: there is no such file or folder") from error
+    return root, found
+
+
+def _looked_up(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]]:
+    """Find shards at URLs: one listing for each folder that is named, and not one a shard."""
+    plain = [each for each in named if not _has_magic(each)]
+    by_folder = {
+        folder: [*names]
+        for folder, names in itertools.groupby(sorted(plain), lambda each: each.rpartition("/")[0])
+    }
+    found: dict[str, Listed] = {}
+    steady = list[str]()
+    with reached(named[0]) as (system, _):
+        protocol = named[0].partition("://")[0]
+
+        def keep(infos: Mapping[str, Any]) -> None:
+            for path, info in infos.items():
+                url = path if is_url(path) else f"{protocol}://{path.lstrip('/')}"
+                if info["type"] != "directory":
+                    found[url] = Listed(url, int(info["size"] or 0), _tag_of(info))
+
+        for each in filter(_has_magic, named):
+            steady.append(_steady(each))
+            keep(system.glob(connect_url(each)[1], detail=True))
+        for folder, names in by_folder.items():
+            infos = _infos(system, names, folder)
+            for name, info in infos:
+                if info["type"] != "directory":
+                    steady.append(folder)
+                    keep({name: info})
+                    continue
+                steady.append(name.rstrip("/"))
+                path = connect_url(name)[1].rstrip("/")
+                inner = system.find(path, detail=True).items()
+                keep({key: one for key, one in inner if _is_shard(key[len(path) + 1 :], form)})
+    root = _common(steady)
+    start = len(root) + 1
+    return root, {each._replace(name=url[start:]) for url, each in found.items()}
+
+
+def _infos(system: Any, names: Sequence[str], folder: str) -> Iterator[tuple[str, Any]]:
+    """Yield what is known of some files or folders that are in one."""
+    there: dict[str, Any] = {}
+    if len(names) > 1:
+        with suppress(Exception):  # a server that lists nothing
+            listed = system.ls(connect_url(folder)[1], detail=True)
+            there = {posixpath.basename(each["name"].rstrip("/")): each for each in listed}
+    for name in names:
+        last = name.rstrip("/").rpartition("/")[2]
+        info = there.get(last)
+        try:
+            yield name, system.info(connect_url(name)[1]) if info is None else info
+        except FileNotFoundError as error:
+            where = shown_location(name)
+            raise InputError(f"{where!r}: there is no such object or folder") from error
+
+
+def _tag_of(info: Mapping[str, Any]) -> str:
+    """Return what a store says of an object that changes with its content."""
+    for name in ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "created"):
+        if value := info.get(name):
+            return str(value).strip('"')
+    return ""
+
+
+def _common(folders: Sequence[str]) -> str:
+    """Return the folder that all are in, with the protocol and the bucket."""
+    parts = [each.rstrip("/").split("/") for each in folders]
+    shared = [each[0] for each in itertools.takewhile(lambda one: len({*one}) == 1, zip(*parts))]  # noqa: B905
+    if len(shared) < 3:
+        raise OptionError(
+            "the shards of one dataset are in one bucket, and these have "
+            f"{shown_location(folders[0])!r} and {shown_location(folders[-1])!r}"
+        )
+    return "/".join(shared)
+
+
+def _shown(given: Sequence[Any]) -> str:
+    more = f" and {len(given) - 1:,} more" if len(given) > 1 else ""
+    return f"{shown_location(os.fspath(given[0]))!r}{more}"
