@@ -43,6 +43,8 @@ _NAMES = {
     "runs.cache": ("cache",),
     "runs.preprocess": ("preprocess",),
     "runs.report": ("PredictionReport", "Report"),
+    "shards.dataset": ("ShardDataset", "open_shards"),
+    "shards.format": ("register_format",),
     "show.comparison": ("Comparison", "compare"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

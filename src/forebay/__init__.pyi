@@ -35,6 +35,9 @@ from forebay.runs.cache import cache as cache
 from forebay.runs.preprocess import preprocess as preprocess
 from forebay.runs.report import PredictionReport as PredictionReport
 from forebay.runs.report import Report as Report
+from forebay.shards.dataset import ShardDataset as ShardDataset
+from forebay.shards.dataset import open_shards as open_shards
+from forebay.shards.format import register_format as register_format
 from forebay.show.comparison import Comparison as Comparison
 from forebay.show.comparison import compare as compare
 

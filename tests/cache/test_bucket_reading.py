@@ -314,7 +314,7 @@ def lookahead(monkeypatch, connect):
     """Return the lookahead of a loader that reads ten blocks of 100 bytes in order, two at once."""
     monkeypatch.setattr(lookahead_module, "Link", lambda process: connect())
     monkeypatch.setattr(lookahead_module, "AHEAD_BYTES", 200)
-    blocks = SimpleNamespace(length=np.full(10, 50, np.uint32), nbytes=np.full(10, 100))
+    blocks = SimpleNamespace(nbytes=np.full(10, 100), total_bytes=500)
     reader = SimpleNamespace(blocks=blocks, place=Place(URL), process=None)
     order = InOrder(np.arange(0, 101, 10), 10)
     return lookahead_module.Lookahead(reader, order, range(1), None, Fetched())

@@ -113,7 +113,7 @@ class Shard:
         self._compression = compression if plan is None else plan.compression
         self._decompressed = decompressed or DecompressedBlocks()
         try:
-            self._map = _mapped(path)
+            self._map = mapped_file(path)
             self._reader = pa.ipc.open_file(pa.py_buffer(self._map))
             header = json.loads((self._reader.schema.metadata or {})[KEY.encode()])
             if header["format"] != FORMAT:
@@ -283,12 +283,12 @@ class Shards:
         return index.read_blocks(folder)
 
 
-def _mapped(path: Path) -> Bytes:
+def mapped_file(path: str | os.PathLike[str]) -> Bytes:
     """Return a file as an array over a private map, which does not keep it open."""
     with open_regular(path) as file:
         # Of any name, while torch takes only names that are UTF-8.
         name, size = descriptor_path(file.fileno()), os.fstat(file.fileno()).st_size
-        name = str(path) if name is None else name
+        name = os.fspath(path) if name is None else name
         return torch.from_file(name, shared=False, size=size, dtype=torch.uint8).numpy()
 
 

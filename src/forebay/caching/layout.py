@@ -13,7 +13,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from forebay.base.output_names import PRIVATE
 

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import Any
 
-from forebay.base.files import connect_url, settings_of
+from forebay.base.files import connect_url, explained, settings_of
 from forebay.base.store_errors import (
     BROKEN,
     MISSING,
@@ -22,7 +22,7 @@ from forebay.base.store_errors import (
     store_error_kind,
     store_error_words,
 )
-from forebay.errors import shown_location, without_credentials
+from forebay.errors import InputError, shown_location, without_credentials
 
 # Longer than `fetch_policy` lets a request take.
 _TIMEOUT = timedelta(seconds=120)
@@ -168,3 +168,16 @@ def bucket_at(url: str) -> ObjectStore:
             return _Fsspec(url)
         except Exception as error:
             raise BucketError.of(error) from error
+
+
+def fsspec_bucket(url: str) -> ObjectStore:
+    """Return what reads the folder at a URL in a process that starts others: by fsspec.
+
+    Raises:
+        InputError: It cannot be reached.
+    """
+    try:
+        return _Fsspec(url)
+    except Exception as error:
+        words, advice = explained(error, "Check the URL.")
+        raise InputError(f"{shown_location(url)} cannot be reached: {words}\n  {advice}") from error

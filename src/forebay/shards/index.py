@@ -120,9 +120,7 @@ class ShardIndex:
             known[ends_of] = [np.cumsum([len(part) for part in known[name]])]
             known[name] = [np.frombuffer(b"".join(known[name]), np.uint8)]
         arrays = {
-            name: np.concatenate([np.array(part, kind) for part in known[name]] or [[]]).astype(
-                kind
-            )
+            name: np.concatenate([_empty[name], *(np.asarray(part, kind) for part in known[name])])
             for name, kind in _ARRAYS.items()
         }
         return cls.read(_packed(arrays, [*forms], first), "the index")
@@ -253,7 +251,8 @@ class ShardIndex:
         """Return where the samples of a block begin in it; None if they are no stretches."""
         if (at := int(self.starts_at[block])) < 0:
             return None
-        return self.starts[at : at + self.rows(block)].astype(np.int64)
+        found: npt.NDArray[np.int64] = self.starts[at : at + self.rows(block)].astype(np.int64)
+        return found
 
     def indexed(self, shard: int) -> IndexedShard:
         """Return what is known of a shard, as `of` takes it."""

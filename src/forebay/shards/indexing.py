@@ -140,7 +140,7 @@ class _InBucket(ShardFile):
             begin, end = offset, min(offset + max(length, _LEAST_BYTES), self.size)
             if offset + length == self.size:
                 begin = max(min(offset, self.size - _LEAST_BYTES), 0)
-            self._data = _tried(lambda: self._store.read(self._key, begin, end - begin), self.name)
+            self._data = _tried(self._store, self._key, begin, end - begin, self.name)
             self._begin, at = begin, offset - begin
         return self._data[at : at + length]
 

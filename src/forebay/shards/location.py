@@ -109,7 +109,7 @@ def expanded(pattern: str) -> list[str]:
         todo += [f"{each[: found.start()]}{one}{each[found.end() :]}" for one in _choices(found[1])]
         if len(todo) + len(done) > MOST_SHARDS:
             raise OptionError(f"{pattern!r} stands for more than {MOST_SHARDS:,} shards")
-    return done
+    return [*dict.fromkeys(done)]  # what is around inner braces comes once for each of them
 
 
 def _choices(text: str) -> Iterable[str]:
@@ -161,6 +161,7 @@ def _on_disk(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]]:
         return Listed(os.path.relpath(path, root), state.st_size, str(state.st_mtime_ns))
 
     found = set[Listed]()
+    paths: Iterable[str]
     for each in named:
         if os.path.isdir(each):
             paths = (
@@ -172,7 +173,7 @@ def _on_disk(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]]:
         elif _has_magic(each) and not os.path.exists(each):
             paths = (path for path in glob.iglob(each, recursive=True) if os.path.isfile(path))
         else:
-            paths = iter([each])
+            paths = [each]
         try:
             found.update(map(listed, paths))
         except FileNotFoundError as error:

@@ -81,12 +81,44 @@ class TarShards(ShardFormat):
 class _TarSamples(BlockDecoder):
     def sample(self, data: memoryview) -> Any:
         """See `BlockDecoder`."""
+        if (usual := _usual(data)) is not None:
+            return usual
         found: dict[str, Any] = {}
         for member in _members(data, is_checked=False):
             if (named := _key_of(member.name)) is not None:
                 found.setdefault("__key__", named[0])
                 found[named[1]] = bytes(data[member.offset : member.offset + member.size])
         return found
+
+
+def _usual(data: memoryview) -> dict[str, Any] | None:
+    """Return a sample whose members have short names and plain headers, as nearly all have.
+
+    This takes a third of the time of what follows every rule; None where a rule is needed.
+    """
+    found: dict[str, Any] = {}
+    at, start = 0, b""
+    while at < len(data):
+        header = data[at : at + _RECORD].tobytes()
+        name = header[:100].partition(b"\0")[0]
+        if header[156:157] != b"0" or header[345] or not header[124:135].isdigit():
+            return None if header != _ZEROS or not found else found
+        if not start:
+            if (named := _key_of(name.decode("utf-8", "surrogateescape"))) is None:
+                return None
+            found["__key__"], start = named[0], name[: -len(named[1].encode("utf-8", "replace"))]
+            if not start.endswith(b"."):  # a letter whose lower case is longer
+                return None
+        begin, size = at + _RECORD, int(header[124:135], 8)
+        if not name.startswith(start) or b"/" in (extension := name[len(start) :]):
+            return None
+        if size > len(data) - begin:
+            return None
+        found[extension.decode("utf-8", "surrogateescape").lower()] = bytes(
+            data[begin : begin + size]
+        )
+        at = begin + -(-size // _RECORD) * _RECORD
+    return found
 
 
 def blocks_of(begins: Sequence[int], end: int) -> FoundBlocks:
@@ -102,9 +134,11 @@ def blocks_of(begins: Sequence[int], end: int) -> FoundBlocks:
         firsts.append(first)
         # The samples that fit: at least one.
         first = max(int(np.searchsorted(at, at[first] + BLOCK_BYTES, "right")) - 1, first + 1)
-    rows = np.diff(np.array([*firsts, len(begins)], np.int64))
+    ends = np.array([*firsts[1:], len(begins)], np.int64)
+    rows = ends[: len(firsts)] - np.array(firsts, np.int64)
     bounds = at[[*firsts, len(begins)]]
-    extents = np.stack([np.arange(len(firsts)), bounds[:-1], np.diff(bounds)], axis=1)
+    lengths = bounds[1:] - bounds[:-1]
+    extents = np.stack([np.arange(len(firsts)), bounds[:-1], lengths], axis=1)
     return FoundBlocks(rows, extents, starts=at[:-1] - np.repeat(bounds[:-1], rows))
 
 

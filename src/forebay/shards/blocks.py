@@ -1,0 +1,199 @@
+"""The blocks of an index as samples are read from them: of some columns, by the shards' formats."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from forebay.errors import InputError, shown_location
+from forebay.shards.compression import decompressed
+from forebay.shards.format import BlockDecoder, format_named
+from forebay.shards.index import CODEC_NAMES, ShardIndex
+
+# Stretches of a block are fetched with what is between them, up to so large a share more.
+GAP_SHARE = 0.1
+# Decoders that a process keeps: each has what its shard's footer says.
+MOST_DECODERS = 4096
+# Exceptions of NumPy, Arrow and formats for bytes that are not those of a block.
+DAMAGED = (
+    *(RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
+    *(pa.ArrowException, UnicodeError, OSError),
+)
+
+
+class ShardBlocks:
+    """The blocks of an index, in order of samples; a `BlockTable`.
+
+    Attributes:
+        first: The index of each block's first sample.
+        length: Bytes of its stretches.
+        nbytes: About what each takes in memory.
+        offset, size: Where each stretch begins in its shard, and its bytes.
+        ends: After how many stretches each block ends.
+    """
+
+    def __init__(self, index: ShardIndex, columns: Sequence[str] | None) -> None:
+        """Choose the stretches of columns; None for all."""
+        self.index, self.columns = index, None if columns is None else [*columns]
+        self.first = index.first
+        self.offset, self.size, self.ends = index.offset, index.length, index.extent_ends
+        whole = self._sums(self.size)
+        self.length, self.nbytes = whole, index.nbytes
+        if self.columns is not None:
+            is_chosen = np.concatenate([np.zeros(0, np.bool_), *map(self._chosen, self._shards())])
+            counts = np.append(0, np.cumsum(is_chosen))
+            self.offset, self.size = self.offset[is_chosen], self.size[is_chosen]
+            self.ends = counts[self.ends]
+            self.length = self._sums(self.size)
+            share = self.length / np.maximum(whole, 1)
+            self.nbytes = np.maximum(index.nbytes * share, 1).astype(np.int64)
+        self._decoders: OrderedDict[int, BlockDecoder] = OrderedDict()
+
+    def _shards(self) -> Iterable[int]:
+        return range(len(self.index.sizes))
+
+    def _chosen(self, shard: int) -> npt.NDArray[np.bool_]:
+        known, columns = self.index.indexed(shard), self.columns or []
+        if not len(known.found.rows):
+            return np.zeros(0, np.bool_)
+        chosen = format_named(known.form).chosen(known.found.info, known.found.extents, columns)
+        return np.asarray(chosen, np.bool_)
+
+    def _sums(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        totals = np.append(0, np.cumsum(sizes, dtype=np.int64))
+        ends: npt.NDArray[np.int64] = np.append(0, self.ends)
+        found: npt.NDArray[np.int64] = totals[ends[1:]] - totals[ends[:-1]]
+        return found
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """Bytes that an epoch reads."""
+        return int(self.length.sum())
+
+    @cached_property
+    def mean_bytes(self) -> float:
+        """Bytes of a block in memory, on average."""
+        return max(float(self.nbytes.sum()), 1.0) / max(len(self), 1)
+
+    def rows(self, block: int) -> int:
+        """Return how many samples a block has."""
+        return self.index.rows(block)
+
+    def stretches(self, block: int) -> list[tuple[int, int]]:
+        """Return offset and length of each stretch that is needed of a block."""
+        own = slice(int(self.ends[block - 1]) if block else 0, int(self.ends[block]))
+        return [*zip(self.offset[own].tolist(), self.size[own].tolist(), strict=True)]
+
+    def requests(self, block: int) -> list[tuple[int, int]]:
+        """Return the stretches of a block in order of offset, with those near to each other joined.
+
+        What is fetched between them is at most a tenth of what is needed.
+        """
+        stretches = sorted(self.stretches(block))
+        gaps = sorted(
+            (max(after[0] - sum(before), 0), at)
+            for at, (before, after) in enumerate(itertools.pairwise(stretches))
+        )
+        room, joined = GAP_SHARE * sum(length for _, length in stretches), set[int]()
+        for gap, at in gaps:
+            if (room := room - gap) < 0:
+                break
+            joined.add(at)
+        found = stretches[:1]
+        for at, (offset, length) in enumerate(stretches[1:]):
+            if at in joined:
+                first = found[-1][0]
+                found[-1] = first, max(sum(found[-1]), offset + length) - first
+            else:
+                found.append((offset, length))
+        return found
+
+    def joined(self, block: int, parts: Sequence[memoryview]) -> memoryview:
+        """Return the stretches of a block behind each other, given what its requests brought."""
+        requests, stretches = self.requests(block), self.stretches(block)
+        if len(requests) == 1 and requests == stretches:
+            return parts[0]
+        found, at = np.empty(int(self.length[block]), np.uint8), 0
+        for offset, length in stretches:
+            number = next(
+                at
+                for at, (begin, size) in enumerate(requests)
+                if begin <= offset and offset + length <= begin + size
+            )
+            begin = offset - requests[number][0]
+            found[at : at + length] = np.frombuffer(parts[number], np.uint8, length, begin)
+            at += length
+        return found.data
+
+    # ---- samples -------------------------------------------------------------------------------
+
+    def decoder(self, shard: int) -> BlockDecoder:
+        """Return what reads the blocks of a shard."""
+        if (found := self._decoders.get(shard)) is None:
+            form = format_named(self.index.forms[self.index.formats[shard]])
+            try:
+                found = form.decoder(self.index.info(shard), self.columns)
+            except DAMAGED as error:
+                raise self.damaged(shard, error) from error
+            self._decoders[shard] = found
+            while len(self._decoders) > MOST_DECODERS:
+                self._decoders.popitem(last=False)
+        return found
+
+    def is_prepared(self, block: int) -> bool:
+        """Return whether what lies in memory of a block differs from its stretches."""
+        shard = self.index.shard_of(block)
+        is_plain = type(self.decoder(shard)).prepared is BlockDecoder.prepared
+        return not is_plain or bool(self.index.codecs[shard])
+
+    def prepared(self, block: int, data: memoryview) -> memoryview:
+        """Return what lies in memory of a block, given its stretches; ValueError if it is wrong."""
+        shard = self.index.shard_of(block)
+        if codec := CODEC_NAMES[self.index.codecs[shard]]:
+            return decompressed(data, codec)
+        number = block - self.index.first_block(shard)
+        return memoryview(self.decoder(shard).prepared(number, data)).cast("B")
+
+    def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
+        """Return samples of a block, given what `prepared` returned.
+
+        Raises:
+            InputError: They cannot be read.
+        """
+        shard = self.index.shard_of(block)
+        decoder, starts = self.decoder(shard), self.index.sample_starts(block)
+        try:
+            if starts is None:
+                return decoder.samples(block - self.index.first_block(shard), data, rows)
+            starts = np.append(starts, len(data))
+            return [decoder.sample(_part(data, *starts[row : row + 2].tolist())) for row in rows]
+        except DAMAGED as error:
+            raise self.damaged(shard, error) from error
+
+    def damaged(self, shard: int, error: Exception) -> InputError:
+        """Return the error for bytes that are not those of a block."""
+        if isinstance(error, InputError):
+            return error
+        words = str(error).partition("\n")[0] or type(error).__name__
+        return InputError(
+            f"{shown_location(self.index.listed(shard).name)}: a block cannot be read as what the "
+            f"index says: {words}\n"
+            "  The shard is damaged, or the index is of another one: call forebay.index_shards "
+            "again."
+        )
+
+
+def _part(data: memoryview, begin: int, end: int) -> memoryview:
+    if not 0 <= begin <= end <= len(data):
+        raise ValueError(f"a sample from byte {begin:,} to {end:,} of {len(data):,}")
+    return data[begin:end]

@@ -1,0 +1,144 @@
+"""The samples of shards that others wrote, in folders or in a bucket.
+
+location ──> shards ──> index ──> source: mapped shards, or blocks of a bucket ──> sample
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from forebay.base.files import is_url
+from forebay.base.formatting import byte_size, counted, summary
+from forebay.caching.block_dataset import BlockDataset
+from forebay.caching.dataset import window_bytes
+from forebay.errors import InputError, OptionError, short_tracebacks, shown_location
+from forebay.shards.format import format_named
+from forebay.shards.local_shards import LocalShards
+from forebay.shards.location import Location, find_shards
+from forebay.shards.sources import given_index, made_index
+
+# What `window="auto"` is for local shards of which whole blocks are decoded.
+DECODED_WINDOW = 256_000_000
+
+
+class ShardDataset(BlockDataset):
+    """The samples of shards; made by `open_shards`.
+
+    It is pickled as the places of its shards and of its index, so little is sent to spawned
+    workers.
+
+    Attributes:
+        location: The folder, or the URL, that all shards are in.
+        transform: Called with each sample, each time it is read; may be set at any time.
+        window: Bytes of samples that a `DataLoader` with `seed=` shuffles together; None for all.
+    """
+
+    _source: LocalShards
+
+    def __init__(
+        self,
+        source: LocalShards,
+        transform: Callable[[Any], Any] | None = None,
+        window: int | None = None,
+    ) -> None:
+        super().__init__(source, source.index.samples, transform, window)
+
+    @property
+    def location(self) -> str:
+        """Where the shards are."""
+        return self._source.location
+
+    def __repr__(self) -> str:
+        index = self._source.index
+        shards = counted(len(index.sizes), "shard")
+        order = "" if self.window is None else f", shuffled by {byte_size(self.window)}"
+        where = shown_location(self.location)
+        return f"<ShardDataset {where!r}: {len(self):,} samples in {shards}{order}>"
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        index = self._source.index
+        facts = {
+            "samples": len(self),
+            "shards": len(index.sizes),
+            "formats": ", ".join(index.forms),
+            "location": shown_location(self.location),
+            "transform": self.transform,
+            "window": "all" if self.window is None else byte_size(self.window),
+        }
+        return summary("ShardDataset", facts)
+
+    def __reduce__(self) -> Any:
+        return ShardDataset, (self._source, self.transform, self.window)
+
+
+@short_tracebacks
+def open_shards(
+    location: Location,
+    *,
+    index: str | os.PathLike[str] | None = None,
+    format: str | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    columns: Sequence[str] | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    disk: float | str = 0,
+    window: float | str | None = "auto",
+    progress: bool = True,
+) -> ShardDataset:
+    """Open shards that others wrote as a map-style dataset, without converting them.
+
+    Shards are in sorted order of their names, and samples in the order of their shards. A sample
+    of a tar is a dict of `__key__` and, for each extension, the bytes of that file, as WebDataset
+    groups them.
+
+    Args:
+        location: A folder, a file, a glob such as `"data/*.tar"`, a pattern with braces such as
+            `"train-{000..999}.tar"`, or a list of these; paths, or fsspec URLs in one bucket. Of a
+            folder, all shards with a known suffix count, those in its folders too. A shard may be
+            compressed as a whole (.gz, .zst).
+        index: The folder, or its URL, that `index_shards` wrote an index to. None to find all
+            samples now, which reads a tar or JSON lines once; an index that takes longer than a
+            second is kept in the user's cache folder, until a shard changes.
+        format: The name of the shards' format, where suffixes do not say it.
+        transform: Called with each sample each time it is read; it may change it in place.
+        columns: Names of the columns to read, in this order, where the format has columns.
+        directory: For a URL: the local folder for what is kept.
+        disk: For a URL: how much to keep there, as in `open_cache`.
+        window: As in `open_cache`. "auto" is 4 GB for a URL. For local shards, it is 256 MB if
+            blocks are decoded or decompressed as a whole, and otherwise None: an exact shuffle.
+        progress: Show on stderr how many shards are indexed.
+
+    Returns:
+        The dataset. A `DataLoader` with `seed=` reads it as a cache: with an exact state, on any
+        number of ranks and workers.
+
+    Raises:
+        OptionError: A setting is impossible.
+        InputError: There are no shards, or one is missing, damaged or cannot be read.
+        ChangedError: A shard is not the one that is in the index.
+    """
+    if format is not None:
+        format_named(format)
+    if columns is not None and (isinstance(columns, str) or not columns):
+        raise OptionError(f"columns={columns!r} is no list of names\n  Nothing was read.")
+    found = find_shards(location, format)
+    if is_url(found.root):
+        raise InputError("shards at a URL cannot be read yet")
+    if directory is not None or disk != 0:
+        raise OptionError(
+            "directory= and disk= are for shards in a bucket, and these are local\n"
+            "  Leave them out: the shards are read from where they are."
+        )
+    opened = given_index(index, found) if index is not None else made_index(found, format, progress)
+    if not opened.index.samples:
+        raise InputError(
+            f"{shown_location(found.root)!r}: there are no samples in "
+            f"{counted(len(found.shards), 'shard')}"
+        )
+    names = None if columns is None else [*columns]
+    source = LocalShards(found.root, opened, names)
+    is_plain = (opened.index.starts_at >= 0).all() and not opened.index.codecs.any()
+    usual = None if is_plain else DECODED_WINDOW
+    return ShardDataset(source, transform, window_bytes(window, usual))

@@ -1,0 +1,171 @@
+"""Open the index of shards: of a file, which processes share, or in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from forebay.base.file_stores import Folder, Store, folder_at
+from forebay.base.files import atomic_file, is_url
+from forebay.base.machine import usable_cores
+from forebay.caching.arrow_shards import mapped_file
+from forebay.caching.stores import ObjectStore, fsspec_bucket
+from forebay.errors import ChangedError, InputError, shown_location
+from forebay.observe.progress import Progress, log, run_label
+from forebay.shards.index import IndexedShard, ShardIndex
+from forebay.shards.indexing import index_shard
+from forebay.shards.location import Listed, ShardList
+
+# The file of an index in its folder, and the most that is downloaded of one.
+INDEX_NAME = "shards.index"
+# An index in memory that took longer is kept for the next time.
+KEEP_S = 1.0
+# Shards that are indexed at once where requests are waited for.
+_THREADS = 16
+
+
+class OpenIndex:
+    """An index; pickled as the path of its file, or as its bytes where it has none."""
+
+    def __init__(self, path: str, data: bytes, identity: str) -> None:
+        """Open it; raise ChangedError if the file is another one by now."""
+        self.path, self._data = path, data
+        content = mapped_file(path).data if path else memoryview(data)
+        self.index = ShardIndex.read(content, repr(path) if path else "the index")
+        self.identity = identity or self.index.identity
+        if self.index.identity != self.identity:
+            raise ChangedError(
+                f"{path!r} was written anew while its shards were read\n"
+                "  Samples would be others. Open the shards again, and begin the epoch anew."
+            )
+
+    @property
+    def data(self) -> bytes:
+        """Its bytes, if it has no file."""
+        return self._data
+
+    def __reduce__(self) -> Any:
+        return OpenIndex, (self.path, self._data, self.identity)
+
+
+def given_index(location: str | os.PathLike[str], found: ShardList) -> OpenIndex:
+    """Return the index that `index_shards` wrote, compared with the shards that are there.
+
+    Raises:
+        InputError: There is none, or it names shards that are gone.
+        ChangedError: A shard changed since.
+    """
+    place = folder_at(location, InputError)
+    where = shown_location(place.locate(INDEX_NAME))
+    opened = _read(place)
+    if opened is None:
+        raise InputError(
+            f"{where!r}: there is no index\n"
+            "  forebay.index_shards(location, index) writes it, or finishes it."
+        )
+    check_shards(opened.index, found, where)
+    return opened
+
+
+def _read(place: Store | Folder) -> OpenIndex | None:
+    if isinstance(place, Folder):
+        with suppress(FileNotFoundError):
+            return OpenIndex(place.locate(INDEX_NAME), b"", "")
+        return None
+    size = place.size(INDEX_NAME)
+    data = None if size is None else place.read(INDEX_NAME, size)
+    return None if data is None else _kept(data, f"url-{place.url}-{len(data)}", is_new=True)
+
+
+def check_shards(index: ShardIndex, found: ShardList, where: str) -> None:
+    """Compare an index with the shards that are there; log which are new."""
+    there = {each.name: each for each in found.shards}
+    gone, changed = list[Listed](), list[Listed]()
+    for number in range(len(index.sizes)):
+        known = index.listed(number)
+        now = there.pop(known.name, None)
+        if now is None:
+            gone.append(known)
+        elif now != known:
+            changed.append(known)
+    again = "Call forebay.index_shards again, which reads only those that are new or changed."
+    root = shown_location(found.root)
+    if gone:
+        raise InputError(
+            f"{root}/{gone[0].name} is in the index {where!r}, and not there: {len(gone):,} of "
+            f"{len(index.sizes):,} shards are gone\n  Bring them back. {again}"
+        )
+    if changed:
+        raise ChangedError(
+            f"{root}/{changed[0].name} changed after it was indexed in {where!r}: {len(changed):,} "
+            f"of {len(index.sizes):,} shards did\n  {again}"
+        )
+    if there:
+        log.warning(
+            "%s: %d shards are not in the index, such as %r, and are left out. %s",
+            *(where, len(there), next(iter(there)), again),
+        )
+
+
+def made_index(found: ShardList, form: str | None, progress: bool) -> OpenIndex:
+    """Return an index of all shards, made in memory; kept for the next time if that took long."""
+    text = repr((form, found.root, found.shards)).encode("utf-8", "surrogateescape")
+    key = hashlib.sha256(text).hexdigest()[:32]
+    path = _cache_folder() / f"{key}.index"
+    if path.exists():
+        with suppress(InputError, OSError):
+            return OpenIndex(str(path), b"", "")
+    began = time.monotonic()
+    store = fsspec_bucket(found.root) if is_url(found.root) else None
+    shards = _indexed(found, form, store, progress)
+    data = bytes(ShardIndex.of(shards).data)
+    if time.monotonic() - began < KEEP_S:
+        return OpenIndex("", data, "")
+    return _kept(data, key)
+
+
+def _indexed(
+    found: ShardList, form: str | None, store: ObjectStore | None, progress: bool
+) -> list[IndexedShard]:
+    shown = Progress(
+        len(found.shards), 0, progress, unit="shard", label=run_label("index", found.root)
+    )
+    shards = []
+    threads = ThreadPoolExecutor(_THREADS if store is not None else max(int(usable_cores()), 1))
+
+    def work(listed: Listed) -> IndexedShard:
+        return index_shard(found.root, listed, form, store)
+
+    try:
+        for each in threads.map(work, found.shards):
+            shards.append(each)
+            shown.update(1, 0)
+    finally:
+        threads.shutdown(cancel_futures=True)
+        shown.close()
+    return shards
+
+
+def _kept(data: bytes, name: str, *, is_new: bool = False) -> OpenIndex:
+    """Keep an index in the user's cache folder if that can be written to."""
+    if is_new:
+        name = hashlib.sha256(name.encode() + data).hexdigest()[:32]
+    path = _cache_folder() / f"{name}.index"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with atomic_file(path, is_ours=False) as file:
+            file.write(data)
+        return OpenIndex(str(path), b"", "")
+    except OSError:
+        return OpenIndex("", data, "")
+
+
+def _cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    caches = Path(home) if os.path.isabs(home) else Path.home() / ".cache"
+    return caches / "forebay" / "shards"

@@ -1,0 +1,143 @@
+"""What names shards: folders, patterns, lists; and an index that is kept."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from written import sample, write_tar, write_tars
+
+import forebay
+from forebay.shards import sources
+from forebay.shards.location import expanded, find_shards
+
+
+@pytest.fixture
+def caches(tmp_path, monkeypatch):
+    """Return the user's folder for caches."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    return tmp_path / "caches"
+
+
+def names(location, form=None):
+    """Return the names of shards at a location."""
+    return [each.name for each in find_shards(location, form).shards]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("a-{08..11}.tar", ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]),
+        ("a-{8..10}.tar", ["a-10.tar", "a-8.tar", "a-9.tar"]),
+        ("{train,val}-{0..1}", ["train-0", "train-1", "val-0", "val-1"]),
+        ("{a,b{c,d}}", ["a", "bc", "bd"]),
+        ("plain", ["plain"]),
+    ],
+)
+def test_braces_stand_for_names(pattern, found):
+    """As in a shell."""
+    assert sorted(expanded(pattern)) == found
+
+
+def test_a_pattern_of_too_many_names_is_refused():
+    """Before memory is taken for them."""
+    for pattern in ("{0..99999999999}", "{0..9999}{0..9999}"):
+        with pytest.raises(forebay.OptionError, match="more than 10,000,000 shards"):
+            expanded(pattern)
+
+
+def test_shards_are_found_in_folders_by_patterns_and_in_lists(tmp_path):
+    """In sorted order, from the folder that the user named; what is no shard is left out."""
+    (tmp_path / "b" / ".hidden").mkdir(parents=True)
+    for name in ("b/2.tar", "b/10.tar", "a.tar.gz", "b/notes.txt", "b/.hidden/x.tar", "index.json"):
+        (tmp_path / name).write_bytes(b"x")
+    assert find_shards(tmp_path).root == str(tmp_path)
+    assert names(tmp_path) == ["a.tar.gz", "b/10.tar", "b/2.tar"]
+    assert names(tmp_path / "*.tar.gz") == ["a.tar.gz"]
+    assert names(str(tmp_path / "**" / "*.tar")) == ["b/10.tar", "b/2.tar"]
+    assert names(tmp_path / "b/{2,10}.tar") == ["10.tar", "2.tar"]
+    assert names([tmp_path / "b/2.tar", tmp_path / "a.tar.gz"]) == ["a.tar.gz", "b/2.tar"]
+    assert names(tmp_path / "b/notes.txt", "tar") == ["notes.txt"]
+
+
+def test_shards_are_found_in_a_bucket(memory):
+    """By one listing for each folder, with what changes when they change."""
+    for name in ("b/2.tar", "b/10.tar", "a.tar.gz", "b/notes.txt"):
+        memory.pipe_file(f"/bucket/d/{name}", name.encode())
+    url = "memory://bucket/d"
+    assert names(url) == ["a.tar.gz", "b/10.tar", "b/2.tar"]
+    assert find_shards(f"{url}/b/*.tar").root == f"{url}/b"
+    assert names(f"{url}/b/*.tar") == names(f"{url}/b/{{2,10}}.tar") == ["10.tar", "2.tar"]
+    assert names(f"{url}/a.tar.gz") == ["a.tar.gz"]
+    before = find_shards(f"{url}/b/2.tar").shards[0]
+    memory.pipe_file("/bucket/d/b/2.tar", b"other!!")
+    after = find_shards(f"{url}/b/2.tar").shards[0]
+    assert before.size == after.size == 7 and before.tag != after.tag
+    with pytest.raises(forebay.InputError, match=r"memory://bucket/d/b/3.tar'.*no such object"):
+        names([f"{url}/b/2.tar", f"{url}/b/3.tar"])
+
+
+@pytest.mark.parametrize(
+    ("location", "error", "words"),
+    [
+        ("missing.tar", forebay.InputError, "no such file"),
+        ("*.tar", forebay.InputError, "there are no shards"),
+        ([], forebay.OptionError, "an empty list"),
+        ("zip://a.tar::s3://b/c.zip", forebay.OptionError, "a chain of URLs"),
+        (["a.tar", "s3://b/c.tar"], forebay.OptionError, "several kinds of places"),
+    ],
+)
+def test_what_names_no_shards_is_refused(tmp_path, monkeypatch, location, error, words):
+    """In words."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=words):
+        forebay.open_shards(location)
+
+
+def test_an_index_that_takes_long_is_kept_until_a_shard_changes(tmp_path, caches, monkeypatch):
+    """In the user's folder for caches; a short one is not."""
+    write_tars(tmp_path, 40, 2)
+    forebay.open_shards(tmp_path / "*.tar", progress=False)
+    assert not caches.exists()
+    monkeypatch.setattr(sources, "KEEP_S", 0.0)
+    forebay.open_shards(tmp_path / "*.tar", progress=False)
+    assert len([*caches.rglob("*.index")]) == 1
+    monkeypatch.setattr(sources, "index_shard", None)  # nothing is indexed
+    assert forebay.open_shards(tmp_path / "*.tar", progress=False)[39] == sample(39)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
+    write_tar(tmp_path / "train-001.tar", range(50, 60))
+    assert len(forebay.open_shards(tmp_path / "*.tar", progress=False)) == 30
+
+
+def test_a_kept_index_may_be_anybodys(tmp_path, caches, monkeypatch):
+    """One that is damaged is made again."""
+    write_tars(tmp_path, 40, 2)
+    monkeypatch.setattr(sources, "KEEP_S", 0.0)
+    forebay.open_shards(tmp_path / "*.tar", progress=False)
+    (path,) = caches.rglob("*.index")
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 97):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            samples = forebay.open_shards(tmp_path / "*.tar", progress=False)
+            found = [*samples]
+        except (forebay.InputError, forebay.ChangedError):
+            continue
+        assert len(found) == len(samples)
+    path.write_bytes(whole[: len(whole) // 2])
+    assert len(forebay.open_shards(tmp_path / "*.tar", progress=False)) == 40
+
+
+def test_a_shard_that_changed_after_opening_is_never_mixed_in(tmp_path, caches):
+    """Another size, or written again."""
+    write_tars(tmp_path, 40, 2)
+    samples = forebay.open_shards(tmp_path / "*.tar", progress=False)
+    path = tmp_path / "train-001.tar"
+    os.utime(path, ns=(1, 1))
+    assert samples[3] == sample(3)
+    with pytest.raises(forebay.ChangedError, match=r"train-001\.tar' changed after it was indexed"):
+        samples[39]
+    path.unlink()
+    with pytest.raises(forebay.InputError, match=r"train-001\.tar' cannot be read"):
+        samples[39]
