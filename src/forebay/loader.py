@@ -34,7 +34,7 @@ from forebay.loading.facts import LiveLoader, diagnosis_of, report_of, setup_now
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.kind import LoaderKind
 from forebay.loading.kinds import check_arguments, check_worker_method, kind_of_loader
-from forebay.loading.progress import LoaderProgress, setup_of
+from forebay.loading.progress import LoaderProgress
 from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
 from forebay.mixing import MixedDataset, checked_weights
 from forebay.observe.figures import Statistics
@@ -321,7 +321,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         It looks at the last 2,048 steps at most, and takes about 0.1 s, at any time.
         """
         progress = self._loader_progress
-        setup = setup_now(progress.setup or setup_of(self._kind()), progress.trace)
+        setup = setup_now(progress.setup or self._kind().setup, progress.trace)
         return diagnosis_of(progress.trace, setup, self.dataset)
 
     def report(self, path: str | os.PathLike[str]) -> Path:

@@ -22,7 +22,7 @@ from forebay import Buffer, DataLoader, OptionError
 from forebay.buffer import buffer_of
 from forebay.engine.tasks import State
 from forebay.loading import planner
-from forebay.loading.depth import CHUNK
+from forebay.loading.selections import CHUNK
 from forebay.options import parse_bytes
 
 # A machine of few cores is warned of several workers.

@@ -25,7 +25,6 @@ from worlds import World, digest
 import forebay
 from forebay import DataLoader, FailuresError, OptionError
 from forebay.loading.facts import setup_now
-from forebay.loading.progress import setup_of
 from forebay.loading.worker_tuning import WorkerTuning
 from forebay.observe.record import Trace
 from forebay.ranks import ranks_sharing_cores
@@ -367,10 +366,10 @@ def test_the_ranks_of_torchrun_share_the_cores(monkeypatch):
         os.sched_setaffinity(0, own)
     assert ranks_sharing_cores(torchrun) == 2
     loader, trace = DataLoader(Squares(60)), Trace()
-    cores = setup_now(setup_of(loader._kind()), trace).cores
+    cores = setup_now(loader._kind().setup, trace).cores
     workers = WorkerTuning(64, False, trace).num_workers
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert setup_now(setup_of(loader._kind()), trace).cores == cores / 2
+    assert setup_now(loader._kind().setup, trace).cores == cores / 2
     assert WorkerTuning(64, False, trace).num_workers == max(1, workers // 2)
 
 

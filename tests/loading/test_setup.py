@@ -12,9 +12,9 @@ from streams import until
 from forebay import Buffer, DataLoader
 from forebay.loading.facts import setup_now
 from forebay.loading.messages import BatchResult
-from forebay.loading.progress import setup_of
+from forebay.loading.selections import Depth
 from forebay.observe.measurements import Fetched
-from forebay.observe.simulation import arrangement_of, depth_of, has_buffer
+from forebay.observe.simulation import Work, depth_of, has_buffer, low_mark
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -40,15 +40,20 @@ class Numbers:
         return index
 
 
+def work_of(*, is_tiny=False):
+    """Return work with batches of `NBYTES`."""
+    return Work(batch_s=[], step_s=[], nbytes=NBYTES, is_tiny=is_tiny)
+
+
 def most_outstanding(settings, *, is_tiny):
     """Return how many batches a loader has outstanding at most, by what it really uses."""
-    depth = settings.depth()
-    limits = settings.limits(depth)
+    setup, limits = settings.setup, settings.limits()
+    depth = Depth(setup)
     if is_tiny:
         for _ in range(20):
             depth.record(BatchResult(None, is_inline=True))
     requested = 0
-    while (missing := depth.missing(requested, 0)) and not depth.fills_by_itself:
+    while (missing := depth.missing(requested, 0)) and not setup.fills_by_itself:
         requested += missing
     made = [requested] if requested else [limits.slots]
     if limits.max_bytes is not None:
@@ -76,13 +81,12 @@ def test_the_simulated_depth_is_that_of_the_loader(seed, buffer) -> None:
             loader._kind(),
             SimpleNamespace(num_workers=1, tried={}, fetched=Fetched()),
         )
-        setup = setup_now(setup_of(settings), trace)
+        setup = setup_now(settings.setup, trace)
         for is_tiny in (False, True):
-            found = depth_of(setup, NBYTES, is_tiny=is_tiny)
+            found = depth_of(setup, work_of(is_tiny=is_tiny))
             assert found == most_outstanding(settings, is_tiny=is_tiny), (workers, each, is_tiny)
-        depth, arranged = settings.depth(), arrangement_of(setup, NBYTES, 0.0)
-        if buffer is not None and not depth.fills_by_itself:
-            assert arranged.refill_below == depth.refill_below
+        if buffer is not None and not setup.fills_by_itself:
+            assert low_mark(setup, work_of()) == settings.setup.refill_below
         assert has_buffer(setup) == (buffer is not None)
 
 
@@ -116,7 +120,7 @@ def test_so_many_batches_are_made(options, tmp_path) -> None:
         for _ in range(TAKEN):  # by torch's rules messages are sent while training asks for one
             next(batches)
             time.sleep(0.05)
-        expected = TAKEN + depth_of(setup_of(loader._kind()), 8)
+        expected = TAKEN + depth_of(loader._kind().setup, work_of())
         until(lambda: dataset.made >= expected)
         time.sleep(0.1)
         assert dataset.made == expected

@@ -30,7 +30,7 @@ from forebay.observe.measurements import (
 from forebay.observe.record import FINEST_S
 from forebay.observe.recorded_work import IDLE_CORES, recorded_work, slowdown
 from forebay.observe.simulated_loader import BUSY_CORES, FILLED, SimulatedLoader
-from forebay.observe.simulation import UNLIMITED, Arrangement, Work, depth_of, simulate, stretched
+from forebay.observe.simulation import UNLIMITED, Work, depth_of, simulate, stretched
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -114,6 +114,7 @@ def told(steps, setup, batch_s, **more) -> Diagnosis:
 
 def workers(count, cores=16, **more):
     """Return the setup of a loader with so many workers, and plenty of cores."""
+    more = {"requests": 2 * count} | more
     return Setup(num_workers=count, takes_turns=True, cores=cores, **more)
 
 
@@ -158,7 +159,7 @@ def test_workers_stop_at_the_cores():
 
 def test_without_workers_they_are_the_advice():
     """The trainer makes the batches itself."""
-    found = told(STEPS, replace(workers(0), prefetch_factor=1), 0.018, cpu=0.9)
+    found = told(STEPS, replace(workers(0), requests=1), 0.018, cpu=0.9)
     assert (found.cause, found.advice) == ("workers", {"num_workers": 1})
     assert found.expected_rate == pytest.approx(50, rel=0.02)
     assert "itself" in str(found)
@@ -477,7 +478,7 @@ def test_bursts_need_a_deeper_buffer():
     assert found.cause == "buffer"
     assert 5 <= found.advice["prefetch_factor"] <= 8
     assert found.expected_rate == pytest.approx(16 / 0.315, rel=0.05)
-    deep = workers(2, prefetch_factor=found.advice["prefetch_factor"])
+    deep = workers(2, requests=2 * found.advice["prefetch_factor"])
     assert told(steps, deep, 0.03).cause == "healthy"
 
 
@@ -741,7 +742,7 @@ def test_a_crowded_machine_is_not_told_as_a_loader_that_is_too_small(buffer, tai
         st.sampled_from([None, 1, 2, 8]),
         buffer_bytes=st.none() | st.just(1_000_000),
         keeps_workers=st.booleans(),
-        is_iterable=st.booleans(),
+        may_adjust=st.booleans(),
     ),
 )
 def test_no_verdict_contradicts_its_numbers(made, setup):
@@ -812,20 +813,22 @@ works = st.integers(3, 60).flatmap(
         step_s=st.lists(seconds, min_size=count, max_size=count),
     )
 )
-arrangements = st.builds(
-    Arrangement,
+setups = st.builds(
+    Setup,
     num_workers=st.integers(0, 5),
-    depth=st.integers(1, 12),
+    buffer_batches=st.integers(1, 12),
     refill_below=st.none() | st.integers(1, 12),
     in_order=st.booleans(),
     takes_turns=st.booleans(),
+    keeps_workers=st.just(True),
+    crosses_epochs=st.just(True),
 )
 
 
-@given(works, arrangements)
-def test_no_arrangement_is_faster_than_the_steps(work, arrangement):
+@given(works, setups)
+def test_no_setup_is_faster_than_the_steps(work, setup):
     """Time is steps and waits, and nothing else."""
-    outcome = simulate(work, arrangement)
+    outcome = simulate(work, setup)
     stepping = sum(work.step_s[:-1])
     assert outcome.rate <= (len(work.step_s) - 1) / stepping * (1 + 1e-9)
     assert 0.0 <= outcome.wait_share < 1.0
@@ -833,26 +836,26 @@ def test_no_arrangement_is_faster_than_the_steps(work, arrangement):
     assert elapsed * (1 - outcome.wait_share) == pytest.approx(stepping)
 
 
-def end_of(work, arrangement):
+def end_of(work, count, depth):
     """Return when the last batch is taken, the wait for the first one included."""
     ahead = Work(batch_s=[0.0, *work.batch_s], step_s=[0.0, *work.step_s], ready=1)
-    outcome = simulate(ahead, arrangement)
+    outcome = simulate(ahead, Setup(num_workers=count, buffer_batches=depth))
     return len(work.batch_s) / outcome.rate
 
 
 @given(works, st.integers(1, 5), st.integers(1, 12))
 def test_more_workers_and_a_deeper_buffer_never_delay(work, count, depth):
     """In order, with the first free worker making the next batch."""
-    usual = end_of(work, Arrangement(num_workers=count, depth=depth))
-    assert end_of(work, Arrangement(num_workers=count + 1, depth=depth)) <= usual * (1 + 1e-9)
-    assert end_of(work, Arrangement(num_workers=count, depth=depth + 1)) <= usual * (1 + 1e-9)
+    usual = end_of(work, count, depth)
+    assert end_of(work, count + 1, depth) <= usual * (1 + 1e-9)
+    assert end_of(work, count, depth + 1) <= usual * (1 + 1e-9)
 
 
 @given(works, st.integers(1, 5))
 def test_as_many_workers_as_batches_wait_only_for_the_slowest(work, count):
     """With one worker for each batch, each is ready after what it takes."""
     length = len(work.batch_s)
-    outcome = simulate(work, Arrangement(num_workers=length, depth=UNLIMITED))
+    outcome = simulate(work, Setup(num_workers=length, buffer_batches=UNLIMITED))
     got = first = work.batch_s[0]
     for number in range(1, length):
         got = max(got + work.step_s[number - 1], work.batch_s[number])
@@ -958,8 +961,9 @@ def test_a_loader_with_auto_can_be_asked():
         for _ in loader:
             pass
         assert loader.diagnose().wait_share >= 0.0
-    setup = Setup(num_workers=2, most_workers=8, takes_turns=True)
-    assert depth_of(setup, 1.0) == 16
+    setup = Setup(num_workers=2, most_workers=8, requests=16, takes_turns=True)
+    assert depth_of(setup, Work(batch_s=[], step_s=[])) == 16
+    assert setup.with_workers(16).requests == 32
 
 
 def test_steps_that_wait_for_a_core_are_contention_though_batches_are_ready():

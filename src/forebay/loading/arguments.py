@@ -24,7 +24,7 @@ from forebay.base.datasets import getitems_of
 from forebay.buffer import MAX_BATCHES, Buffer, capacity_shown
 from forebay.columns.slicing import Slicer, slicing
 from forebay.loading.messages import AHEAD
-from forebay.loading.samplers import fingerprint, has_state, length_of
+from forebay.loading.samplers import fingerprint, has_state, length_of, takes_set_epoch
 from forebay.options import AutoWorkers, Ray, check_killable, cluster_of
 from forebay.plan import Plan
 from forebay.ranks import Ranks, process_group
@@ -153,6 +153,25 @@ class LoaderArguments:
         """Return whether workers are kept from epoch to epoch."""
         return self.is_filled or self.persistent_workers
 
+    @property
+    def may_stop_workers(self) -> bool:
+        """Return whether workers may be replaced by others: they have no state of their own."""
+        return self.backend == "process"
+
+    @property
+    def keeps_tasks(self) -> bool:
+        """Return whether a worker makes all that it holds, whoever else is free."""
+        # A worker that fetches samples of several batches at once has begun all that it holds.
+        return self.at_once_each > 1
+
+    @property
+    def renews_workers(self) -> bool:
+        """Return whether each epoch needs workers with copies of the dataset as it is then.
+
+        So it does if the dataset has `set_epoch`. Workers that persist in torch do so here, too.
+        """
+        return not self.is_local and self.backend != "thread" and takes_set_epoch(self.dataset)
+
     def dataset_fingerprint(self) -> Any:
         """Return the dataset's fingerprint; None if changes of it are not detected."""
         is_watched = self.is_filled and not self.persistent_workers and self.backend != "thread"
@@ -259,6 +278,11 @@ class LoaderArguments:
             if self.is_local:
                 raise
             return None  # an object that is filled where it is read, in workers
+
+    @property
+    def replays(self) -> bool:
+        """Return whether a batch can be made again by its number."""
+        return self.seed is not None
 
     def described(self) -> str:
         """Return the loader in one line: its dataset, sizes and main arguments."""

@@ -1,6 +1,6 @@
 """What a loader is asked: why training waits, its report and its page.
 
-arguments ── setup_of ──> Setup ─┬─> diagnosis ──> report, page of `forebay top`
+arguments ── kind ──> Setup  ─┬─> diagnosis ──> report, page of `forebay top`
 what it did ────────────> Trace ─┘
 
 Functions import what only they need: most loaders are never asked, and each module takes time.
@@ -21,7 +21,7 @@ from weakref import WeakMethod, ref
 from forebay.base.machine import memory_for_files, pressure, read_limit, usable_cores
 from forebay.buffer import Buffer, capacity_shown, low_mark_of
 from forebay.loading.kind import LoaderKind
-from forebay.loading.progress import LoaderProgress, setup_of
+from forebay.loading.progress import LoaderProgress
 from forebay.observe.figures import numeric_values
 from forebay.observe.measurements import Setup
 from forebay.observe.record import Trace
@@ -77,7 +77,7 @@ def report_of(kind: LoaderKind, progress: LoaderProgress, path: str | os.PathLik
     from forebay.show.html import write_report
     from forebay.show.report import loader_summary
 
-    setup = setup_now(progress.setup or setup_of(kind), progress.trace)
+    setup = setup_now(progress.setup or kind.setup, progress.trace)
     summary = loader_summary(
         progress.trace,
         title=kind.described(),
@@ -162,7 +162,7 @@ class LiveLoader(LivePage):
             from forebay.observe.page_numbers import ON_PAGE, as_numbers
 
             found = trace.measured()
-            self._measured = as_numbers(found, setup_now(progress.setup or setup_of(kind), trace))
+            self._measured = as_numbers(found, setup_now(progress.setup or kind.setup, trace))
             self._memory_note = memory_note(trace, kind.dataset)
             if len(found.steps) >= ON_PAGE:  # with fewer it takes little, and is soon outdated
                 self._measured_due = now + MEASURED_PAGE_S

@@ -34,7 +34,6 @@ from forebay.engine.engine import Engine, NewTask
 from forebay.engine.tasks import State
 from forebay.errors import WorkerDiedError
 from forebay.loading.batch_slots import BatchSlots
-from forebay.loading.depth import RELEASED_TOGETHER
 from forebay.loading.drivers import BackgroundDriver, CallerDriver
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import (
@@ -46,6 +45,7 @@ from forebay.loading.messages import (
     WorkerState,
 )
 from forebay.loading.open_feeds import CLOSED, LEAVE_S, OPEN_FEEDS, leave_at_exit
+from forebay.loading.selections import RELEASED_TOGETHER
 from forebay.loading.worker_pool import CLUSTER_START_S, START_S, pool_for
 from forebay.observe.progress import log
 from forebay.observe.record import Trace
@@ -82,7 +82,7 @@ class Feed:
         tuning: WorkerTuning | None,
         device: Device | None,
     ) -> None:
-        limits, buffer = kind.limits(kind.depth()), kind.buffer
+        limits, buffer = kind.limits(), kind.buffer
         backend = backend_name(kind.backend)
         self.ready: deque[DeliverResult | ReportFailure] = deque()
         self.ready_ends = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -17,13 +18,21 @@ from forebay.base.torch_internals import seed_as_worker
 from forebay.buffer import low_mark_of
 from forebay.engine.limits import Limits
 from forebay.errors import OptionError
-from forebay.loading.depth import Depth
 from forebay.loading.fetch import BatchFetcher
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.position import Checks, Position, is_size
-from forebay.loading.selections import Generators, Reached, Reader, Rest, Selection, Start, one
+from forebay.loading.selections import (
+    Generators,
+    Reached,
+    Reader,
+    Rest,
+    Selection,
+    Start,
+    WorkerTurns,
+    one,
+)
 from forebay.loading.torch_kind import TorchKind
-from forebay.loading.turns import WorkerTurns
+from forebay.observe.measurements import Setup
 from forebay.options import AutoWorkers
 from forebay.seeds import worker_seed_of
 
@@ -33,7 +42,6 @@ class IterableKind(TorchKind):
 
     kind_name = "iterable"
     is_arithmetic = True
-    splits_dataset = True
     MADE_WITH: ClassVar[Checks] = {
         **{name: TorchKind.MADE_WITH[name] for name in ("kind", "drop_last", "num_workers")},
         "global_batch_size": (False, is_size),
@@ -69,18 +77,25 @@ class IterableKind(TorchKind):
         """See `LoaderKind`."""
         return self._turns(failure_ends=True)
 
-    def depth(self) -> Depth:
-        """See `LoaderKind`."""
+    def _prefetching(self) -> dict[str, Any]:
+        """See `LoaderKind`. Of a number of batches, the workers' turns decide whose they are."""
         if self.is_local:
-            return Depth(1)
-        if self.buffer is not None and self.buffer.max_batches is not None:
-            low, most = low_mark_of(self.buffer), self.buffer.max_batches
-            return Depth(most, most, low if isinstance(low, int) else math.ceil(low * most))
-        return super().depth()
+            return {"requests": 1}
+        if self.buffer is None or self.buffer.max_batches is None:
+            return super()._prefetching()
+        low, most = low_mark_of(self.buffer), self.buffer.max_batches
+        low = low if isinstance(low, int) else math.ceil(low * most)
+        counts = {"requests": most, "tiny_requests": most, "buffer_batches": most}
+        return {**counts, "refill_below": low}
 
-    def limits(self, depth: Depth) -> Limits:
+    @functools.cached_property
+    def setup(self) -> Setup:
+        """See `LoaderKind`. The number of workers decides which samples there are."""
+        return replace(super().setup, may_adjust=False)
+
+    def limits(self) -> Limits:
         """See `LoaderKind`."""
-        return replace(super().limits(depth), failure_ends_worker=True)
+        return replace(super().limits(), failure_ends_worker=True)
 
     @property
     def fetcher(self) -> type[BatchFetcher]:

@@ -12,6 +12,7 @@ A kind is made of the arguments as they are when an iteration begins, and follow
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +24,6 @@ from forebay.base.draw_detection import BatchSeeds
 from forebay.buffer import MAX_BATCHES, low_mark_of
 from forebay.engine.limits import Limits
 from forebay.loading.arguments import LoaderArguments
-from forebay.loading.depth import LOOKAHEAD, TINY_DEPTH, Depth
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.position import KINDS, Checks, Position, is_count, is_size
 from forebay.loading.samplers import (
@@ -34,16 +34,20 @@ from forebay.loading.samplers import (
     takes_set_epoch,
 )
 from forebay.loading.selections import (
+    LOOKAHEAD,
+    TINY_DEPTH,
     Generators,
     Reached,
     Reader,
     Rest,
     Start,
+    WorkerTurns,
     length_of_batch,
     one,
 )
-from forebay.loading.turns import WorkerTurns
+from forebay.observe.measurements import Setup
 from forebay.observe.record import Trace
+from forebay.options import AutoWorkers, backend_name
 
 # How often a batch is tried again after its worker died or hung.
 RETRIES = 1
@@ -74,8 +78,6 @@ class LoaderKind(LoaderArguments, ABC):
     }
     keeps_pipeline: ClassVar[bool] = True  # from iteration to iteration
     torch_reads: ClassVar[bool] = False  # whether torch's iterator iterates the sampler
-    keeps_turns: ClassVar[bool] = False  # whether workers make batches in turns
-    splits_dataset: ClassVar[bool] = False  # whether each worker reads a part of the dataset
     warns_of_search: ClassVar[bool] = True  # whether a dataset too large to search is named
     is_arithmetic: ClassVar[bool] = False  # whether another thread may read it: no user's code runs
 
@@ -98,28 +100,9 @@ class LoaderKind(LoaderArguments, ABC):
         return False
 
     @property
-    def may_stop_workers(self) -> bool:
-        """Return whether workers may be replaced by others: they have no state of their own."""
-        return self.backend == "process"
-
-    @property
-    def keeps_tasks(self) -> bool:
-        """Return whether a worker makes all that it holds, whoever else is free."""
-        # A worker that fetches samples of several batches at once has begun all that it holds.
-        return self.at_once_each > 1
-
-    @property
     def keeps_iterator(self) -> bool:
         """Return whether one iterator serves all epochs, as in torch if workers persist."""
         return False
-
-    @property
-    def renews_workers(self) -> bool:
-        """Return whether each epoch needs workers with copies of the dataset as it is then.
-
-        So it does if the dataset has `set_epoch`. Workers that persist in torch do so here, too.
-        """
-        return not self.is_local and self.backend != "thread" and takes_set_epoch(self.dataset)
 
     def spec(
         self, base_seed: int = 0, epoch: int = 0, states: tuple[WorkerState, ...] = ()
@@ -155,22 +138,55 @@ class LoaderKind(LoaderArguments, ABC):
         """Return what gives each worker its turn; None if whichever is free makes a batch."""
         return None
 
-    def depth(self) -> Depth:
-        """Return the limit of outstanding requests."""
+    @functools.cached_property
+    def setup(self) -> Setup:
+        """What its arguments come to for its speed; `facts` adds what may change."""
+        is_auto = isinstance(self.num_workers, AutoWorkers)
+        return Setup(
+            num_workers=self.num_workers,
+            most_workers=int(self.num_workers) if is_auto else None,
+            concurrency=None if self.one_at_a_time else self.at_once_each,
+            backend=backend_name(self.backend),
+            takes_turns=self.turns() is not None,
+            in_order=self.returns_in_order,
+            keeps_workers=self.keeps_workers,
+            crosses_epochs=self.runs_ahead,
+            buffer_bytes=None if self.buffer is None else self.buffer.nbytes,
+            batch_size=self.batch_size,
+            is_sliced=self.is_sliced,
+            samples=self.length,
+            **self._prefetching(),
+        )
+
+    def _prefetching(self) -> dict[str, Any]:
+        """Return the values of `Setup` that say how many requests are outstanding."""
         usual, grows = self.prefetched, self._may_grow and not self.prefetch_is_set
+        buffer, most = self.buffer, max(usual, TINY_DEPTH * self.num_workers) if grows else usual
         if self.is_local:
             # A request is only indices here, and reading many of them at a time is faster.
-            now = TINY_DEPTH if grows and self.num_workers else 0
-            return Depth(max(usual, self.at_once - 1), now=now)
-        if self.buffer is not None:
-            return Depth(LOOKAHEAD, LOOKAHEAD, fills_by_itself=True)
-        return Depth(usual, max(usual, TINY_DEPTH * self.num_workers) if grows else usual)
+            requests = max(usual, self.at_once - 1)
+            first = TINY_DEPTH if grows and self.num_workers else 0
+            return {
+                "requests": requests,
+                "first_requests": first,
+                "buffer_batches": buffer and requests,
+            }
+        if buffer is None:
+            return {"requests": usual, "tiny_requests": most}
+        return {
+            "requests": LOOKAHEAD,
+            "tiny_requests": LOOKAHEAD,
+            "fills_by_itself": True,
+            "buffer_batches": buffer.max_batches or MAX_BATCHES,
+            "refill_below": low_mark_of(buffer),
+        }
 
-    def limits(self, depth: Depth) -> Limits:
+    def limits(self) -> Limits:
         """Return the limits for the engine."""
-        buffer, slots, low, ahead_s = self.buffer, depth.most + self.num_workers, None, 0.0
-        if buffer is not None and depth.fills_by_itself:
-            slots, low = buffer.max_batches or MAX_BATCHES, low_mark_of(buffer)
+        setup, buffer = self.setup, self.buffer
+        slots, low, ahead_s = setup.tiny_requests + self.num_workers, None, 0.0
+        if setup.fills_by_itself:
+            slots, low = setup.buffer_batches or MAX_BATCHES, setup.refill_below
             ahead_s = AHEAD_S if self.backend == "process" and self.at_once == 1 else 0.0
         return Limits(
             num_workers=self.num_workers,
@@ -211,11 +227,6 @@ class LoaderKind(LoaderArguments, ABC):
         """What samples are seeded with; None for a sequence of random numbers in each worker."""
         # Threads draw from the generators of the process, unless the user set a seed.
         return self.batch_seed if self.seed is not None or self.backend != "thread" else None
-
-    @property
-    def replays(self) -> bool:
-        """Return whether a batch can be made again by its number."""
-        return self.seed is not None
 
     def draw(self, begin: Callable[..., Any], position: Position, *, has_workers: bool) -> None:
         """Draw from the generators, and iterate the sampler, as torch's iterators do.

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.buffer import MAX_BATCHES
 from forebay.engine.engine import NewTask
-from forebay.loading.depth import CHUNK, LOOKAHEAD, READ_S
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchRequest, Result, WorkerExhausted
 from forebay.loading.open_feeds import CLOSED
@@ -37,7 +36,16 @@ from forebay.loading.samplers import (
     plain_index,
     set_states,
 )
-from forebay.loading.selections import Drawn, PlannedEpoch, Selection, Start
+from forebay.loading.selections import (
+    CHUNK,
+    LOOKAHEAD,
+    READ_S,
+    Depth,
+    Drawn,
+    PlannedEpoch,
+    Selection,
+    Start,
+)
 
 if TYPE_CHECKING:
     from forebay.loading.feed import Feed
@@ -59,9 +67,9 @@ class Planner:
         self.shared_seed: int | None = None
         self.is_over = True
         self._feed: Feed | LocalFeed | None = None
-        self._depth, self._runs_ahead = kind.depth(), kind.runs_ahead
+        self._setup, self._runs_ahead = kind.setup, kind.runs_ahead
+        self._depth = Depth(self._setup)
         self._sampler = kind.foreseen_sampler
-        self._in_order = kind.returns_in_order
         self._was_left = False  # whether requests of the epoch before were dropped
         self._peeks_from = math.inf
         self._epochs: deque[PlannedEpoch] = deque()
@@ -78,12 +86,7 @@ class Planner:
 
     # ---- epochs --------------------------------------------------------------------------------
 
-    def begin(
-        self,
-        feed: Feed | LocalFeed,
-        start: Start,
-        next_worker: int = 0,
-    ) -> None:
+    def begin(self, feed: Feed | LocalFeed, start: Start, next_worker: int = 0) -> None:
         """Begin an epoch; keep its batches that were requested in advance, if they are valid."""
         is_new, self._feed = feed is not self._feed, feed
         if is_new:
@@ -154,7 +157,7 @@ class Planner:
             self.batch += 1
             self.samples += self.kind.count(request.index)
             self._current_states = self._sampler_states.pop(task, None)
-            if self._depth.most > self._depth.usual:
+            if self._setup.tiny_requests > self._setup.requests:
                 self._depth.record(result)
             if self.batch >= self._peeks_from and not self._requests:
                 with self._requesting:  # after the last batch it is then known that it was that
@@ -208,9 +211,8 @@ class Planner:
             if not self._was_left and self.turns is None:
                 return  # at the end of an epoch there are none
             self._requests = {task: each for task, each in self._requests.items() if task >= first}
-            self._sampler_states = {
-                task: each for task, each in self._sampler_states.items() if task >= first
-            }
+            states = self._sampler_states
+            self._sampler_states = {task: states[task] for task in states if task >= first}
         self._open_feed.forget(first)  # waits for the engine's thread, which may wait for the lock
 
     # ---- position ------------------------------------------------------------------------------
@@ -296,7 +298,7 @@ class Planner:
     @property
     def _is_driven(self) -> bool:
         """Return whether the thread that runs the engine makes the requests."""
-        return self._depth.fills_by_itself and self.kind.is_arithmetic
+        return self._setup.fills_by_itself and self.kind.is_arithmetic
 
     def request_more(self) -> None:
         """Request what is missing; called in the thread that runs the engine."""
@@ -364,7 +366,7 @@ class Planner:
         tasks: list[NewTask] = []
         while len(tasks) < count:
             # Before reading: a selection is read only if a worker can make it.
-            may_request = None if self._in_order else self._may_request
+            may_request = None if self._setup.in_order else self._may_request
             exhausted = self._open_feed.exhausted
             worker = self.turns.next_turn(epoch.turns, exhausted, may_request)
             selections = [] if worker is None else epoch.reader.read(1)
@@ -404,11 +406,10 @@ class Planner:
         held = sum(request.worker_id == worker for request in list(self._requests.values()))
         turns, epoch = self.turns, self._epochs[-1].turns
         assert turns is not None and epoch is not None
-        active = turns.count - len(epoch.ended)
-        most = max(self._depth.now, self._depth.usual)
-        if self._depth.fills_by_itself:
+        most = max(self._depth.now, self._setup.requests)
+        if self._setup.fills_by_itself:
             most += len(self._open_feed.ready)
-        return held < most // max(active, 1)
+        return held < most // max(turns.count - len(epoch.ended), 1)
 
     def _open_next(self) -> bool:
         """Open the epoch after the last one; return False if it must not be opened yet."""

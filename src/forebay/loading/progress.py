@@ -19,39 +19,9 @@ from forebay.loading.selections import Reached, Start
 from forebay.observe.figures import Statistics, statistics_of
 from forebay.observe.measurements import Setup
 from forebay.observe.record import Trace
-from forebay.options import AutoWorkers, backend_name
 
 if TYPE_CHECKING:  # other kinds do not need it
     from forebay.loading.plan_kind import PlanKind
-
-
-def setup_of(kind: LoaderKind) -> Setup:
-    """Return how a loader is set up, as far as its speed depends on it and it stays as it is."""
-    depth, workers = kind.depth(), max(kind.num_workers, 1)
-    marks: dict[str, Any] = {"prefetch_factor": max(depth.usual // workers, 1)}
-    if kind.buffer is not None:
-        limits = kind.limits(depth)
-        counts = limits.slots, limits.refill_below
-        if not depth.fills_by_itself:
-            counts = depth.usual, depth.refill_below
-        marks = dict(zip(("buffer_batches", "refill_below"), counts, strict=True))
-        marks["buffer_bytes"] = limits.max_bytes
-    return Setup(
-        num_workers=kind.num_workers,
-        most_workers=int(kind.num_workers) if isinstance(kind.num_workers, AutoWorkers) else None,
-        concurrency=None if kind.one_at_a_time else kind.at_once_each,
-        backend=backend_name(kind.backend),
-        takes_turns=kind.keeps_turns,
-        in_order=kind.returns_in_order,
-        keeps_workers=kind.keeps_workers,
-        crosses_epochs=kind.runs_ahead,
-        batch_size=kind.batch_size,
-        is_iterable=kind.splits_dataset,
-        is_sliced=kind.is_sliced,
-        prefetches_tiny=depth.most // workers,
-        samples=kind.length,
-        **marks,
-    )
 
 
 class LoaderProgress:
@@ -122,7 +92,7 @@ class LoaderProgress:
             before.close()
             kind.follow(before.kind)
         if before is None or is_new:
-            self.pipeline, self.setup = Pipeline(kind, self.trace), setup_of(kind)
+            self.pipeline, self.setup = Pipeline(kind, self.trace), kind.setup
             self._pipelines.add(self.pipeline)
             return self.pipeline
         return before

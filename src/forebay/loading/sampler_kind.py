@@ -15,7 +15,6 @@ from torch.utils.data import BatchSampler
 
 from forebay.base.randomness import PrivateGenerators
 from forebay.errors import OptionError
-from forebay.loading.depth import CHUNK
 from forebay.loading.kind import LoaderKind
 from forebay.loading.position import Checks, Position, is_epoch, is_list_of, is_sampler_state
 from forebay.loading.samplers import (
@@ -32,7 +31,7 @@ from forebay.loading.samplers import (
     sampler_states,
     set_states,
 )
-from forebay.loading.selections import Drawn, Reached, Reader, Selection, Start
+from forebay.loading.selections import CHUNK, Drawn, Reached, Reader, Selection, Start
 from forebay.loading.snapshots import Snapshots
 from forebay.mixing import MixedDataset
 from forebay.plan import Plan, share_of

@@ -22,7 +22,6 @@ from forebay.base.draw_detection import BatchSeeds
 from forebay.base.formatting import counted
 from forebay.engine.limits import Limits
 from forebay.errors import OptionError
-from forebay.loading.depth import RELEASED_TOGETHER, Depth
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.position import Checks, Position, is_count, is_list_of
@@ -34,8 +33,15 @@ from forebay.loading.samplers import (
     set_generator,
     state_of_generator,
 )
-from forebay.loading.selections import Generators, Reached, Reader, Rest, Start
-from forebay.loading.turns import WorkerTurns
+from forebay.loading.selections import (
+    RELEASED_TOGETHER,
+    Generators,
+    Reached,
+    Reader,
+    Rest,
+    Start,
+    WorkerTurns,
+)
 
 _TORCHS_OWN = (
     *(RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler),
@@ -56,7 +62,6 @@ class TorchKind(ReadsSampler):
     kind_name = "torch"
     keeps_pipeline = False
     torch_reads = True
-    keeps_turns = True
     MADE_WITH: ClassVar[Checks] = {**ReadsSampler.MADE_WITH, "num_workers": (False, is_count)}
     STATE: ClassVar[Checks] = {
         **ReadsSampler.STATE,
@@ -126,12 +131,13 @@ class TorchKind(ReadsSampler):
         read_since = self.read_since if self.tracks_state and not self.is_local else None
         return WorkerTurns(count, name, failure_ends=failure_ends, read_since=read_since)
 
-    def limits(self, depth: Depth) -> Limits:
+    def limits(self) -> Limits:
         """See `LoaderKind`. The planner limits the requests: no worker waits for another's slot."""
-        limits = super().limits(depth)
-        if self.buffer is None or not depth.fills_by_itself:
-            limits = replace(limits, slots=depth.most * 2 + RELEASED_TOGETHER)
-        return replace(limits, group_s=0.0, ahead_s=0.0, max_group=max(depth.most, 1))
+        limits, setup = super().limits(), self.setup
+        most = setup.tiny_requests
+        if not setup.fills_by_itself:
+            limits = replace(limits, slots=most * 2 + RELEASED_TOGETHER)
+        return replace(limits, group_s=0.0, ahead_s=0.0, max_group=max(most, 1))
 
     def spec(
         self, base_seed: int = 0, epoch: int = 0, states: tuple[WorkerState, ...] = ()

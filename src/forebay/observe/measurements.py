@@ -6,7 +6,7 @@ Times are seconds of `time.perf_counter()`, which all processes of a machine sha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 
@@ -155,7 +155,10 @@ class Setup:
     concurrency: int | None = None  # None for a dataset that cannot have it
     backend: Literal["process", "thread", "ray"] = "process"
     cores: float | None = None  # with the trainer's
-    prefetch_factor: int = 2
+    requests: int = 0  # that are outstanding at most, unless a buffer limits them
+    tiny_requests: int = 0  # the same while batches are tiny
+    first_requests: int = 0  # the same at first
+    fills_by_itself: bool = False  # whether any batch that is made, not taken, makes room for one
     takes_turns: bool = False
     in_order: bool = True
     keeps_workers: bool = False
@@ -164,9 +167,8 @@ class Setup:
     buffer_batches: int | None = None
     refill_below: int | float | None = None
     batch_size: int | None = None
-    is_iterable: bool = False
+    may_adjust: bool = True  # the number of workers while it runs: the batches stay the same
     is_sliced: bool = False
-    prefetches_tiny: int = 0
     tried: Mapping[int, float] = field(default_factory=dict)  # by workers: batches per second
     samples: int | None = None
     read_limit: int | None = None  # bytes per second
@@ -174,3 +176,34 @@ class Setup:
     fetched: Fetched | None = None  # of a cache in a bucket
     consumer: str = "training"
     step: str = "the training step"
+
+    @property
+    def makers(self) -> int:
+        """The number of workers that make batches: none of slices of what is in memory."""
+        return 0 if self.is_sliced else self.num_workers
+
+    @property
+    def most_makers(self) -> int:
+        """The number of workers that batches are prefetched for."""
+        return 0 if self.is_sliced else self.most_workers or self.num_workers
+
+    @property
+    def waits_for_epochs(self) -> bool:
+        """Return whether workers make no batches of an epoch that has not begun."""
+        return self.makers > 0 and not self.crosses_epochs
+
+    @property
+    def prefetch_factor(self) -> int:
+        """The number of outstanding requests for each worker, at least 1."""
+        return max(self.requests // max(self.most_makers, 1), 1)
+
+    def with_workers(self, num_workers: int) -> Setup:
+        """Return it with another number of workers, and as many requests for each."""
+        most = self.most_workers and max(self.most_workers, num_workers)
+        other = replace(self, num_workers=num_workers, most_workers=most)
+        tiny = self.tiny_requests // max(self.most_makers, 1)
+        return replace(
+            other,
+            requests=self.prefetch_factor * other.most_makers,
+            tiny_requests=tiny * other.most_makers,
+        )

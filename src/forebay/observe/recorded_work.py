@@ -21,6 +21,8 @@ MAX_STEPS = 2048
 # measured beyond it is something else.
 MAX_HANDOFF_S = 0.0002
 MAX_MESSAGE_S = 0.0005
+# Batches that take less than this are prefetched in larger numbers.
+TINY_BATCH_S = 0.001
 # Batches share a rate if the time of each grows with more than this power of the number that are
 # made at the same time. The measured power must be this many standard errors away from that.
 SHARED_RATE = 0.4
@@ -50,8 +52,6 @@ class RecordedWork:
     queued_s: float
     trainer_cpu_s: float
     trainer_queued_s: float
-    start_s: float
-    nbytes: float
     slowest_s: Sequence[float]  # for each batch: of its slowest sample; 0 if not known
     # By what power of the number of batches that are made at the same time a batch takes longer: 0
     # if they do not disturb each other, 1 if they share a fixed rate. None if that cannot be told.
@@ -137,6 +137,9 @@ def recorded_work(
         handoff_s=min(*later, MAX_HANDOFF_S) if later and num_workers else 0.0,
         ready=steps[0].ready,
         warmup=warmup,
+        nbytes=fmean(each.nbytes for each in batches),
+        start_s=median(begins) if begins else 0.0,
+        is_tiny=mean_s < TINY_BATCH_S,
     )
     taken = steps[-1].taken - steps[0].taken
     trainer_queued_s = (steps[-1].trainer_queued_s - steps[0].trainer_queued_s) / taken
@@ -153,8 +156,6 @@ def recorded_work(
         trainer_cpu_s=(steps[-1].trainer_cpu_s - steps[0].trainer_cpu_s) / taken,
         # A trainer that waited for its batch also waited for a core when the batch was ready.
         trainer_queued_s=max(trainer_queued_s, 0.0) / (1.0 + blocked / len(counted)),
-        start_s=median(begins) if begins else 0.0,
-        nbytes=fmean(each.nbytes for each in batches),
         slowest_s=slowest_s,
         slowdown=slowdown(batches, num_workers),
         read_bytes=(last.total_read_bytes - first.total_read_bytes) / made,

@@ -14,12 +14,9 @@ from forebay.base.formatting import byte_unit, counted
 from forebay.observe.measurements import Setup
 from forebay.observe.recorded_work import RecordedWork
 from forebay.observe.simulation import (
-    Arrangement,
     SimulationResult,
-    arrangement_of,
     depth_of,
     has_buffer,
-    prefetch_factor_for,
     simulate,
     stretched,
 )
@@ -47,8 +44,6 @@ FILLED = 0.6
 NEARLY = 0.98
 MOST_WORKERS = 512
 MOST_CONCURRENCY = 64
-# Batches that take less than this are prefetched in larger numbers.
-TINY_BATCH_S = 0.001
 # A sample is slow if it takes this many times what the slowest of a batch usually takes, and is
 # among this share of the slowest.
 SLOW_TIMES = 3.0
@@ -104,7 +99,6 @@ class SimulatedLoader:
 
     def __init__(self, recorded: RecordedWork, setup: Setup) -> None:
         self.recorded, self.setup = recorded, setup
-        self._is_tiny = recorded.batch_s < TINY_BATCH_S
         self._work = recorded.work
         is_inside = setup.backend == "thread" or not setup.num_workers or setup.is_sliced
         inside_s = recorded.core_s if is_inside else 0.0
@@ -113,25 +107,24 @@ class SimulatedLoader:
         if not setup.is_sliced and recorded.core_s > 0.0:
             measured = (recorded.core_s + recorded.queued_s) / recorded.core_s
             self.disturbance = max(1.0, measured / self._stretched(max(setup.num_workers, 1)))
-        self._arrangement = self._arranged(setup)
-        self.depth = self._arrangement.depth
+        self.depth = depth_of(setup, recorded.work)
 
     # ---- as it is ------------------------------------------------------------------------------
 
     @cached_property
     def present(self) -> SimulationResult:
         """What the present settings come to in the simulation."""
-        return simulate(self._work, self._arrangement)
+        return simulate(self._work, self.setup)
 
     def capacity(self) -> float:
         """Return the batches per second that the loader could make if training took no time."""
         recorded, work = self.recorded, self._work
-        num_workers = 0 if self.setup.is_sliced else self.setup.num_workers
+        num_workers = self.setup.makers
         if not num_workers:
             return 1.0 / max(recorded.batch_s, 1e-9)
         at_once = [0.0] * len(work.step_s)
         busy = replace(work, step_s=at_once, epochs={}, batch_s=self._batches(num_workers), ready=0)
-        return simulate(busy, self._arrangement).rate
+        return simulate(busy, self.setup).rate
 
     def helps(self, change: Change) -> bool:
         """Return whether a change is worth it."""
@@ -201,10 +194,9 @@ class SimulatedLoader:
             return None
 
         def result(num_workers: int) -> SimulationResult:
-            most = self.setup.most_workers and max(self.setup.most_workers, num_workers)
-            setup = replace(self.setup, num_workers=num_workers, most_workers=most)
+            setup = self.setup.with_workers(num_workers)
             work = self._work.in_rounds(num_workers, self._batches(num_workers))
-            return self._within_cores(simulate(work, self._arranged(setup)))
+            return self._within_cores(simulate(work, setup))
 
         found, given = _smallest(now + 1, most, result, min(max(needed, now + 1), most))
         return Change({"num_workers": found}, given, found)
@@ -212,7 +204,7 @@ class SimulatedLoader:
     def tried_out(self, change: Change) -> Change:
         """Return a change to more workers as an advice to let the loader try it."""
         setup = self.setup
-        if setup.is_iterable:
+        if not setup.may_adjust:
             return change
         value: str | AutoWorkers = "auto"
         if setup.most_workers is not None or change.num_workers > setup.auto_workers:
@@ -232,7 +224,7 @@ class SimulatedLoader:
             change = min(batch_s / max(recorded.batch_s, 1e-9), 1.0)
             batches = [seconds * change for seconds in self._work.batch_s]
             work = self._work.in_rounds(count, batches)
-            return self._within_cores(simulate(work, self._arrangement))
+            return self._within_cores(simulate(work, self.setup))
 
         found, given = _smallest(now + 1, MOST_CONCURRENCY, result)
         return Change({"concurrency": found}, given, count)
@@ -249,7 +241,7 @@ class SimulatedLoader:
             batch_s=self._batches(count, disturbance=1.0),
             step_s=[seconds * alone for seconds in self._work.step_s],
         )
-        return Change({}, self._within_cores(simulate(work, self._arrangement)), count)
+        return Change({}, self._within_cores(simulate(work, self.setup)), count)
 
     def without_slow_samples(self) -> Change | None:
         """Return what it would be if the slowest 1 % of samples took what others take, if any."""
@@ -267,7 +259,7 @@ class SimulatedLoader:
             max(seconds - (slow - usual), 0.0) if slow >= limit else seconds
             for seconds, slow in zip(self._work.batch_s, slowest, strict=True)
         ]
-        result = simulate(replace(self._work, batch_s=even), self._arrangement)
+        result = simulate(replace(self._work, batch_s=even), self.setup)
         return Change({}, result, self.setup.num_workers)
 
     def deeper(self) -> Change | None:
@@ -276,16 +268,17 @@ class SimulatedLoader:
         is_filled = self.recorded.most_ready + 1 >= FILLED * self.depth
         if not self.setup.num_workers or not is_filled:
             return None
-        return self._with_depth(self._arrangement, self.depth + 1, in_buffer=has_buffer(self.setup))
+        return self._with_depth(self.setup, self.depth + 1, in_buffer=has_buffer(self.setup))
 
     def no_epochs(self) -> Change | None:
         """Return the smallest change that lets epochs begin without a wait."""
-        setup, now = self.setup, self._arrangement
-        if not now.waits_for_epoch:
+        setup = self.setup
+        if not setup.waits_for_epochs:
             return None
-        at_once = replace(now, restarts=False, start_s=0.0)
-        takes_turns = setup.takes_turns and setup.is_iterable
-        through = replace(at_once, waits_for_epoch=False, takes_turns=takes_turns)
+        at_once = replace(setup, keeps_workers=True)
+        # Without parts of the dataset, any worker makes the next batch of a buffer.
+        takes_turns = setup.takes_turns and not setup.may_adjust
+        through = replace(at_once, crosses_epochs=True, takes_turns=takes_turns)
         buffered = self._with_depth(through, max(self.depth, 1), in_buffer=True)
         if setup.keeps_workers:
             return buffered
@@ -297,22 +290,17 @@ class SimulatedLoader:
 
     # ---- parts of these ------------------------------------------------------------------------
 
-    def _arranged(self, setup: Setup) -> Arrangement:
-        if setup.is_sliced:
-            setup = replace(setup, num_workers=0)
-        recorded = self.recorded
-        return arrangement_of(setup, recorded.nbytes, recorded.start_s, is_tiny=self._is_tiny)
-
-    def _with_depth(self, arrangement: Arrangement, least: int, *, in_buffer: bool) -> Change:
-        setup, nbytes, most = self.setup, self.recorded.nbytes, len(self._work.step_s) + 1
+    def _with_depth(self, setup: Setup, least: int, *, in_buffer: bool) -> Change:
+        nbytes, most = self._work.nbytes, len(self._work.step_s) + 1
 
         def result(depth: int) -> SimulationResult:
-            return simulate(self._work, replace(arrangement, depth=depth, refill_below=None))
+            limited = replace(setup, buffer_bytes=None, buffer_batches=depth, refill_below=None)
+            return simulate(self._work, limited)
 
         depth, given = _smallest(least, max(most, least), result)
-        each = prefetch_factor_for(setup, depth)
+        each = max(-(-depth // max(setup.most_makers, 1)), 1)
         if not in_buffer and each <= MOST_PREFETCHED:
-            deep = result(depth_of(replace(setup, prefetch_factor=each), nbytes))
+            deep = result(each * setup.most_makers)
             return Change({"prefetch_factor": each}, deep, setup.num_workers)
         advice = {"buffer": _rounded_bytes(depth * BUFFER_ROOM * max(nbytes, 1024.0))}
         return Change(advice, given, setup.num_workers)

@@ -29,6 +29,9 @@ class Work:
     handoff_s: float = 0.0
     ready: int = 0
     warmup: int = 0
+    nbytes: float = 0.0  # of a batch
+    start_s: float = 0.0  # which workers that an epoch begins with need
+    is_tiny: bool = False  # whether batches are, of which more are requested
 
     def in_rounds(self, num_workers: int, batch_s: Sequence[float]) -> Work:
         """Return it with other times of batches, for so many workers that begin together.
@@ -55,20 +58,6 @@ class Work:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrangement:
-    """How batches are made."""
-
-    num_workers: int
-    depth: int = UNLIMITED
-    refill_below: int | None = None  # once `depth` are outstanding; None: request below `depth`
-    in_order: bool = True
-    takes_turns: bool = False
-    waits_for_epoch: bool = False
-    restarts: bool = False
-    start_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
     """The result of a simulation."""
@@ -78,13 +67,13 @@ class SimulationResult:
     epoch_wait_share: float
 
 
-def simulate(work: Work, arrangement: Arrangement) -> SimulationResult:
-    """Return the rate and the waits of training with the recorded work in an arrangement."""
-    count, batch_s, step_s = len(work.step_s), work.batch_s, work.step_s
+def simulate(work: Work, setup: Setup) -> SimulationResult:
+    """Return the rate and the waits of training with the recorded work and a setup."""
+    count, step_s = len(work.step_s), work.step_s
     firsts = sorted(each for each in work.epochs if 0 < each < count)
     opening = set(firsts)
-    closed = iter([*firsts, count]) if arrangement.waits_for_epoch else iter([count])
-    workers = _Workers(arrangement, batch_s, work.ready)
+    closed = iter([*firsts, count]) if setup.waits_for_epochs else iter([count])
+    workers = _Workers(work, setup)
     limit, got = next(closed), 0.0
     waited = waited_first = paused = first_got = 0.0
     for number in range(count):
@@ -113,59 +102,58 @@ def simulate(work: Work, arrangement: Arrangement) -> SimulationResult:
 class _Workers:
     """The workers of a simulation, and the batches that they have made."""
 
-    def __init__(self, arrangement: Arrangement, batch_s: Sequence[float], ready: int) -> None:
-        self._arrangement, self._batch_s = arrangement, batch_s
-        self._free = [0.0] * arrangement.num_workers  # when each is free; a heap without turns
-        self._ready = ready
+    def __init__(self, work: Work, setup: Setup) -> None:
+        self._work, self._setup = work, setup
+        self._count = setup.makers
+        self._free = [0.0] * self._count  # when each is free; a heap without turns
+        self._depth, self._low = max(depth_of(setup, work), 1), low_mark(setup, work)
         self._requested = 0
         self._is_full = False
         self._ends: list[float] = []  # of all batches in order; otherwise a heap of those not taken
 
     def begin_epoch(self, asked: float) -> None:
-        arrangement = self._arrangement
-        opened = asked + arrangement.start_s
-        if arrangement.restarts:
-            self._free = [opened] * arrangement.num_workers
-        else:
+        if self._setup.keeps_workers:
             self._free = [max(free, asked) for free in self._free]
+        else:
+            self._free = [asked + self._work.start_s] * self._count
         self._is_full = False
 
     def request(self, taken: int, limit: int, at: float) -> None:
         """Request batches below `limit`, as far as the depth allows with so many taken."""
-        arrangement = self._arrangement
-        if not arrangement.num_workers:
+        depth, low = self._depth, self._low
+        if not self._count:
             return
-        depth = max(arrangement.depth, 1)
         while self._requested < limit:
             outstanding = self._requested - taken
             if outstanding >= depth:
-                self._is_full = arrangement.refill_below is not None
+                self._is_full = low is not None
                 return
-            if self._is_full and outstanding >= max(arrangement.refill_below or depth, 1):
+            if self._is_full and outstanding >= max(low or depth, 1):
                 return
             self._is_full = False
             self._make(self._requested, at)
             self._requested += 1
 
     def _make(self, number: int, at: float) -> None:
-        if number < self._ready:
+        batch_s = self._work.batch_s
+        if number < self._work.ready:
             end = 0.0
-        elif self._arrangement.takes_turns:
+        elif self._setup.takes_turns:
             index = number % len(self._free)
-            end = self._free[index] = max(self._free[index], at) + self._batch_s[number]
+            end = self._free[index] = max(self._free[index], at) + batch_s[number]
         else:
-            end = max(self._free[0], at) + self._batch_s[number]
+            end = max(self._free[0], at) + batch_s[number]
             heapq.heapreplace(self._free, end)
-        if self._arrangement.in_order:
+        if self._setup.in_order:
             self._ends.append(end)
         else:
             heapq.heappush(self._ends, end)
 
     def take(self, number: int, asked: float) -> float:
         """Return when the next batch is ready for the trainer."""
-        if not self._arrangement.num_workers:
-            return asked + self._batch_s[number]
-        return self._ends[number] if self._arrangement.in_order else heapq.heappop(self._ends)
+        if not self._count:
+            return asked + self._work.batch_s[number]
+        return self._ends[number] if self._setup.in_order else heapq.heappop(self._ends)
 
 
 def stretched(num_workers: int, cores: float | None, cpu_s: float, other_s: float) -> float:
@@ -185,38 +173,18 @@ def has_buffer(setup: Setup) -> bool:
     return setup.buffer_bytes is not None or setup.buffer_batches is not None
 
 
-def depth_of(setup: Setup, nbytes: float, *, is_tiny: bool = False) -> int:
-    """Return how many batches of so many bytes may be outstanding."""
+def depth_of(setup: Setup, work: Work) -> int:
+    """Return how many such batches may be outstanding."""
     if has_buffer(setup):
         by_bytes = UNLIMITED
-        if setup.buffer_bytes is not None and nbytes > 0:
-            by_bytes = max(int(setup.buffer_bytes / nbytes), 1)
+        if setup.buffer_bytes is not None and work.nbytes > 0:
+            by_bytes = max(int(setup.buffer_bytes / work.nbytes), 1)
         return min(by_bytes, setup.buffer_batches or UNLIMITED)
-    each, workers = setup.prefetch_factor, setup.most_workers or setup.num_workers
-    return (max(each, setup.prefetches_tiny) if is_tiny else each) * workers
+    usual = setup.prefetch_factor * setup.most_makers
+    return max(usual, setup.tiny_requests) if work.is_tiny else usual
 
 
-def prefetch_factor_for(setup: Setup, depth: int) -> int:
-    """Return the `prefetch_factor` for so many outstanding batches."""
-    workers = max(setup.most_workers or setup.num_workers, 1)
-    return max(-(-depth // workers), 1)
-
-
-def arrangement_of(
-    setup: Setup, nbytes: float, start_s: float, *, is_tiny: bool = False
-) -> Arrangement:
-    """Return what the simulation needs of a setup, with batches of so many bytes."""
-    depth, low = depth_of(setup, nbytes, is_tiny=is_tiny), None
-    if has_buffer(setup) and setup.refill_below is not None:
-        is_share = isinstance(setup.refill_below, float)
-        low = int(setup.refill_below * depth) if is_share else int(setup.refill_below)
-    return Arrangement(
-        num_workers=setup.num_workers,
-        depth=depth,
-        refill_below=low,
-        in_order=setup.in_order,
-        takes_turns=setup.takes_turns,
-        waits_for_epoch=not setup.crosses_epochs and setup.num_workers > 0,
-        restarts=not setup.keeps_workers,
-        start_s=start_s,
-    )
+def low_mark(setup: Setup, work: Work) -> int | None:
+    """Return below how many batches a buffer that was full is filled again; None for at once."""
+    low = setup.refill_below if has_buffer(setup) else None
+    return int(low * depth_of(setup, work)) if isinstance(low, float) else low

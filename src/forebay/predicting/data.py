@@ -32,7 +32,7 @@ from forebay.ledger.records import Input
 from forebay.loader import DataLoader
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.messages import BatchError, BatchResult, Result
-from forebay.loading.progress import LoaderProgress, setup_of
+from forebay.loading.progress import LoaderProgress
 from forebay.loading.selections import RangeSampler
 from forebay.observe.record import Trace
 from forebay.options import (
@@ -364,7 +364,7 @@ class RangeReader:
         from forebay.loading.facts import diagnosis_of, setup_now
 
         loader = self._loader([], self.num_workers or 0, self.backend)
-        setup = setup_now(setup_of(loader._kind()), trace)
+        setup = setup_now(loader._kind().setup, trace)
         setup = replace(setup, consumer="the model", step="the model", concurrency=None)
         found = diagnosis_of(trace, setup, loader.dataset)
         of_all = failing_share * (1.0 - found.wait_share)
