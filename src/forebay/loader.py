@@ -257,15 +257,14 @@ class DataLoader(TorchDataLoader[_T_co]):
 
     def __iter__(self) -> Any:
         """Return an iterator over one epoch."""
-        kind = self._kind()
-        if not kind.keeps_iterator:
-            return self._get_iterator()
-        if self._iterator is None:
-            self._iterator = self._get_iterator()
-        else:
-            iterator: Any = self._iterator
+        iterator: Any = self._iterator
+        if iterator is not None and (kind := self._kind()).keeps_iterator:
             iterator.begin(self, kind)
-        return self._iterator
+            return iterator
+        iterator = self._get_iterator()
+        if getattr(iterator, "is_kept", False):
+            self._iterator = iterator
+        return iterator
 
     def _get_iterator(self) -> Any:
         """Return a new iterator; libraries and subclasses call this, too."""

@@ -31,7 +31,12 @@ if TYPE_CHECKING:  # only with workers
 
 
 class BatchIterator(BaseIterator):  # type: ignore[misc]
-    """Returns the batches of one epoch, with torch's checks, warnings and exceptions."""
+    """Returns the batches of one epoch, with torch's checks, warnings and exceptions.
+
+    Attributes:
+        is_kept: Whether the loader keeps it from epoch to epoch, as torch's with workers that
+            persist.
+    """
 
     def __init__(
         self, loader: TorchLoader[Any], kind: LoaderKind, progress: LoaderProgress
@@ -42,7 +47,8 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         self.pipeline: Pipeline | Any = None
         self._progress, self._ranks = progress, kind.ranks
         # A loader that nothing else refers to ends its workers with this iterator.
-        self._loader = None if kind.keeps_iterator else loader
+        self.is_kept = kind.keeps_iterator
+        self._loader = None if self.is_kept else loader
         self.begin(loader, kind)
 
     def _begin_as_torch(
