@@ -172,6 +172,11 @@ class LoaderArguments:
         """
         return not self.is_local and self.backend != "thread" and takes_set_epoch(self.dataset)
 
+    @property
+    def keeps_iterator(self) -> bool:
+        """Return whether one iterator serves all epochs, as in torch if workers persist."""
+        return False
+
     def dataset_fingerprint(self) -> Any:
         """Return the dataset's fingerprint; None if changes of it are not detected."""
         is_watched = self.is_filled and not self.persistent_workers and self.backend != "thread"

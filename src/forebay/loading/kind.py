@@ -99,11 +99,6 @@ class LoaderKind(LoaderArguments, ABC):
         """Return whether workers have enough requests if only a caller who waits sends them."""
         return False
 
-    @property
-    def keeps_iterator(self) -> bool:
-        """Return whether one iterator serves all epochs, as in torch if workers persist."""
-        return False
-
     def spec(
         self, base_seed: int = 0, epoch: int = 0, states: tuple[WorkerState, ...] = ()
     ) -> BatchSpec:
