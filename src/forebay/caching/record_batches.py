@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from forebay.base.arrow_messages import entry_at, field_at, number_at, target_at
 from forebay.caching.layout import MOST_TIMES
 
 # As Arrow numbers them.
@@ -38,11 +39,11 @@ def record_batches(data: memoryview, compression: str | None = None) -> list[tup
         ValueError: One is not compressed as it should be.
     """
     end = len(data) - 10  # its length, and "ARROW1"
-    footer = _target(data, end - _number(data, "i", end))
-    if (at := _field(data, footer, _DICTIONARIES)) and _number(data, "I", _target(data, at)):
+    footer = target_at(data, end - number_at(data, "i", end))
+    if (at := field_at(data, footer, _DICTIONARIES)) and number_at(data, "I", target_at(data, at)):
         raise ValueError("it has dictionaries")
-    blocks, found = _target(data, _field(data, footer, _BATCHES)), []
-    for block in range(_number(data, "I", blocks)):
+    blocks, found = target_at(data, field_at(data, footer, _BATCHES)), []
+    for block in range(number_at(data, "I", blocks)):
         start, metadata, body = struct.unpack_from(
             "<qi4xq", data, blocks + 4 + block * _BLOCK_BYTES
         )
@@ -59,8 +60,8 @@ def check_compression(data: memoryview, compression: str | None, start: int = 0)
         start: Where it begins.
     """
     message, batch = _tables(data, start)
-    at = _field(data, batch, _COMPRESSION)
-    if _field(data, message, _CUSTOM):  # as Arrow 0.17 had it
+    at = field_at(data, batch, _COMPRESSION)
+    if field_at(data, message, _CUSTOM):  # as Arrow 0.17 had it
         raise ValueError("its columns are compressed")
     if compression is None:
         if at:
@@ -68,15 +69,15 @@ def check_compression(data: memoryview, compression: str | None, start: int = 0)
         return
     if not at:
         raise ValueError(f"its columns are not compressed, and the index says {compression!r}")
-    codec = _field(data, _target(data, at), _CODEC)
-    if (_number(data, "b", codec) if codec else 0) != _CODECS[compression]:
+    codec = field_at(data, target_at(data, at), _CODEC)
+    if (number_at(data, "b", codec) if codec else 0) != _CODECS[compression]:
         raise ValueError(f"its columns are compressed, but not with {compression!r}")
 
 
 def rows_of(data: memoryview, start: int = 0) -> int:
     """Return how many rows a record batch says that it has."""
-    at = _field(data, _tables(data, start)[1], _ROWS)
-    return _number(data, "q", at) if at else 0
+    at = field_at(data, _tables(data, start)[1], _ROWS)
+    return number_at(data, "q", at) if at else 0
 
 
 class _Buffer(NamedTuple):
@@ -131,8 +132,8 @@ def decompress(data: memoryview, compression: str, into: memoryview) -> None:
                 if stream.readinto(part) != buffer.size:
                     raise ValueError("a buffer has fewer bytes than it says")
         message, batch = _tables(into, 0)
-        struct.pack_into("<q", into, _field(into, message, _BODY_LENGTH), len(into) - head)
-        struct.pack_into("<H", into, _entry(into, batch, _COMPRESSION), 0)  # it has none now
+        struct.pack_into("<q", into, field_at(into, message, _BODY_LENGTH), len(into) - head)
+        struct.pack_into("<H", into, entry_at(into, batch, _COMPRESSION), 0)  # it has none now
     except (struct.error, OSError, IndexError) as error:
         raise ValueError(f"its columns cannot be decompressed: {error}") from error
 
@@ -141,17 +142,19 @@ def _buffers(data: memoryview, compression: str) -> Iterator[_Buffer]:
     """Yield the buffers that have bytes, once their sizes are checked."""
     start = _head_bytes(data)
     body, batch = data[start:], _tables(data, 0)[1]
-    at = _field(data, batch, _BUFFERS)
-    first = _target(data, at) + 4
-    if not at or first + _number(data, "I", first - 4) * _BUFFER_BYTES > start:
+    at = field_at(data, batch, _BUFFERS)
+    first = target_at(data, at) + 4
+    if not at or first + number_at(data, "I", first - 4) * _BUFFER_BYTES > start:
         raise ValueError("its buffers are not in its metadata")
-    for place in range(first, first + _number(data, "I", first - 4) * _BUFFER_BYTES, _BUFFER_BYTES):
+    for place in range(
+        first, first + number_at(data, "I", first - 4) * _BUFFER_BYTES, _BUFFER_BYTES
+    ):
         offset, length = struct.unpack_from("<qq", data, place)
         if not length:
             continue
         if offset < 0 or length < 8 or offset + length > len(body):
             raise ValueError("a buffer lies outside of its block")
-        size, inner = _number(body, "q", offset), body[offset + 8 : offset + length]
+        size, inner = number_at(body, "q", offset), body[offset + 8 : offset + length]
         is_plain = size == -1
         if is_plain:
             size = len(inner)
@@ -167,34 +170,13 @@ def _buffers(data: memoryview, compression: str) -> Iterator[_Buffer]:
 
 def _head_bytes(data: memoryview) -> int:
     """Return how many bytes the metadata of a record batch has, with its length before it."""
-    size = 8 + _number(data, "i", 4)
-    if _number(data, "i", 0) != -1 or not 8 < size <= len(data):
+    size = 8 + number_at(data, "i", 4)
+    if number_at(data, "i", 0) != -1 or not 8 < size <= len(data):
         raise ValueError("its metadata lies outside of its block")
     return size
 
 
 def _tables(data: memoryview, start: int) -> tuple[int, int]:
     """Return where the tables `Message` and `RecordBatch` of a record batch are."""
-    message = _target(data, start + (8 if _number(data, "i", start) == -1 else 4))
-    return message, _target(data, _field(data, message, _HEADER))
-
-
-def _number(data: memoryview, form: str, at: int) -> int:
-    return int(struct.unpack_from(f"<{form}", data, at)[0])
-
-
-def _target(data: memoryview, at: int) -> int:
-    return at + _number(data, "I", at)
-
-
-def _field(data: memoryview, table: int, index: int) -> int:
-    """Return where a field of a table is; 0 if the table does not have it."""
-    at = _entry(data, table, index)
-    offset = _number(data, "H", at) if at else 0
-    return offset and table + offset
-
-
-def _entry(data: memoryview, table: int, index: int) -> int:
-    """Return where it is written where a field is; 0 if that is nowhere."""
-    fields, at = table - _number(data, "i", table), 4 + 2 * index
-    return fields + at if at < _number(data, "H", fields) else 0
+    message = target_at(data, start + (8 if number_at(data, "i", start) == -1 else 4))
+    return message, target_at(data, field_at(data, message, _HEADER))
