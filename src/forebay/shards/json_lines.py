@@ -43,7 +43,8 @@ class JsonLinesShards(ShardFormat):
 
     def find(self, shard: ShardFile) -> FoundBlocks:
         """See `ShardFormat`."""
-        rows, extents, starts = [], [], []
+        rows, extents = list[int](), list[tuple[int, int, int]]()
+        starts = list[npt.NDArray[np.int64]]()
         offset = line = 0
         piece = BLOCK_BYTES
         while offset < shard.size:
@@ -107,7 +108,8 @@ def _objects(
         if text and not text.startswith(b"{"):
             what = f"it holds {shortened(text[:60])} instead of a JSON object"
             refuse(f"{name}, line {line + at + 1:,}", what, _ADVICE)
-    return begins[kept]
+    found: npt.NDArray[np.int64] = begins[kept]
+    return found
 
 
 class _Lines(BlockDecoder):

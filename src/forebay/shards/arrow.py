@@ -1,0 +1,201 @@
+"""Arrow files and streams as shards, also those of Hugging Face: a block is a record batch.
+
+    stream: schema ─ dictionaries ─ record batch ─ record batch ─ …
+    file:   ARROW1 ─ a stream ─ footer ─ ARROW1
+
+Messages say how long they are, so only their metadata is read to index a shard. A batch that is
+compressed, or has dictionaries, is decoded once per fetch; another one is read where it lies.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from forebay.base.arrow_messages import (
+    DICTIONARY,
+    RECORD_BATCH,
+    SCHEMA,
+    ArrowMessage,
+    decompressed_sizes,
+    prefix_of,
+    read_message,
+)
+from forebay.base.table_files import refuse
+from forebay.shards.arrow_rows import (
+    batch_of_bytes,
+    bytes_of_batch,
+    check_names,
+    has_dictionaries,
+    refuse_claim,
+    samples_of_batch,
+)
+from forebay.shards.format import BlockDecoder, FoundBlocks, ShardFile, ShardFormat
+
+_MAGIC = b"ARROW1"
+_AGAIN = "If it is truncated, copy it again; otherwise, write it again."
+# Of metadata, which lists columns and buffers; and of dictionaries, which the index keeps.
+_MOST_METADATA, _MOST_DICTIONARIES = 64 << 20, 16 << 20
+_MOST_ROWS = 1 << 40
+_END = struct.pack("<iI", -1, 0)
+# Before the messages in `info`: whether batches are decoded as a whole.
+_AS_THEY_ARE, _DECODED = b"\0", b"\1"
+
+
+class ArrowShards(ShardFormat):
+    """Arrow's files and streams; a sample is a dict of columns."""
+
+    name = "arrow"
+    suffixes = (".arrow", ".feather", ".ipc", ".arrows")
+    reads_all = False
+
+    def matches(self, head: bytes) -> bool:
+        """See `ShardFormat`."""
+        return head.startswith((_MAGIC, b"\xff\xff\xff\xff"))
+
+    def find(self, shard: ShardFile) -> FoundBlocks:
+        """See `ShardFormat`."""
+        try:
+            return _found(shard)
+        except (pa.ArrowException, struct.error, ValueError, OSError) as error:
+            refuse(shard.name, f"it is no Arrow file: {error}", _AGAIN, error)
+
+    def chosen(
+        self, info: bytes, extents: npt.NDArray[np.int64], columns: Sequence[str]
+    ) -> npt.NDArray[np.bool_]:
+        """See `ShardFormat`: whole batches are needed."""
+        check_names(_schema_of(info).names, columns)
+        return np.ones(len(extents), bool)
+
+    def decoder(self, info: bytes, columns: Sequence[str] | None) -> BlockDecoder:
+        """See `ShardFormat`."""
+        return (_Batches if info[:1] == _AS_THEY_ARE else _DecodedBatches)(info, columns)
+
+
+def _schema_of(info: bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(info[1:]))
+
+
+def _found(shard: ShardFile) -> FoundBlocks:
+    """Return the record batches of a file or stream; raise what its bytes lead to."""
+    first, info, rows = b"", b"", list[int]()
+    extents, nbytes = list[tuple[int, int, int]](), list[int]()
+    later: dict[int, list[tuple[int, int]]] = {}  # dictionaries behind the first batch
+    is_compressed = False
+    for message, offset, length in _messages(shard):
+        stretch = offset, length
+        if message.kind == SCHEMA and not first:
+            first = info = bytes(shard.read(*stretch))
+        elif message.kind == DICTIONARY and first and not rows:
+            if len(info) + length > _MOST_DICTIONARIES:
+                raise ValueError(f"dictionaries of more than {_MOST_DICTIONARIES:,} bytes")
+            info += bytes(shard.read(*stretch))
+        elif message.kind == DICTIONARY and first:
+            known = later.setdefault(message.dictionary, [])
+            known[:] = [*known, stretch] if message.is_delta else [stretch]
+        elif message.kind == RECORD_BATCH and first:
+            is_compressed |= message.is_compressed
+            if not 0 <= (count := message.rows) < _MOST_ROWS:
+                raise ValueError(f"a record batch of {count:,} rows")
+            if count:
+                needed = [*sorted(each for live in later.values() for each in live), stretch]
+                extents += [(len(rows), *each) for each in needed]
+                nbytes.append(sum(size for _, size in needed) * (2 if is_compressed else 1))
+                rows.append(count)
+        else:
+            raise ValueError(f"a message of type {message.kind} at byte {offset:,}")
+    if not first:
+        raise ValueError("it has no schema")
+    schema = pa.ipc.read_schema(pa.py_buffer(first))
+    check_names(schema.names, None)
+    if schema.names == ["indices"] and shard.name.rpartition("/")[2].startswith("indices"):
+        raise ValueError(
+            "it has the indices of a dataset of Hugging Face, whose rows are in other files; "
+            "save it with dataset.flatten_indices().save_to_disk(...)"
+        )
+    is_decoded = is_compressed or has_dictionaries(schema)
+    return FoundBlocks(
+        np.array(rows, np.int64),
+        np.array(extents, np.int64).reshape(-1, 3),
+        (_DECODED if is_decoded else _AS_THEY_ARE) + info,
+        nbytes=np.array(nbytes, np.int64),
+    )
+
+
+def _messages(shard: ShardFile) -> Iterator[tuple[ArrowMessage, int, int]]:
+    """Yield each message, where it begins, and its bytes."""
+    end, at, guess = shard.size, 0, 1024
+    if end >= 8 and bytes(shard.read(0, 6)) == _MAGIC:
+        at, tail = 8, bytes(shard.read(end - 10, 10)) if end >= 18 else b""
+        length = int.from_bytes(tail[:4], "little")
+        if tail[4:] != _MAGIC or length > end - 18:
+            raise ValueError("it does not end as an Arrow file")
+        end -= 10 + length
+    while at + 8 <= end:
+        data = shard.read(at, min(guess, end - at))
+        before, length = prefix_of(data)
+        if not length:
+            return
+        guess = before + length
+        if not 0 < guess <= min(end - at, _MOST_METADATA):
+            raise ValueError(f"metadata of {length:,} bytes at byte {at:,}")
+        if guess > len(data):
+            data = shard.read(at, guess)
+        message = read_message(data)
+        if not 0 <= message.body <= end - at - guess:
+            raise ValueError(f"a message of {message.body:,} bytes at byte {at:,}, beyond its end")
+        yield message, at, guess + message.body
+        at += guess + message.body
+    if at < end:
+        raise ValueError(f"it ends within the message at byte {at:,}")
+
+
+class _Batches(BlockDecoder):
+    """Record batches without compression and dictionaries, read where they lie."""
+
+    def __init__(self, info: bytes, columns: Sequence[str] | None) -> None:
+        self._info, self._whole = info[1:], _schema_of(info)
+        check_names(self._whole.names, columns)
+        self._names = self._whole.names if columns is None else [*columns]
+        self._schema = pa.schema([self._whole.field(each) for each in self._names])
+
+    def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
+        """See `BlockDecoder`."""
+        if read_message(data).is_compressed:
+            raise ValueError("a record batch is compressed, which the index does not say")
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._whole)
+        return samples_of_batch(batch.select(self._names), rows)
+
+
+class _DecodedBatches(_Batches):
+    """Record batches that are decompressed, or get their dictionaries, before rows are read."""
+
+    def prepared(self, block: int, data: memoryview) -> Any:
+        """Return a record batch, as bytes."""
+        for part in (memoryview(self._info), data):
+            at = 0
+            while at < len(part):
+                before, length = prefix_of(part[at:])
+                message = read_message(part[at : at + before + length])
+                size = before + length + message.body
+                if not 0 < size <= len(part) - at:
+                    raise ValueError(f"a message of {size:,} bytes in {len(part) - at:,}")
+                if message.is_compressed:
+                    claimed = sum(decompressed_sizes(part[at : at + size], message))
+                    refuse_claim("a record batch", claimed, size)
+                at += size
+        stream = pa.py_buffer(b"".join((self._info, data, _END)))
+        numbers = [self._whole.get_field_index(each) for each in self._names]
+        options = pa.ipc.IpcReadOptions(included_fields=numbers, use_threads=False)
+        batch = pa.ipc.open_stream(stream, options=options).read_next_batch().select(self._names)
+        batch.validate(full=True)
+        return bytes_of_batch(batch)
+
+    def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
+        """See `BlockDecoder`."""
+        return samples_of_batch(batch_of_bytes(data, self._schema), rows)

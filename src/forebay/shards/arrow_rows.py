@@ -1,0 +1,102 @@
+"""Rows of Arrow record batches as samples, and record batches as the bytes that a block has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.base.arrow_arrays import array_of_numpy
+from forebay.base.row_values import python_values
+from forebay.errors import InputError, shortened
+
+# What a block may have once it is decoded: so many times its own bytes, or so much; and never more
+# than the last, beyond which Arrow cannot have it in one batch.
+MOST_RATIO, LEAST_BYTES, MOST_BYTES = 200, 256 << 20, (2 << 30) - 1
+# Rows that are taken one by one, rather than by a copy of their columns.
+_FEW = 3
+
+
+def most_bytes(stored: int) -> int:
+    """Return how many bytes so many stored ones may become."""
+    return min(max(MOST_RATIO * stored, LEAST_BYTES), MOST_BYTES)
+
+
+def refuse_claim(what: str, claimed: int, stored: int) -> None:
+    """Raise ValueError if stored bytes claim to become more than is credible."""
+    if claimed > most_bytes(stored):
+        raise ValueError(
+            f"{what} would take {claimed:,} bytes or more: one of {stored:,} bytes may take "
+            f"{MOST_RATIO} times as many, at least {LEAST_BYTES:,} and at most {MOST_BYTES:,}; "
+            "choose fewer columns, or write fewer rows to each"
+        )
+
+
+def check_names(known: Sequence[str], columns: Sequence[str] | None) -> None:
+    """Raise InputError for columns that a shard does not have, or has twice."""
+    for each in known if columns is None else columns:
+        count = known.count(each)
+        if count != 1:
+            what = f"{count} columns are" if count else "no column is"
+            advice = "Rename all but one." if count else f"There are: {shortened([*known])}."
+            raise InputError(f"{what} called {each!r}\n  {advice}")
+
+
+def has_dictionaries(kind: pa.DataType | pa.Schema) -> bool:
+    """Return whether values of a type, or of a part of it, are numbers of entries elsewhere."""
+    if isinstance(kind, pa.Schema):
+        return any(has_dictionaries(each.type) for each in kind)
+    if isinstance(kind, pa.BaseExtensionType):
+        return has_dictionaries(kind.storage_type)
+    parts = range(kind.num_fields)
+    return pa.types.is_dictionary(kind) or any(
+        has_dictionaries(kind.field(at).type) for at in parts
+    )
+
+
+def bytes_of_batch(batch: pa.RecordBatch) -> pa.Buffer:
+    """Return a batch as bytes, with its dictionaries if it has any."""
+    if not has_dictionaries(batch.schema):
+        return batch.serialize()
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, batch.schema) as writer:
+        writer.write_batch(batch)
+    return out.getvalue()
+
+
+def batch_of_bytes(data: memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    """Return what `bytes_of_batch` wrote, over the same memory."""
+    buffer = pa.py_buffer(data)
+    if not has_dictionaries(schema):
+        return pa.ipc.read_record_batch(buffer, schema)
+    return pa.ipc.open_stream(buffer).read_next_batch()
+
+
+def samples_of_batch(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """Return rows as dicts, with values as `from_table` has them.
+
+    The batch may be from anybody: what is read of it is checked.
+    """
+    first, count = rows[0] if rows else 0, len(rows)
+    if not all(0 <= row < batch.num_rows for row in rows):
+        raise ValueError(
+            f"a block of {batch.num_rows:,} rows, of which {shortened([*rows])} are read"
+        )
+    if rows == range(first, first + count) or [*rows] == [*range(first, first + count)]:
+        return _dicts(batch.slice(first, count))
+    if count <= _FEW:
+        return [_dicts(batch.slice(row, 1))[0] for row in rows]
+    batch.validate(full=True)
+    return _dicts(batch.take(array_of_numpy(np.array(rows, np.int64))))
+
+
+def _dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    batch.validate(full=True)  # offsets lead anywhere, and strings need not be UTF-8
+    names = batch.schema.names
+    if batch.num_rows == 1:
+        values = [python_values(each)[0] for each in batch.columns]
+        return [dict(zip(names, values, strict=True))]
+    columns = [python_values(each) for each in batch.columns]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

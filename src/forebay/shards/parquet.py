@@ -1,0 +1,242 @@
+"""Parquet files as shards: a block is a row group, of which the chunks of some columns are read.
+
+    file ── footer ──> chunks: row group x column
+    chunks ── pyarrow ──> a record batch ──> rows
+
+The footer is all that is read to index a shard, and it is what the index keeps of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import parquet
+
+from forebay.base.table_files import refuse
+from forebay.shards.arrow_rows import (
+    MOST_BYTES,
+    batch_of_bytes,
+    bytes_of_batch,
+    check_names,
+    most_bytes,
+    refuse_claim,
+    samples_of_batch,
+)
+from forebay.shards.format import BlockDecoder, FoundBlocks, ShardFile, ShardFormat
+from forebay.shards.parquet_pages import claims_of
+
+_MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
+_MOST_FOOTER_BYTES = 1 << 30
+# Where a file ends of which only stretches are there: each read is checked by itself.
+_END = 1 << 62
+_AGAIN = "If it is truncated, copy it again; otherwise, write it again."
+# What a value takes at least while it is decoded: its levels, its place, its number.
+_VALUE_BYTES = 16
+# A footer is of other bytes than those of pyarrow's exceptions, which have no common root.
+_DAMAGES = (pa.ArrowException, OSError, ValueError, LookupError, RuntimeError, ArithmeticError)
+
+
+class _Chunk(NamedTuple):
+    """Where the values of a row group's column are."""
+
+    offset: int
+    length: int
+
+
+class ParquetShards(ShardFormat):
+    """Parquet files; a sample is a dict of columns."""
+
+    name = "parquet"
+    suffixes = (".parquet", ".pq")
+    reads_all = False
+
+    def matches(self, head: bytes) -> bool:
+        """See `ShardFormat`."""
+        return head.startswith(_MAGIC)
+
+    def find(self, shard: ShardFile) -> FoundBlocks:
+        """See `ShardFormat`."""
+        if shard.size < 12:
+            refuse(shard.name, f"{shard.size:,} bytes are no Parquet file", _AGAIN)
+        tail = bytes(shard.read(shard.size - 8, 8))
+        length, magic = int.from_bytes(tail[:4], "little"), tail[4:]
+        if magic == _ENCRYPTED:
+            refuse(shard.name, "its footer is encrypted", "Write it without encryption.")
+        if magic != _MAGIC or length > min(shard.size - 12, _MOST_FOOTER_BYTES):
+            refuse(shard.name, "it does not end as a Parquet file", _AGAIN)
+        info = _MAGIC + bytes(shard.read(shard.size - 8 - length, length + 8))
+        try:
+            return _found(info, shard.size - 8 - length)
+        except _DAMAGES as error:
+            refuse(shard.name, f"its footer cannot be read: {error}", _AGAIN, error)
+
+    def chosen(
+        self, info: bytes, extents: npt.NDArray[np.int64], columns: Sequence[str]
+    ) -> npt.NDArray[np.bool_]:
+        """See `ShardFormat`."""
+        metadata = parquet.read_metadata(pa.BufferReader(info))
+        is_chosen = np.zeros(metadata.num_columns, bool)
+        is_chosen[_leaves(metadata, columns)] = True
+        return np.tile(is_chosen, len(extents) // len(is_chosen))
+
+    def decoder(self, info: bytes, columns: Sequence[str] | None) -> BlockDecoder:
+        """See `ShardFormat`."""
+        return _RowGroups(info, columns)
+
+
+def _found(info: bytes, end: int) -> FoundBlocks:
+    """Return the blocks of a file, given its footer, and where that begins."""
+    metadata = parquet.read_metadata(pa.BufferReader(info))
+    _leaves(metadata, None)
+    rows, nbytes = list[int](), list[int]()
+    extents = list[tuple[int, int, int]]()
+    for number in _with_rows(metadata):
+        group = metadata.row_group(number)
+        if not 0 < group.num_rows < 1 << 31:
+            raise ValueError(f"row group {number:,} of {group.num_rows:,} rows")
+        for leaf in range(group.num_columns):
+            column = group.column(leaf)
+            chunk = _chunk(column)
+            if column.file_path:
+                raise ValueError(f"the columns of row group {number:,} are in another file")
+            if chunk.offset < 4 or chunk.length < 1 or sum(chunk) > end:
+                where = f"column {column.path_in_schema!r} of row group {number:,}"
+                raise ValueError(f"{where} lies outside of the file")
+            extents.append((len(rows), *chunk))
+        rows.append(group.num_rows)
+        nbytes.append(min(max(group.total_byte_size, 1), MOST_BYTES))
+    return FoundBlocks(
+        np.array(rows, np.int64),
+        np.array(extents, np.int64).reshape(-1, 3),
+        info,
+        nbytes=np.array(nbytes, np.int64),
+    )
+
+
+def _with_rows(metadata: parquet.FileMetaData) -> list[int]:
+    """Return the row groups that have rows; an empty one has no chunks."""
+    groups = range(metadata.num_row_groups)
+    return [number for number in groups if metadata.row_group(number).num_rows]
+
+
+def _chunk(column: parquet.ColumnChunkMetaData) -> _Chunk:
+    begin, before = column.data_page_offset, column.dictionary_page_offset
+    if before is not None and 0 < before < begin:
+        begin = before
+    return _Chunk(begin, column.total_compressed_size)
+
+
+def _leaves(metadata: parquet.FileMetaData, columns: Sequence[str] | None) -> list[int]:
+    """Return the numbers of the chunks that columns consist of; InputError for unknown ones."""
+    schema, first, leaves = metadata.schema.to_arrow_schema(), 0, {}
+    check_names(schema.names, None)
+    if columns is not None:
+        check_names(schema.names, columns)
+    for each in schema:
+        leaves[each.name] = range(first, first := first + _width(each.type))
+    if first != metadata.num_columns or not first:
+        raise ValueError(f"{first} columns instead of {metadata.num_columns}")
+    return sorted({at for name in columns or leaves for at in leaves[name]})
+
+
+def _width(kind: pa.DataType) -> int:
+    """Return how many chunks a row group has for a column of a type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _width(kind.storage_type)
+    if pa.types.is_map(kind):
+        return _width(kind.key_type) + _width(kind.item_type)
+    if pa.types.is_dictionary(kind) or not kind.num_fields:
+        return 1
+    return sum(_width(kind.field(at).type) for at in range(kind.num_fields))
+
+
+class _RowGroups(BlockDecoder):
+    """The row groups of a file, decoded to record batches."""
+
+    def __init__(self, info: bytes, columns: Sequence[str] | None) -> None:
+        self._metadata = parquet.read_metadata(pa.BufferReader(info))
+        self._groups = _with_rows(self._metadata)
+        self._leaves = _leaves(self._metadata, columns)
+        schema = self._metadata.schema.to_arrow_schema()
+        self._names = schema.names if columns is None else [*columns]
+        self._schema = pa.schema([schema.field(each) for each in self._names])
+
+    def prepared(self, block: int, data: memoryview) -> Any:
+        """Return the record batch of a row group, as bytes."""
+        group = self._metadata.row_group(self._groups[block])
+        file, at, nbytes, repeatable = _Stretches(), 0, 0, 0
+        for leaf in self._leaves:
+            chunk = _chunk(group.column(leaf))
+            file.stretches[chunk.offset] = part = data[at : at + chunk.length]
+            claims = claims_of(part)
+            nbytes += claims.nbytes + _VALUE_BYTES * claims.values
+            repeatable, at = repeatable + claims.repeatable, at + chunk.length
+        if at != len(data):
+            raise ValueError(f"a row group of {at:,} bytes instead of {len(data):,}")
+        refuse_claim("a row group", nbytes, len(data))
+        # Of what may be given again and again, so many rows take a part of what is allowed.
+        rows = max(most_bytes(len(data)) // max(repeatable, 1), 1)
+        batch = self._batch(file, block, min(rows, group.num_rows), len(data))
+        if batch.num_rows != group.num_rows:
+            raise ValueError(f"{batch.num_rows:,} rows instead of {group.num_rows:,}")
+        batch.validate(full=True)  # strings of other writers may not be UTF-8
+        return bytes_of_batch(batch)
+
+    def _batch(self, file: _Stretches, block: int, rows: int, stored: int) -> pa.RecordBatch:
+        """Decode a row group, so many rows at a time."""
+        reader = parquet.ParquetFile(
+            pa.PythonFile(file, "r"), metadata=self._metadata, pre_buffer=False
+        ).reader
+        batches, total = [], 0
+        for batch in reader.iter_batches(
+            rows, row_groups=[self._groups[block]], column_indices=self._leaves, use_threads=False
+        ):
+            total += batch.nbytes
+            refuse_claim("a row group", total, stored)
+            batches.append(batch)
+        table = pa.Table.from_batches(batches).combine_chunks().select(self._names)
+        (found,) = table.cast(self._schema).to_batches()
+        return found
+
+    def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
+        """See `BlockDecoder`."""
+        return samples_of_batch(batch_of_bytes(data, self._schema), rows)
+
+
+class _Stretches:
+    """A file of which only some stretches are there, as pyarrow reads it: each at once."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.stretches: dict[int, memoryview] = {}
+        self._at = 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = _END if whence else offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read_buffer(self, size: int) -> pa.Buffer:
+        found = self.stretches.get(self._at, memoryview(b""))[:size]
+        if len(found) < size:
+            raise ValueError(f"{size:,} bytes at {self._at:,}, which are in no column")
+        self._at += size
+        return pa.py_buffer(found)
+
+    read = read_buffer
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
