@@ -1,4 +1,4 @@
-"""How often `loader.diagnose()` is right, whether its advice comes true, and what tracing costs."""
+"""How often `loader.diagnose()` is right, and whether its advice comes true."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ import json
 import os
 import random
 import statistics
-import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch.utils.data import Dataset
 
 from benchmarks.diagnosis.planted import KINDS, Measured
 from benchmarks.diagnosis.training import train
 from benchmarks.measure import Ground
 from benchmarks.preprocess import Rows, show
-from forebay import DataLoader
-from forebay.observe.record import Trace
 
 # Runs of each kind.
 RUNS, QUICK_RUNS = 20, 1
@@ -33,7 +26,6 @@ NEAR = 0.15
 # time than this.
 WAITING = 0.1
 READY = 0.9
-TINY, TINY_ROUNDS, QUICK_ROUNDS = 40_000, 15, 3
 
 
 @dataclass(frozen=True)
@@ -53,7 +45,7 @@ class Run:
 
 
 def diagnose(ground: Ground, quick: bool) -> None:
-    """Print what was planted and what was said, the expected rates, and what tracing costs."""
+    """Print what was planted and what was said, and the expected rates."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(allowed)[:CORES])
     try:
@@ -63,8 +55,6 @@ def diagnose(ground: Ground, quick: bool) -> None:
         _alarms(runs)
         print(flush=True)
         _expectations(runs)
-        print(flush=True)
-        _overhead(quick)
     finally:
         os.sched_setaffinity(0, allowed)
     _keep(ground, runs)
@@ -140,64 +130,6 @@ def _errors(errors: list[float]) -> tuple[str, ...]:
         f"{statistics.median(errors):.1%}",
         f"{max(errors):.0%}",
     )
-
-
-class Tiny(Dataset[torch.Tensor]):
-    """Samples of two numbers."""
-
-    def __len__(self) -> int:
-        return TINY
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([index, index])
-
-
-class SilentTrace(Trace):
-    """A trace that records nothing."""
-
-    def made(self, *_: Any) -> None:
-        """Do nothing."""
-
-    def taken(self, *_: Any) -> None:
-        """Do nothing."""
-
-
-def _overhead(quick: bool) -> None:
-    loaders = {
-        name: DataLoader(Tiny(), batch_size=4, num_workers=2, persistent_workers=True)
-        for name in ("usual", "silent")
-    }
-    loaders["silent"]._loader_progress.trace = SilentTrace()
-    seconds: dict[str, list[float]] = {name: [] for name in loaders}
-    for turn in range((QUICK_ROUNDS if quick else TINY_ROUNDS) + 1):
-        for name in sorted(loaders, reverse=bool(turn % 2)):
-            began = time.perf_counter()
-            for _ in loaders[name]:
-                pass
-            if turn:  # the first one starts the workers
-                seconds[name].append(time.perf_counter() - began)
-    pairs = [
-        usual / silent - 1.0
-        for usual, silent in zip(seconds["usual"], seconds["silent"], strict=True)
-    ]
-    for loader in loaders.values():
-        loader.close()
-    batches = TINY // 4
-    print(f"what tracing costs: {batches:,} batches of 4 tiny samples, 2 workers, an empty loop")
-    rows = [
-        (name, f"{statistics.median(each) / batches * 1e6:.1f} us")
-        for name, each in seconds.items()
-    ]
-    show(("trace", "per batch"), rows)
-    print(
-        f"Tracing costs {statistics.median(pairs):+.2%}, the median of {len(pairs)} pairs of "
-        f"epochs; quartiles {_quartiles(pairs)}."
-    )
-
-
-def _quartiles(values: list[float]) -> str:
-    low, _, high = statistics.quantiles(values, n=4)
-    return f"{low:+.1%} and {high:+.1%}"
 
 
 def _keep(ground: Ground, runs: list[Run]) -> None:

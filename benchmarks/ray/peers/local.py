@@ -6,4 +6,4 @@ from benchmarks.ray.peers import forebay
 
 
 def run(task: str, sources: list[str], folder: str) -> int:
-    return forebay.runs.run(task, sources, folder, backend="process")
+    return forebay.run(task, sources, folder, backend="process")
