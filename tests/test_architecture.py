@@ -51,7 +51,7 @@ PURE = (
         f"observe/{name}"
         for name in (
             *("measurements", "recorded_work", "simulation", "simulated_loader"),
-            *("causes", "storage_causes", "processor_time", "diagnosis", "run_diagnosis"),
+            *("causes", "storage_causes", "diagnosis", "run_diagnosis"),
             *("figures", "tuner"),
         )
     ),

@@ -12,9 +12,9 @@ from computing import compute_in_threads
 from test_diagnosis import trace_of, workers
 
 import forebay
+from forebay.observe.measurements import RunTimes
 from forebay.observe.record import Trace
 from forebay.observe.run_diagnosis import diagnose_run
-from forebay.observe.run_times import RunTimes
 
 BUSY = RunTimes(
     inputs=1000,

@@ -9,7 +9,6 @@ from dataclasses import replace
 from forebay.base.formatting import counted, duration, short_number
 from forebay.errors import shortened
 from forebay.observe.measurements import SlowSample
-from forebay.observe.processor_time import system_time
 from forebay.observe.recorded_work import IDLE_CORES, READING_SHARE
 from forebay.observe.simulated_loader import (
     BUSY_CORES,
@@ -44,6 +43,11 @@ ONE_CORE = 0.8
 LIBRARY_THREADS = 0.25
 # Waiting for a core is the cause if it takes that share of the time that workers spend on batches.
 QUEUEING_WORKERS = 0.5
+# The system is the cause if it takes this share of the processor time.
+SYSTEM_SHARE = 0.5
+# A page fault takes less: 1 to 8 us were measured, and pages of 2 MiB take longer. Where there are
+# fewer faults, the system does something else.
+LONGEST_FAULT_S = 200e-6
 STOP_OTHERS = "Stop those programs, or move them to other cores"
 ONE_THREAD_EACH = (
     "Let each library use one thread: leave OMP_NUM_THREADS and the like unset, so that forebay "
@@ -393,3 +397,36 @@ class Causes:
 def sentence_case(words: str) -> str:
     """Return words as the beginning of a sentence."""
     return words[:1].upper() + words[1:]
+
+
+def system_time(
+    system_s: float, cpu_s: float, faults: float, *, of: str, keeps_freed: bool
+) -> tuple[str, str] | None:
+    """Return what the system did in most of workers' processor time, and a remedy, or None."""
+    if system_s < SYSTEM_SHARE * cpu_s or cpu_s <= 0.0:
+        return None
+    took = (
+        f"The system takes {min(system_s / cpu_s, 1.0):.0%} of the workers' processor time, "
+        f"{duration(system_s)} {of}"
+    )
+    if system_s > LONGEST_FAULT_S * faults:
+        return (
+            f"{took}, for calls such as reading and opening files or starting programs.",
+            "Read fewer and larger parts, and keep files open; forebay.cache() has samples in "
+            "large files that are mapped",
+        )
+    why = (
+        f"{took}, for {faults:,.0f} page faults: memory that was given back to the system is taken "
+        "and cleared again, or a mapped file is read."
+    )
+    if keeps_freed:
+        return (
+            why,
+            "Reuse arrays, for example with out=, or make each smaller than 32 MiB: a worker keeps "
+            "the memory of those for the next ones, unless LD_PRELOAD loads another allocator",
+        )
+    return (
+        why,
+        "Use workers that are processes: they keep the memory of arrays below 32 MiB for the next "
+        "ones. Or reuse arrays, for example with out=",
+    )

@@ -1,4 +1,4 @@
-"""What workers and the trainer measure, and how a loader is set up: plain records. PURE.
+"""What loaders and runs measure, and how a loader is set up: plain records. PURE.
 
 Times are seconds of `time.perf_counter()`, which all processes of a machine share.
 """
@@ -207,3 +207,25 @@ class Setup:
             requests=self.prefetch_factor * other.most_makers,
             tiny_requests=tiny * other.most_makers,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTimes:
+    """Sums of one run. Times are in seconds, and None if not known."""
+
+    inputs: int
+    committed: int
+    elapsed_s: float
+    num_workers: int
+    busy_s: float
+    cpu_s: float | None
+    flush_s: float
+    record_s: float
+    cores: float | None
+    decisions: tuple[str, ...] = ()
+    at_once: int = 1  # inputs of each worker
+    system_s: float = 0.0
+    faults: int = 0
+    threads_s: float = 0.0
+    queued_s: float = 0.0
+    keeps_freed: bool = True

@@ -6,12 +6,16 @@ import math
 from dataclasses import fields
 
 from forebay.base.formatting import counted, duration
-from forebay.observe.causes import LIBRARY_THREADS, ONE_THREAD_EACH, STOP_OTHERS
+from forebay.observe.causes import (
+    LIBRARY_THREADS,
+    ONE_THREAD_EACH,
+    STOP_OTHERS,
+    system_time,
+)
 from forebay.observe.diagnosis import Diagnosis
 from forebay.observe.figures import numeric_values
-from forebay.observe.processor_time import system_time
+from forebay.observe.measurements import RunTimes
 from forebay.observe.recorded_work import extra_threads_s
-from forebay.observe.run_times import RunTimes
 from forebay.observe.simulated_loader import BUSY_CORES, MOST_CONCURRENCY, Cause
 
 # Fewer inputs, or seconds, are too few to judge by.

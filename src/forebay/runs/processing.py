@@ -25,9 +25,9 @@ from forebay.engine.limits import Limits
 from forebay.errors import OutputError
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Todo
+from forebay.observe.measurements import RunTimes
 from forebay.observe.progress import Progress, log, log_failed, note
 from forebay.observe.record import PUBLISH_S
-from forebay.observe.run_times import RunTimes
 from forebay.options import AutoWorkers, PreprocessOptions
 from forebay.outputs.folder import OutputFolder
 from forebay.pools.base import InlinePool, Pool, ThreadPool

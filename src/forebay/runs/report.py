@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # what few reports are asked for is imported when it is
     import pyarrow
 
     from forebay.observe.diagnosis import Diagnosis
-    from forebay.observe.run_times import RunTimes
+    from forebay.observe.measurements import RunTimes
 
 
 def run_diagnosis(times: RunTimes) -> Diagnosis:
