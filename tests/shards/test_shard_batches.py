@@ -18,7 +18,7 @@ def written(request, tmp_path_factory):
     """Return a folder with shards of a format."""
     folder = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forebay.shards.tar.BLOCK_BYTES", 20_000)
+        patch.setattr("forebay.shards.format.BLOCK_BYTES", 20_000)
         FORMATS[request.param](folder)
         yield folder, forebay.open_shards(folder, window="200KB", progress=False)
 

@@ -24,7 +24,7 @@ from forebay.shards import format as shard_format
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     """Have many blocks in a small tar."""
-    monkeypatch.setattr("forebay.shards.tar.BLOCK_BYTES", 20_000)
+    monkeypatch.setattr("forebay.shards.format.BLOCK_BYTES", 20_000)
 
 
 def opened(location, **options):

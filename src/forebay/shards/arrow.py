@@ -30,12 +30,17 @@ from forebay.base.table_files import refuse
 from forebay.shards.arrow_rows import (
     batch_of_bytes,
     bytes_of_batch,
-    check_names,
     has_dictionaries,
     refuse_claim,
     samples_of_batch,
 )
-from forebay.shards.format import BlockDecoder, FoundBlocks, ShardFile, ShardFormat
+from forebay.shards.format import (
+    BlockDecoder,
+    FoundBlocks,
+    ShardFile,
+    ShardFormat,
+    check_names,
+)
 
 _MAGIC = b"ARROW1"
 _AGAIN = "If it is truncated, copy it again; otherwise, write it again."

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from forebay.base.arrow_arrays import array_of_numpy
 from forebay.base.row_values import python_values
-from forebay.errors import InputError, shortened
+from forebay.errors import shortened
 
 # What a block may have once it is decoded: so many times its own bytes, or so much; and never more
 # than the last, beyond which Arrow cannot have it in one batch.
@@ -32,16 +32,6 @@ def refuse_claim(what: str, claimed: int, stored: int) -> None:
             f"{MOST_RATIO} times as many, at least {LEAST_BYTES:,} and at most {MOST_BYTES:,}; "
             "choose fewer columns, or write fewer rows to each"
         )
-
-
-def check_names(known: Sequence[str], columns: Sequence[str] | None) -> None:
-    """Raise InputError for columns that a shard does not have, or has twice."""
-    for each in known if columns is None else columns:
-        count = known.count(each)
-        if count != 1:
-            what = f"{count} columns are" if count else "no column is"
-            advice = "Rename all but one." if count else f"There are: {shortened([*known])}."
-            raise InputError(f"{what} called {each!r}\n  {advice}")
 
 
 def has_dictionaries(kind: pa.DataType | pa.Schema) -> bool:

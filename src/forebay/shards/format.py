@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forebay.errors import OptionError
+from forebay.errors import InputError, OptionError, shortened
 
 # How many bytes of consecutive samples make a block, where a format can choose.
 BLOCK_BYTES = 4 << 20
@@ -214,3 +214,34 @@ def format_by_head(head: bytes) -> ShardFormat | None:
         if form.matches(head):
             return form
     return None
+
+
+def blocks_of(begins: Sequence[int], end: int) -> FoundBlocks:
+    """Return blocks of consecutive samples, each about as large as `BLOCK_BYTES`.
+
+    Args:
+        begins: Where each sample begins; it ends where the next one begins.
+        end: Where the last one ends.
+    """
+    at = np.append(np.array(begins, np.int64), end)
+    firsts, first = list[int](), 0
+    while first < len(begins):
+        firsts.append(first)
+        # The samples that fit: at least one.
+        first = max(int(np.searchsorted(at, at[first] + BLOCK_BYTES, "right")) - 1, first + 1)
+    ends = np.array([*firsts[1:], len(begins)], np.int64)
+    rows = ends[: len(firsts)] - np.array(firsts, np.int64)
+    bounds = at[[*firsts, len(begins)]]
+    lengths = bounds[1:] - bounds[:-1]
+    extents = np.stack([np.arange(len(firsts)), bounds[:-1], lengths], axis=1)
+    return FoundBlocks(rows, extents, starts=at[:-1] - np.repeat(bounds[:-1], rows))
+
+
+def check_names(known: Sequence[str], columns: Sequence[str] | None) -> None:
+    """Raise InputError for columns that a shard does not have, or has twice."""
+    for each in known if columns is None else columns:
+        count = known.count(each)
+        if count != 1:
+            what = f"{count} columns are" if count else "no column is"
+            advice = "Rename all but one." if count else f"There are: {shortened([*known])}."
+            raise InputError(f"{what} called {each!r}\n  {advice}")

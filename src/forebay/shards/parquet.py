@@ -21,12 +21,17 @@ from forebay.shards.arrow_rows import (
     MOST_BYTES,
     batch_of_bytes,
     bytes_of_batch,
-    check_names,
     most_bytes,
     refuse_claim,
     samples_of_batch,
 )
-from forebay.shards.format import BlockDecoder, FoundBlocks, ShardFile, ShardFormat
+from forebay.shards.format import (
+    BlockDecoder,
+    FoundBlocks,
+    ShardFile,
+    ShardFormat,
+    check_names,
+)
 from forebay.shards.parquet_pages import claims_of
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"

@@ -15,10 +15,14 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from forebay.errors import InputError, shortened
-from forebay.shards.format import BLOCK_BYTES, BlockDecoder, FoundBlocks, ShardFile, ShardFormat
+from forebay.shards.format import (
+    BlockDecoder,
+    FoundBlocks,
+    ShardFile,
+    ShardFormat,
+    blocks_of,
+)
 
 _RECORD = 512
 _ZEROS = bytes(_RECORD)
@@ -119,27 +123,6 @@ def _usual(data: memoryview) -> dict[str, Any] | None:
         )
         at = begin + -(-size // _RECORD) * _RECORD
     return found
-
-
-def blocks_of(begins: Sequence[int], end: int) -> FoundBlocks:
-    """Return blocks of consecutive samples, each about as large as `BLOCK_BYTES`.
-
-    Args:
-        begins: Where each sample begins; it ends where the next one begins.
-        end: Where the last one ends.
-    """
-    at = np.append(np.array(begins, np.int64), end)
-    firsts, first = list[int](), 0
-    while first < len(begins):
-        firsts.append(first)
-        # The samples that fit: at least one.
-        first = max(int(np.searchsorted(at, at[first] + BLOCK_BYTES, "right")) - 1, first + 1)
-    ends = np.array([*firsts[1:], len(begins)], np.int64)
-    rows = ends[: len(firsts)] - np.array(firsts, np.int64)
-    bounds = at[[*firsts, len(begins)]]
-    lengths = bounds[1:] - bounds[:-1]
-    extents = np.stack([np.arange(len(firsts)), bounds[:-1], lengths], axis=1)
-    return FoundBlocks(rows, extents, starts=at[:-1] - np.repeat(bounds[:-1], rows))
 
 
 def _key_of(name: str) -> tuple[str, str] | None:
