@@ -352,6 +352,32 @@ _PR_SET_CHILD_SUBREAPER = 36
 _CREDENTIALS = struct.Struct("3i")  # of a socket's maker: process, user, group
 
 
+# What schedulers and users send to all processes of a program, whose own process handles it.
+FOR_THE_PROGRAM = signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
+
+
+@contextmanager
+def program_signals_held() -> Iterator[None]:
+    """Let these signals wait; also in a process that the block starts.
+
+    It begins like this, so no handler that it has inherited, or imports, is called in it before
+    `leave_signals_to_program`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_PROGRAM)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_signals_to_program() -> None:
+    """Ignore those signals for which this process has a handler, and block none."""
+    for each in FOR_THE_PROGRAM:
+        if callable(signal.getsignal(each)):
+            signal.signal(each, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent dies."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -26,7 +26,8 @@ from forebay.errors import ForebayError, InputError, shown_location
 
 def run_fetcher(lock: int, incoming: int, config: int) -> NoReturn:
     """Run the process; the lock is released when it ends, however it does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer
+    for each in signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2:
+        signal.signal(each, signal.SIG_IGN)  # these are for the trainer
     with os.fdopen(config, "rb") as file:
         place = Place(**json.load(file))
     try:

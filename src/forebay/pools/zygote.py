@@ -33,11 +33,13 @@ from typing import NoReturn
 
 from forebay.base.libraries import keep_freed, use_one_thread
 from forebay.base.process import (
+    FOR_THE_PROGRAM,
     OOM_AFTER_WORKERS,
     adopt_orphans,
     continue_when_driver_ends,
     die_when_memory_runs_out,
     die_with,
+    leave_signals_to_program,
     memory_file,
     watch_maker_of,
 )
@@ -192,7 +194,7 @@ class _Zygote:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # The driver may block signals. SIGCHLD announces deaths, and workers expect the default.
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.pthread_sigmask(signal.SIG_SETMASK, FOR_THE_PROGRAM)
         continue_when_driver_ends(control.fileno())
         adopt_orphans()
         # Inherited by the workers, and before the user's code is imported.
@@ -204,6 +206,7 @@ class _Zygote:
             self._job = load_job(job) if isinstance(job, bytes) else job
         except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
             self._job = failure_of(error)
+        leave_signals_to_program()  # also by importing the user's module
         self._driver.send(("ready",))
         gc.freeze()  # the collector would write to, and so copy, pages that the workers share
 

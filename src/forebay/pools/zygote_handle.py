@@ -37,7 +37,12 @@ from types import FrameType
 from typing import Any, Literal
 
 from forebay.base.libraries import one_thread
-from forebay.base.process import descriptors_for_workers, memory_file, standard_library_first
+from forebay.base.process import (
+    descriptors_for_workers,
+    memory_file,
+    program_signals_held,
+    standard_library_first,
+)
 from forebay.errors import OptionError
 from forebay.pools import zygote
 from forebay.pools.events import Job
@@ -264,6 +269,8 @@ class ZygoteHandle:
             undo.enter_context(ours)
             driver_ends.update((get, ours.fileno()))
             undo.callback(driver_ends.difference_update, (get, ours.fileno()))
+            if not isinstance(start, BaseContext) or start.get_start_method() != "forkserver":
+                theirs.enter_context(program_signals_held())
             if isinstance(start, BaseContext):
                 assert not isinstance(job, bytes)
                 self._spawned = spawn(start, control, answers, job)
