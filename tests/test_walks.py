@@ -28,9 +28,13 @@ MOST = {
     "bucket sample": 7,
 }
 PROGRAM = '''
-import json, sys, threading
+import json, math, os, sys, threading
 import torch
 import forebay
+import forebay.loader
+
+# The page of `forebay top` is another walk, which a busy machine would take after a second.
+forebay.loader.PUBLISH_S = math.inf
 
 ran, walks, package = {}, {}, forebay.__path__[0]
 
@@ -48,6 +52,11 @@ def is_import(frame):
         if frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__":
             return True
     return False
+
+def forget():
+    """Note nothing in a worker."""
+    threading.setprofile(None)
+    sys.setprofile(None)
 
 def walk(name, run):
     """Return what `run` does, and note which files it passed."""
@@ -80,6 +89,7 @@ dataset = Squares()
 model = torch.nn.Linear(1, 2)
 values = {"x": torch.arange(64), "name": [str(at) for at in range(64)]}
 table = forebay.from_table(values, columns=["x", "name"])
+os.register_at_fork(after_in_child=forget)
 threading.setprofile(note)
 sys.setprofile(note)
 walk("input", lambda: forebay.preprocess(work, [__file__], folder + "/files", **options))
