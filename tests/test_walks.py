@@ -20,21 +20,21 @@ from kit.range_server import RangeServer
 
 # What each of these does between two calls of `walk`, and how many files may run a function there.
 MOST = {
-    "input": 46,
+    "input": 43,
     "columns": 32,
-    "prediction": 90,
-    "batch": 46,
+    "prediction": 82,
+    "batch": 44,
     "diagnosis": 10,
     "bucket sample": 7,
 }
 PROGRAM = '''
-import json, math, os, sys, threading
+import json, os, sys, threading
 import torch
 import forebay
-import forebay.loader
+from forebay.observe.record import BaseTrace
 
 # The page of `forebay top` is another walk, which a busy machine would take after a second.
-forebay.loader.PUBLISH_S = math.inf
+BaseTrace.show = lambda *_: None
 
 ran, walks, package = {}, {}, forebay.__path__[0]
 

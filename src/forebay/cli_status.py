@@ -125,8 +125,7 @@ def _lines(target: str | None, columns: int, signs: Signs, rows: int | None = No
         raise OptionError(
             f"{target!r} is neither the output folder of a run nor the PID of one of your "
             "processes with a loader or run on this machine\n"
-            "  A loader is shown one second after its first batch was requested. `forebay top` "
-            "lists all loaders and runs."
+            "  A loader or run is shown one second after it began. `forebay top` lists all."
         )
     with read_run_state(target) as (snapshot, _):  # it ended, or works on another machine
         return [one_line(line, columns) for line in snapshot.text(time.time()).splitlines()]

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
+from forebay.base.arrow_messages import read_message
 from forebay.base.value_classes import Classes
 from forebay.base.value_readers import Bytes, Getter, getter_of, own
 from forebay.base.value_types import Spec, schema_of
@@ -29,7 +30,6 @@ from forebay.caching.fetcher_process import FetcherProcess, Place
 from forebay.caching.index import Index
 from forebay.caching.layout import Blocks
 from forebay.caching.link import Link, LinkBrokenError, offset_of
-from forebay.caching.record_batches import check_compression
 from forebay.caching.structure import rebuilder
 from forebay.errors import InputError, shown_location
 from forebay.memory.layout import Slot
@@ -246,7 +246,8 @@ class BucketReader:
     def _columns(self, block: int, whole: Bytes) -> list[tuple[Spec, pa.Array]]:
         """Return the columns of a block of which the head is there, and their types."""
         shard = self._shard_of(block)
-        check_compression(whole.data, None)  # the fetcher has decompressed it
+        if read_message(whole.data).is_compressed:  # the fetcher would have decompressed it
+            raise ValueError("its columns are compressed, and the index says that they are not")
         batch = pa.ipc.read_record_batch(pa.py_buffer(whole), self.shared.schemas[shard])
         if batch.num_rows != self.blocks.rows(block):
             raise ValueError(f"{batch.num_rows} rows")

@@ -39,6 +39,7 @@ from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Input, Todo
 from forebay.observe.progress import Progress, log, note, run_label
+from forebay.observe.record import PUBLISH_S
 from forebay.options import PreprocessOptions
 from forebay.pools.base import Pool
 from forebay.pools.job_loading import check_not_loading
@@ -286,7 +287,9 @@ class Session:
             counts_rows=self.verb == "preprocess",
         )
         self._progress = progress
-        self._closing.callback(LiveRun(self.verb, self.output, progress).remove)
+        page = partial(LiveRun, self.verb, self.output, progress)
+        progress.trace.publish_from(time.monotonic() + PUBLISH_S, page)
+        self._closing.callback(progress.trace.hide)
         assert self._pool is not None, "start_workers comes first"
         processing = Processing(
             self._pool, self._num_workers, options, ledger, self.folder, progress, budget

@@ -236,9 +236,9 @@ class LiveRun(LivePage):
         from forebay.base.files import absolute  # a loader, whose page is here too, needs no files
 
         self._output = shown_location(absolute(output))
-        self._began = time.time()
-        self._ended: deque[tuple[float, ...]] = deque(maxlen=SECONDS + 1)
-        progress.trace.publish_from(0.0, lambda: self)
+        began_at = progress.trace.began_at
+        self._began = time.time() - (time.monotonic() - began_at)
+        self._ended = deque[tuple[float, ...]]([(began_at, 0)], maxlen=SECONDS + 1)
 
     def state_of(self, trace: RunTrace) -> dict[str, Any]:
         """Return the present state of the run."""
