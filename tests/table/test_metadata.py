@@ -208,6 +208,8 @@ def test_the_same_rows_are_the_same_bytes(tmp_path, form):
 def test_tables_larger_than_a_group_of_rows_are_whole(tmp_path, form, monkeypatch):
     """Rows pass by in groups, and none is lost between two; a late type counts for all."""
     monkeypatch.setattr("forebay.base.arrow_arrays.GROUP_ROWS", 10)
+    monkeypatch.setattr(module, "GROUP_ROWS", 10)
+    monkeypatch.setattr(module, "PAGE_ROWS", 4)
     records = [(f"{k}", None, [{"x": k}]) for k in range(1, 25)] + [("", None, [{"x": 0.5}])]
     table = table_of_rows(tmp_path, records, form=form)
     assert table["x"].to_pylist() == [*map(float, range(1, 25)), 0.5]
@@ -343,7 +345,7 @@ def test_keys_that_are_not_unicode_keep_their_values(tmp_path, form):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_table_that_cannot_be_finished_leaves_the_earlier_one(tmp_path, form, monkeypatch):
-    """An error in the second pass changes nothing and leaves no litter."""
+    """An error in either pass changes nothing and leaves no litter."""
     path = tmp_path / f"metadata.{form}"
     write(path, [("a", None, [{"x": 1}])])
     before = path.read_bytes()
@@ -353,15 +355,44 @@ def test_a_table_that_cannot_be_finished_leaves_the_earlier_one(tmp_path, form, 
     def records():
         passes.append(path)
         yield ("b", None, '[{"x": 2}]')
-        if len(passes) == 2:
+        yield ("c", None, '[{"x": 0.5}]')  # so that there is a second pass
+        if len(passes) == last:
             raise OSError(28, "No space left on device")
-        yield ("c", None, '[{"x": 3}]')
+        yield ("d", None, '[{"x": 3}]')
 
     monkeypatch.setattr(module, "GROUP_ROWS", 1)
-    with pytest.raises(OutputError, match="cannot be written: No space left on device"):
+    monkeypatch.setattr(module, "PAGE_ROWS", 1)
+    for last in (1, 2):
+        passes.clear()
+        with pytest.raises(OutputError, match="cannot be written: No space left on device"):
+            write_metadata(path, form, (), records)
+        assert len(passes) == last
+        assert path.read_bytes() == before
+        assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_long_table_is_read_once_unless_its_kinds_change(tmp_path, form, monkeypatch):
+    """Its bytes are those that two passes write, whichever group has the other kinds."""
+    monkeypatch.setattr(module, "GROUP_ROWS", 2)
+    monkeypatch.setattr(module, "PAGE_ROWS", 3)
+    alike = [[{"x": at, "y": None if at < 4 else "y"}] for at in range(9)]
+    later = [*alike[:8], [{"x": 0.5, "z": True}]]
+    for name, rows, expected in (("alike", alike, 1), ("later", later, 2)):
+        passes = []
+
+        def records(rows=rows, passes=passes):
+            passes.append(1)
+            return iter([(f"{at}", None, json.dumps(each)) for at, each in enumerate(rows)])
+
+        path = tmp_path / f"{name}.{form}"
         write_metadata(path, form, (), records)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+        assert len(passes) == expected
+        found = read_table(path)
+        assert found["x"].to_pylist() == [each["x"] for (each,) in rows]
+        assert found["y"].to_pylist() == [each.get("y") for (each,) in rows]
+    kinds = {"x": "double", "z": "bool"}
+    assert {each: str(found.schema.field(each).type) for each in kinds} == kinds
 
 
 @pytest.mark.parametrize("form", FORMATS)

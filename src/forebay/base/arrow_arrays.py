@@ -183,18 +183,26 @@ def widen(kind: Kind, value: Any) -> Kind:
     return common_kind(kind, kind_of(value))
 
 
-def widen_rows(kinds: dict[str, Kind], rows: Sequence[Row]) -> None:
-    """Widen each column's kind by its values in the rows; new columns come at the end."""
-    first = rows[0] if rows else {}
-    if any(row.keys() != first.keys() for row in rows):
-        for row in rows:
-            for name, value in row.items():
-                kinds[name] = widen(kinds.get(name, NULL), value)
-        return
-    for name in first:  # the usual case: the kinds of a column are those of its types
-        values = [row[name] for row in rows]
+# Some rows as columns: their number, and by name a list of as many values.
+Group = tuple[int, dict[str, list[Any]]]
+
+
+def groups_of(rows: Iterator[Row]) -> Iterator[Group]:
+    """Yield rows as columns, `GROUP_ROWS` at a time; what a row does not have is None."""
+    while group := list(islice(rows, GROUP_ROWS)):
+        first = group[0].keys()
+        if all(row.keys() == first for row in group):
+            yield len(group), {name: [row[name] for row in group] for name in first}
+        else:
+            names = dict.fromkeys(chain.from_iterable(group))
+            yield len(group), {name: [row.get(name) for row in group] for name in names}
+
+
+def widen_columns(kinds: dict[str, Kind], columns: Mapping[str, Sequence[Any]]) -> None:
+    """Widen each column's kind by its values; new columns come at the end."""
+    for name, values in columns.items():
         kind = kinds.get(name, NULL)
-        types = {*map(type, values)}
+        types = {*map(type, values)}  # usually the kinds of a column are those of its types
         if types <= _BY_TYPE.keys():
             for each in types:
                 kind = common_kind(kind, _BY_TYPE[each])
@@ -293,16 +301,16 @@ def _arrow_type(kind: Kind) -> pyarrow.DataType:
     return scalars.get(kind.name, pyarrow.string())
 
 
-def batches(kinds: dict[str, Kind], rows: Iterator[Row]) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows in batches of `GROUP_ROWS`, with the types of their final kinds."""
+def batches(kinds: dict[str, Kind], groups: Iterator[Group]) -> Iterator[pyarrow.RecordBatch]:
+    """Yield groups of rows as batches, with the types of their final kinds."""
     import pyarrow
 
     schema = schema_of_kinds(kinds)
-    while group := list(islice(rows, GROUP_ROWS)):
-        check_memory(_CELL_BYTES * len(group) * len(kinds))
+    for group in groups:
+        check_memory(_CELL_BYTES * group[0] * len(kinds))
         arrays = []
         for (name, kind), column in zip(kinds.items(), schema, strict=True):
-            values = [row.get(name) for row in group]
+            values = values_in(group, name)
             if kind.name not in AS_THEY_ARE:
                 values = [fit(value, kind) for value in values]
             if not _has_unicode_names(kind):  # or no value would be found under the clean name
@@ -312,6 +320,12 @@ def batches(kinds: dict[str, Kind], rows: Iterator[Row]) -> Iterator[pyarrow.Rec
             except UnicodeEncodeError:
                 arrays.append(array_of(_clean(values), column.type))
         yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def values_in(group: Group, name: str) -> Sequence[Any]:
+    """Return the values of a column; of one that a group does not have, they are None."""
+    count, columns = group
+    return columns.get(name) or [None] * count
 
 
 def encoded(text: str) -> bytes:
@@ -341,11 +355,10 @@ def table_of_rows(rows: Callable[[], Iterator[Row]]) -> pyarrow.Table:
     import pyarrow
 
     kinds: dict[str, Kind] = {}
-    every = rows()
-    while group := list(islice(every, GROUP_ROWS)):
-        widen_rows(kinds, group)
+    for _, columns in groups_of(rows()):
+        widen_columns(kinds, columns)
     final = {name: final_kind(kind) for name, kind in kinds.items()}
-    return pyarrow.Table.from_batches(batches(final, rows()), schema_of_kinds(final))
+    return pyarrow.Table.from_batches(batches(final, groups_of(rows())), schema_of_kinds(final))
 
 
 GROUP_ROWS = 65_536

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from forebay.base.arrow_arrays import (
     GROUP_ROWS,
+    Group,
     Kind,
     Row,
     array_of,
@@ -25,10 +26,12 @@ from forebay.base.arrow_arrays import (
     fit,
     schema_of_kinds,
     table_of_rows,
+    values_in,
 )
 from forebay.base.output_names import SUFFIXES
 from forebay.base.row_values import python_rows
 from forebay.base.table_files import TableFile, opening, refuse, text_lines, without_nul
+from forebay.errors import InputError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 # Characters. It also limits the damage of an unclosed quote; csv's own limit is 131072.
 _LARGEST_CELL = 1 << 29
 _PARQUET_BATCH_ROWS = 1024
+# Records that are read at once.
+_CSV_PAGE = 64
 
 # A row and its position, such as "line 7".
 LocatedRow = tuple[str, Mapping[str, Any]]
@@ -46,7 +51,7 @@ LocatedRow = tuple[str, Mapping[str, Any]]
 #     columns   the columns of a manifest, and the number of its rows if that is known already
 #     rows      the rows of a manifest, without as many as are skipped
 #     arrow     all rows as pyarrow has them
-#     write     writes rows, given the final kinds of the columns
+#     write     writes groups of rows, given the final kinds of the columns
 
 
 class _Csv:
@@ -78,13 +83,16 @@ class _Csv:
         columns = [_typed(pyarrow.chunked_array(chunk, pyarrow.string())) for chunk in chunks]
         return pyarrow.table(columns, names=names)
 
-    def write(self, file: BinaryIO, kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
+    def write(self, file: BinaryIO, kinds: dict[str, Kind], groups: Iterator[Group]) -> None:
         # With "\r\n" as its line end the module quotes cells with either character; with "\n" some
         # versions of Python do not quote a single "\r".
         writer = csv.writer(_Lines(file), lineterminator="\r\n")
         writer.writerow(kinds)
-        for row in rows:
-            writer.writerow([_cell(row.get(name), kind) for name, kind in kinds.items()])
+        for group in groups:
+            cells = (
+                [_cell(each, kinds[name]) for each in values_in(group, name)] for name in kinds
+            )
+            writer.writerows(zip(*cells, strict=True))
 
     def _records(self, file: TableFile, takes_nul: bool = False) -> Iterator[tuple[int, list[str]]]:
         """Yield each record, the header included, with the number of the line it starts on."""
@@ -96,19 +104,7 @@ class _Csv:
         reader = csv.reader(lines, strict=True, delimiter=self._separator)
         header: list[str] = []
         rows = 0
-        while True:
-            line = reader.line_num + 1
-            # The limit is global: the user's is restored before user code runs again.
-            limit = csv.field_size_limit(_LARGEST_CELL)
-            try:
-                fields = next(reader, None)
-            except csv.Error as error:
-                advice = "Quotes inside a quoted field are doubled, and every quote is closed."
-                refuse(f"{file.name}, line {line}", f"not CSV: {error}", advice, error)
-            finally:
-                csv.field_size_limit(limit)
-            if fields is None:
-                break
+        for line, fields in _csv_records(file.name, reader):
             if not fields:
                 continue
             if not header:
@@ -156,6 +152,31 @@ def _float(text: str) -> float:
     return value
 
 
+def _csv_records(name: str, reader: Any) -> Iterator[tuple[int, list[str]]]:
+    """Yield each record of a `csv.reader`, with the number of the line that it starts on."""
+    line, is_over = 1, False
+    while not is_over:
+        page: list[tuple[int, list[str]]] = []
+        failed: Exception | None = None
+        # The limit is global: the user's is restored before user code runs again.
+        limit = csv.field_size_limit(_LARGEST_CELL)
+        try:
+            for fields in islice(reader, _CSV_PAGE):
+                page.append((line, fields))
+                line = reader.line_num + 1
+        except (csv.Error, InputError) as error:
+            failed = error
+        finally:
+            csv.field_size_limit(limit)
+        yield from page
+        if isinstance(failed, csv.Error):
+            advice = "Quotes inside a quoted field are doubled, and every quote is closed."
+            refuse(f"{name}, line {line}", f"not CSV: {failed}", advice, failed)
+        if failed is not None:
+            raise failed
+        is_over = len(page) < _CSV_PAGE
+
+
 class _Jsonl:
     """An object a line; `arrow` gives the table that the Parquet file would give."""
 
@@ -180,10 +201,11 @@ class _Jsonl:
         lenient = json.JSONDecoder()
         return table_of_rows(lambda: (row for _, row in self._objects(file, lenient)))
 
-    def write(self, file: BinaryIO, kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
-        for row in rows:
-            line = as_json({name: row.get(name) for name in kinds})
-            file.write(encoded(line + "\n"))
+    def write(self, file: BinaryIO, kinds: dict[str, Kind], groups: Iterator[Group]) -> None:
+        for group in groups:
+            columns = (values_in(group, name) for name in kinds)
+            for values in zip(*columns, strict=True):
+                file.write(encoded(as_json(dict(zip(kinds, values, strict=True))) + "\n"))
 
     def _objects(self, file: TableFile, decoder: json.JSONDecoder) -> Iterator[tuple[int, Row]]:
         for number, line in enumerate(text_lines(file, newline="\n"), 1):
@@ -246,7 +268,7 @@ class _Parquet:
         table.validate(full=True)  # strings of other writers may not be UTF-8
         return table
 
-    def write(self, file: BinaryIO, kinds: dict[str, Kind], rows: Iterator[Row]) -> None:
+    def write(self, file: BinaryIO, kinds: dict[str, Kind], groups: Iterator[Group]) -> None:
         import pyarrow.parquet
 
         # Without the stored Arrow schema there is nothing in the file but the table itself.
@@ -254,7 +276,7 @@ class _Parquet:
             file, schema_of_kinds(kinds), version="2.6", compression="zstd", store_schema=False
         )
         with writer:
-            for batch in batches(kinds, rows):
+            for batch in batches(kinds, groups):
                 writer.write_batch(batch, row_group_size=GROUP_ROWS)
 
     @contextmanager

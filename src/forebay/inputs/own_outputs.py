@@ -46,11 +46,14 @@ def without_outputs(listing: Listing, output: str | os.PathLike[str]) -> Listing
             # A listing of files knows which are links; a row may name one.
             is_file = each.row is None
             path = each.source if is_file else _path_of(each, listing.folder)
+            if not path:
+                yield each
+                continue
             is_folder = each.identity.startswith(FOLDER)
             holds = is_folder and is_output.is_below(path)
             is_inside = is_output(path, not is_file or type(each) is LinkInput)
             is_inside = is_inside or (is_folder and is_output.leads_inside(path))
-            if not path or not (holds or is_inside):
+            if not (holds or is_inside):
                 yield each
             elif not listing.is_search:
                 where = "holds" if holds else "lies in"

@@ -397,9 +397,17 @@ def listed_rows(query: Query, where: str = "1") -> Iterator[InputRow]:
         yield from map(_make_row, page)
 
 
-def numbered_columns(listing: Iterator[Input], known: int) -> Iterator[tuple[Any, ...]]:
-    """Yield source, row, identity and ordinal in the form in which SQLite stores them."""
+def numbered_columns(
+    listing: Iterator[Input], known: int, seen: Callable[[list[Input]], None] | None = None
+) -> Iterator[tuple[Any, ...]]:
+    """Yield source, row, identity and ordinal in the form in which SQLite stores them.
+
+    Args:
+        seen: Called with some inputs at a time.
+    """
     ordinals = count(known + 1)
     while page := [*islice(listing, PAGE)]:
+        if seen is not None:
+            seen(page)
         columns = map(storables, zip(*page, strict=True))
         yield from zip(*columns, ordinals, strict=False)  # the ordinals have no end

@@ -50,19 +50,23 @@ def merge(
     listing: Iterable[Input],
     complete: bool,
     ahead: int | None = None,
-    is_distinct: bool = False,
+    seen: SeenKeys | None = None,
     same_contents: SameContents | None = None,
 ) -> Merged:
-    """Merge a listing into the ledger within the caller's transaction."""
+    """Merge a listing into the ledger within the caller's transaction.
+
+    Args:
+        seen: Finds what is listed twice; None if nothing can be.
+    """
     remaining = iter(listing)
     known = _skip_known(db, remaining)
     if known.following is None and not (complete and last_ordinal(db) > known.count):
         return known.enrolment(), None
     rest = remaining if known.following is None else chain((known.following,), remaining)
     if known.following is not None and known.is_all and not _has_gone(db):
-        new, more = append(db, known.count, rest, ahead)
-        if more is None and not is_distinct:
-            check_distinct(db, is_late=False)
+        new, more = append(db, known.count, rest, ahead, seen)
+        if more is None and seen is not None:
+            check_distinct(db, seen, is_late=False)
         return known.enrolment(new), more
     from forebay.ledger.rearrangement import LISTED, load_listing, rearrange
 
@@ -74,7 +78,11 @@ def merge(
 
 
 def extend(
-    db: sqlite3.Connection, known: int, more: Iterator[Input], ahead: int | None
+    db: sqlite3.Connection,
+    known: int,
+    more: Iterator[Input],
+    ahead: int | None,
+    seen: SeenKeys | None = None,
 ) -> Merged | None:
     """Append the rest of a listing whose beginning is known to be that of the ledger."""
     first = next(more, None)
@@ -82,13 +90,17 @@ def extend(
         return Enrolment(0, known, 0, 0), None
     if _has_gone(db):
         return None
-    new, rest = append(db, known, chain((first,), more), ahead)
+    new, rest = append(db, known, chain((first,), more), ahead, seen)
     # Even if nothing is left: the whole listing is searched for duplicates at its end.
     return Enrolment(new, known, 0, 0), iter(()) if rest is None else rest
 
 
 def append(
-    db: sqlite3.Connection, known: int, listing: Iterator[Input], ahead: int | None
+    db: sqlite3.Connection,
+    known: int,
+    listing: Iterator[Input],
+    ahead: int | None,
+    seen: SeenKeys | None = None,
 ) -> tuple[int, Iterator[Input] | None]:
     """Append new inputs after the known ones.
 
@@ -98,16 +110,17 @@ def append(
     new = db.executemany(
         "INSERT INTO inputs(source, row, identity, ordinal) "
         "VALUES(CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT), ?)",
-        numbered_columns(islice(listing, ahead), known),
+        numbered_columns(islice(listing, ahead), known, seen.add if seen else None),
     ).rowcount
     change_counts(db, total=new)
     following = next(listing, None)
     return new, None if following is None else chain((following,), listing)
 
 
-def check_distinct(db: sqlite3.Connection, *, is_late: bool) -> None:
+def check_distinct(db: sqlite3.Connection, seen: SeenKeys, *, is_late: bool) -> None:
     """Raise InputError if an input is listed twice."""
-    found = find_duplicate(lambda: listed_rows(query_of(db)))
+    hashes = seen.hashes if len(seen.hashes) == last_ordinal(db) else None
+    found = find_duplicate(lambda: listed_rows(query_of(db)), hashes)
     if found is not None:
         raise listed_twice(found, is_late=is_late)
 
@@ -185,13 +198,30 @@ class Duplicate(NamedTuple):
     is_row: bool
 
 
-def _repeated(keys: Iterable[str]) -> set[int]:
-    """Return the hashes of keys that are there more than once, at most about 10,000 of them."""
+class SeenKeys:
+    """Hashes of the keys of new inputs, so that these need not be read again.
+
+    Attributes:
+        hashes: Those of all, or of the first `_IN_MEMORY`.
+    """
+
+    def __init__(self) -> None:
+        self.hashes = array("q")
+
+    def add(self, page: Iterable[Input]) -> None:
+        """Add inputs."""
+        if len(self.hashes) < _IN_MEMORY:
+            keys = (each[0] if each[1] is None else each[1] for each in page)
+            self.hashes.extend(map(hash, keys))
+
+
+def _repeated(hashes: Iterable[int]) -> set[int]:
+    """Return the hashes that are there more than once, at most about 10,000 of them."""
     found: set[int] = set()
     parts = [array("q") for _ in range(_PARTS)]
     spilled: list[list[tuple[int, int]]] = [[] for _ in range(_PARTS)]
     with tempfile.SpooledTemporaryFile(max_size=1) as file:
-        for held, number in enumerate(map(hash, keys), 1):
+        for held, number in enumerate(hashes, 1):
             parts[number % _PARTS].append(number)
             if held % _IN_MEMORY == 0:
                 for part, places in zip(parts, spilled, strict=True):
@@ -210,13 +240,18 @@ def _repeated(keys: Iterable[str]) -> set[int]:
     return found
 
 
-def find_duplicate(rows: Callable[[], Iterable[Sequence[Any]]]) -> Duplicate | None:
+def find_duplicate(
+    rows: Callable[[], Iterable[Sequence[Any]]], hashes: Iterable[int] | None = None
+) -> Duplicate | None:
     """Return the first key that is listed twice; None if there is none.
 
     Args:
         rows: Returns the inputs from the first on: ordinal, source and row of each.
+        hashes: Those of the keys of all inputs; None if they are not known.
     """
-    suspected = _repeated(each[1] if each[2] is None else each[2] for each in rows())
+    if hashes is None:
+        hashes = (hash(each[1] if each[2] is None else each[2]) for each in rows())
+    suspected = _repeated(hashes)
     if not suspected:
         return None
     firsts: dict[str, int] = {}

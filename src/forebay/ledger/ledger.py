@@ -19,7 +19,7 @@ import sqlite3
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, starmap
 from pathlib import Path
 
 from forebay.base.output_names import path_elsewhere, table_name
@@ -50,7 +50,7 @@ from forebay.ledger.database import (
     select_in,
     storable,
 )
-from forebay.ledger.enrolment import Merged, append, check_distinct, extend, merge
+from forebay.ledger.enrolment import Merged, SeenKeys, append, check_distinct, extend, merge
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.ledger_file import LedgerFile
 from forebay.ledger.lock import FolderLock
@@ -89,7 +89,8 @@ READ_ON = 8192
 # What opens the inputs that have credentials: only this process has it. SQLite keeps it in memory,
 # and what does not fit in a file without a name.
 _OPENERS = "CREATE TEMP TABLE openers(key TEXT PRIMARY KEY, opens TEXT) WITHOUT ROWID"
-_SELECT_TODO = (
+_SELECT_TODO = "SELECT ordinal, source, row FROM inputs WHERE"
+_SELECT_TODO_OPENED = (
     "SELECT ordinal, source, row, opens FROM inputs LEFT JOIN temp.openers "
     "ON key = coalesce(row, source) WHERE"
 )
@@ -109,7 +110,7 @@ class Ledger(LedgerFile):
 
     def __init__(self, lock: FolderLock, path: Path, *, is_of_run: bool = False) -> None:
         self._rest: Iterator[Input] | None = None  # of a listing that is not read to its end
-        self._is_distinct = False
+        self._seen: SeenKeys | None = None  # None if no input can be listed twice
         self._fingerprint = ""
         self._has_openers = False  # whether any input of this listing needs one
         super().__init__(lock, path, is_of_run=is_of_run)
@@ -145,6 +146,7 @@ class Ledger(LedgerFile):
         """
         self._fingerprint = fingerprint if complete else ""
         self._has_openers = False
+        self._seen = None if is_distinct else SeenKeys()
         with self.transaction(is_held=True) as db:
             db.execute("DELETE FROM temp.openers")
             if anew:
@@ -152,14 +154,14 @@ class Ledger(LedgerFile):
             merged: Merged | None = None
             if read_on and self._fingerprint and self.get_meta(_MANIFEST) == fingerprint:
                 known = last_ordinal(db)
-                merged = extend(db, known, self._watched(read_on(known + 1)), ahead)
+                more = self._watched(read_on(known + 1))
+                merged = extend(db, known, more, ahead, self._seen)
             if merged is None:
                 listing = self._watched(listing_inputs)
-                merged = merge(db, listing, complete, ahead, is_distinct, same_contents)
+                merged = merge(db, listing, complete, ahead, self._seen, same_contents)
             enrolment, rest = merged
             put_meta(db, "columns", json.dumps(list(columns)))
             self._set_rest(db, rest)
-        self._is_distinct = is_distinct
         return enrolment
 
     def _watched(self, listing: Iterable[Input]) -> Iterator[Input]:
@@ -203,10 +205,10 @@ class Ledger(LedgerFile):
             return False
         self._lock.check()
         with self.transaction() as db:
-            _, rest = append(db, last_ordinal(db), self._rest, READ_ON)
+            _, rest = append(db, last_ordinal(db), self._rest, READ_ON, self._seen)
             self._set_rest(db, rest)
-            if rest is None and not self._is_distinct:
-                check_distinct(db, is_late=True)
+            if rest is None and self._seen is not None:
+                check_distinct(db, self._seen, is_late=True)
         return True
 
     def free_contested(self) -> None:
@@ -313,7 +315,8 @@ class Ledger(LedgerFile):
             return array("q", (ordinal for (ordinal,) in self._connection.execute(sql)))
 
     def _todo_page(self, where: str, parameters: Sequence[int]) -> list[Todo]:
-        return [Todo(*row) for row in self.rows(f"{_SELECT_TODO} {where}", parameters)]
+        select = _SELECT_TODO_OPENED if self._has_openers else _SELECT_TODO
+        return [*starmap(Todo, self.rows(f"{select} {where}", parameters))]
 
     def name_of(self, ordinal: int) -> str:
         """Return an input's name for messages: its path, or its row."""
@@ -361,6 +364,19 @@ class Ledger(LedgerFile):
             for each in listed_rows(self.rows, "state = 1"):
                 check_outputs(each.outputs)
                 yield each
+
+    def metadata(self) -> Iterator[tuple[str, str | None, str]]:
+        """Yield source, row and metadata of the done inputs in order; each call starts again."""
+        sql = (
+            "SELECT ordinal, outputs, source, row, metadata FROM inputs "
+            f"WHERE ordinal > ? AND state = {DONE} ORDER BY ordinal LIMIT ?"
+        )
+        with reading("outputs"):
+            for page in pages(self.rows, sql):
+                for _, outputs, *found in page:
+                    if outputs != "[]":
+                        check_outputs(outputs)
+                    yield (*found,)
 
     def listed(self) -> Iterator[InputRow]:
         """Yield the listed inputs in order, whatever their state."""

@@ -28,7 +28,6 @@ from forebay.ledger.database import (
     failure_column,
     files_of,
     input_name,
-    input_states,
     outputs_column,
     query_of,
     reading,
@@ -68,13 +67,17 @@ def record_results(
 ) -> Recorded:
     """Write a batch of results, and what they change in earlier ones."""
     ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
-    before = input_states(db, ordinals)
+    columns = "SELECT ordinal, state, outputs FROM inputs WHERE ordinal IN ({})"
+    found = [*select_in(db, columns, ordinals)]
+    before = {ordinal: state for ordinal, state, _ in found}
     if len(before) < len(ordinals):
         wrong = [one for one in ordinals if one not in before or ordinals.count(one) > 1]
         raise LedgerError(f"a result for input {wrong[0]}, which the ledger does not await")
     again = [ordinal for ordinal, state in before.items() if state == DONE]
     # What failed keeps the outputs of its earlier result.
-    removals = dict.fromkeys(release(db, [one.ordinal for one in done]))
+    not_done = {one.ordinal for one in failed}
+    earlier = (text for ordinal, _, text in found if text and ordinal not in not_done)
+    removals = dict.fromkeys(_given_up(db, earlier))
     claimants: dict[str, list[int]] = {}
     for one in done:
         for file in one.outputs:
@@ -146,8 +149,13 @@ def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Rec
 def release(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[str]:
     """Give up the claims of inputs and return the names of their outputs."""
     rows = select_in(db, "SELECT outputs FROM inputs WHERE ordinal IN ({})", ordinals)
+    return _given_up(db, (text for (text,) in rows if text))
+
+
+def _given_up(db: sqlite3.Connection, outputs: Iterable[str]) -> list[str]:
+    """Delete the claims to these outputs, as the ledger keeps them, and return their names."""
     with reading("outputs"):
-        names = [name for (text,) in rows if text for name, _ in files_of(text)]
+        names = [name for text in outputs for name, _ in files_of(text)]
     db.executemany(
         "DELETE FROM outputs WHERE name = CAST(? AS TEXT)", ((storable(name),) for name in names)
     )

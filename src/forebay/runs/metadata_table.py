@@ -1,14 +1,14 @@
 r"""The metadata table: the rows of each input, in input order; identical bytes in every run.
 
-    pass 1   read every row, find the columns and their kinds
-    pass 2   write every row: the same ones of a short table, others after reading them again
+    pass 1   read every row, find the columns and their kinds, and write it
+    pass 2   only if a later group of rows has other kinds: write every row in those of all
 
 The columns are the manifest's, `source`, `destination`, then the user's keys as they first
 appear. If the manifest is the table of an earlier step, this step's `source` is that step's
 `destination`; that step's `source` is kept in the column `origin`, which later steps leave as it
 is.
 Nothing in the file depends on when, how often or by how many workers the inputs were done. The
-rows are read in groups of 65,536, so memory does not grow with the table.
+rows are read in groups of 65,536, as columns, so memory does not grow with the table.
 
 JSONL keeps each value as the function returned it; CSV and Parquet have one kind per column, as
 `base/table_formats.py` finds it. NaN and the infinities are kept as floats, but JSON has no such
@@ -23,11 +23,18 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
-from forebay.base.arrow_arrays import GROUP_ROWS, NULL, Row, final_kind, widen_rows
+from forebay.base.arrow_arrays import (
+    GROUP_ROWS,
+    NULL,
+    Group,
+    Kind,
+    final_kind,
+    widen_columns,
+)
 from forebay.base.files import atomic_file
 from forebay.base.output_names import table_name
 from forebay.base.table_formats import FORMATS
@@ -56,15 +63,9 @@ def write_metadata(
     front = [name for name in columns if name not in ("source", "destination")]
     own = ["origin", "source"] if _adds_origin(columns) else ["source"]
     kinds = dict.fromkeys([*front, *own, "destination"], NULL)
-    rows, kept, count = _rows(records(), columns), list[Row](), 0
     try:
-        while page := list(islice(rows, PAGE_ROWS)):
-            widen_rows(kinds, page)
-            count += len(page)
-            kept = [*kept, *page] if count <= GROUP_ROWS else []
-        final = {name: final_kind(kind) for name, kind in kinds.items()}
-        with atomic_file(path) as file:
-            FORMATS[form].write(file, final, iter(kept or _rows(records(), columns)))
+        while not _is_written(path, form, kinds, _groups(records(), columns)):
+            pass  # it is once more, with the kinds of all rows
     except (OSError, MemoryError) as error:
         raise OutputError(
             f"the metadata table {path} cannot be written: "
@@ -74,24 +75,90 @@ def write_metadata(
         ) from error
 
 
-def _rows(records: Iterable[Record], columns: tuple[str, ...]) -> Iterator[Row]:
-    keeps_origin, wanted = _adds_origin(columns), dict.fromkeys(columns).keys()
+class _OtherKindsError(Exception):
+    """A group of rows does not have the kinds that those before it were written with."""
+
+
+def _is_written(path: Path, form: str, kinds: dict[str, Kind], groups: Iterator[Group]) -> bool:
+    """Write the table in the kinds of its first group; return False if others have other kinds.
+
+    Args:
+        kinds: Those known of the columns; they are widened by all groups.
+    """
+    first = [*islice(groups, 1)]
+    for _, columns in first:
+        widen_columns(kinds, columns)
+    final = _final(kinds)
+
+    def checked() -> Iterator[Group]:
+        yield from first
+        first.clear()  # a group can be large
+        for group in groups:
+            widen_columns(kinds, group[1])
+            if _final(kinds) != final:
+                for _, columns in groups:
+                    widen_columns(kinds, columns)
+                raise _OtherKindsError
+            yield group
+
+    try:
+        with atomic_file(path) as file:
+            FORMATS[form].write(file, final, checked())
+    except _OtherKindsError:
+        return False
+    return True
+
+
+def _final(kinds: dict[str, Kind]) -> dict[str, Kind]:
+    return {name: final_kind(kind) for name, kind in kinds.items()}
+
+
+def _groups(records: Iterable[Record], columns: tuple[str, ...]) -> Iterator[Group]:
+    """Yield the rows of the table in groups of `GROUP_ROWS`."""
+    count, held = 0, dict[str, list[Any]]()
     with reading("metadata"):
         for page in _pages(records):
-            listed_rows = _parsed(["{}" if text is None else text for _, text, _ in page])
-            rows_of_each = _parsed([metadata for _, _, metadata in page])
-            for (source, _, _), listed, rows in zip(page, listed_rows, rows_of_each, strict=True):
-                row = listed  # in the order of the columns, unless some are missing
-                if row.keys() != wanted:
-                    row = {name: listed.get(name) for name in columns}
-                if keeps_origin:
-                    row["origin"] = row["source"]
-                # A manifest's `destination` is this step's source, if anything.
-                row["destination"] = None
-                if source != "":  # the manifest has a path column
-                    row["source"] = source
-                for given in rows:
-                    yield {**row, **given}
+            added, found = _columns_of(page, columns)
+            for name in (*found, *held) if found.keys() != held.keys() else ():
+                held.setdefault(name, [None] * count)
+                found.setdefault(name, [None] * added)
+            for name, values in found.items():
+                held[name].extend(values)
+            count += added
+            while count >= GROUP_ROWS:
+                yield GROUP_ROWS, {name: values[:GROUP_ROWS] for name, values in held.items()}
+                held = {name: values[GROUP_ROWS:] for name, values in held.items()}
+                count -= GROUP_ROWS
+        if count:
+            yield count, held
+
+
+def _columns_of(page: list[Record], columns: tuple[str, ...]) -> Group:
+    """Return the rows of some inputs."""
+    sources = [source for source, _, _ in page]
+    listed = _parsed([text or "{}" for _, text, _ in page]) if columns else []
+    rows_of_each = _parsed([metadata for _, _, metadata in page])
+    rows = [*chain.from_iterable(rows_of_each)]
+    if {*map(len, rows_of_each)} != {1}:  # as many as each input has rows
+        counts = [*map(len, rows_of_each)]
+        sources = [*chain.from_iterable(map(repeat, sources, counts))]
+        listed = [*chain.from_iterable(map(repeat, listed, counts))]
+    found = {name: [row.get(name) for row in listed] for name in columns}
+    if _adds_origin(columns):
+        found["origin"] = found["source"]
+    # A manifest's `destination` is this step's source, if anything.
+    found["destination"] = [None] * len(rows)
+    if any(source != "" for source in sources):  # the manifest has a path column
+        others = found.get("source", found["destination"])
+        pairs = zip(sources, others, strict=True)
+        found["source"] = [other if source == "" else source for source, other in pairs]
+    first = rows[0].keys() if rows else ()
+    if all(row.keys() == first for row in rows):
+        return len(rows), found | {name: [row[name] for row in rows] for name in first}
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        pairs = zip(rows, found.get(name) or repeat(None), strict=False)
+        found[name] = [row.get(name, other) for row, other in pairs]
+    return len(rows), found
 
 
 def _pages(records: Iterable[Record]) -> Iterator[list[Record]]:
@@ -209,7 +276,7 @@ class LedgerTable:
 
     def _records(self, kind: str) -> Iterator[Record]:
         self._without_rows = 0
-        for _, source, row, *_, metadata, _ in self._ledger.results():
+        for source, row, metadata in self._ledger.metadata():
             self._without_rows += metadata == "[]"
             if kind != "indices":
                 yield source, row, metadata
