@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -35,6 +36,10 @@ COLLECT_S = 0.003
 # How long nothing may come from busy workers before that is said, and how long to wait for the
 # stacks of the one to be named.
 SILENT_S, STACKS_S = 60.0, 5.0
+
+
+# Calls no Python code, as the class would.
+_make_assignment: Callable[[tuple[int, int, Any]], Assignment] = partial(tuple.__new__, Assignment)
 
 
 class NewTask(NamedTuple):
@@ -245,7 +250,8 @@ class Engine:
     def _assignments(self, tasks: Sequence[tuple[int, int]]) -> list[Assignment]:
         payloads, prepare = self._payloads, self._prepare
         if prepare is None:
-            return [Assignment(task, attempt, payloads[task]) for task, attempt in tasks]
+            of_each = [(task, attempt, payloads[task]) for task, attempt in tasks]
+            return [*map(_make_assignment, of_each)]
         return [Assignment(task, attempt, prepare(task, payloads[task])) for task, attempt in tasks]
 
 

@@ -117,8 +117,21 @@ class Flow(TaskTable):
         self, events: Sequence[happened.TaskFinished], now: float, commands: list[Command]
     ) -> None:
         in_order, delivered = self.limits.in_order, []
+        tasks = self._tasks
+        last: Worker | None = None
         for incarnation, key, attempt, result, nbytes, seconds in events:
-            task = self._answered(incarnation, key, attempt, now)
+            worker, task = self._workers.get(incarnation), tasks.get(key)
+            is_next = worker is not None and bool(worker.tasks) and worker.tasks[0] == key
+            if worker and task and is_next and task.attempt == attempt:
+                if worker is not last:  # answers of a worker come in series
+                    self._begin_next(last, now)
+                    last = worker
+                worker.tasks.popleft()
+                if worker.begun:
+                    worker.begun.popleft()
+            else:
+                self._begin_next(last, now)
+                last, task = None, self._answered(incarnation, key, attempt, now)
             if task is None:
                 continue
             self._deaths_in_a_row = 0
@@ -133,12 +146,14 @@ class Flow(TaskTable):
             self.held_bytes += nbytes
             if not in_order:  # nothing waits for another task
                 delivered.append(key)
-                commands.append(DeliverResult(key, attempt, seconds, nbytes, result))
+                fields = key, attempt, seconds, nbytes, result
+                commands.append(tuple.__new__(DeliverResult, fields))  # calls no Python code
                 continue
             self._move(Move.FINISHED, key)
             task.seconds, task.result = seconds, result
             if self._order[0] == key:
                 self._deliver(commands)
+        self._begin_next(last, now)
         self._move(Move.FINISHED, *delivered)
         self._move(Move.DELIVERED, *delivered)
 
@@ -247,11 +262,10 @@ class Flow(TaskTable):
         if is_first:
             worker.tasks.popleft()
             worker.begun.popleft()
-            if worker.begun and self.limits.in_order:
-                worker.begun[0] = now  # it may have waited for the one before it
+            self._begin_next(worker, now)
         else:
             worker.remove((key,))
-        self._begin(worker, now)
+            self._begin(worker, now)
         return task
 
     def busy_workers(self) -> list[tuple[float, int, int | None]]:
@@ -405,6 +419,14 @@ class Flow(TaskTable):
         """Record that the worker begins its next tasks now, as many as it runs at once."""
         worker.begin(self.limits.at_once, now)
         self._mark_due_changed(worker)
+
+    def _begin_next(self, worker: Worker | None, now: float) -> None:
+        """Record that the worker, which has answered its first tasks, begins the next ones."""
+        if worker is None:
+            return
+        if worker.begun and self.limits.in_order:
+            worker.begun[0] = now  # it may have waited for the ones before it
+        self._begin(worker, now)
 
     def _mark_due_changed(self, worker: Worker) -> None:
         """Have `_set_alarm` check the worker's time limit, once all events are processed."""

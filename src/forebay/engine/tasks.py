@@ -237,7 +237,7 @@ class TaskTable:
 
     def _take_back(self, worker: Worker, keys: list[int], commands: list[Command]) -> None:
         """Put tasks that a worker has not begun back into the queue."""
-        for key in keys:
+        for key in reversed(keys):  # each goes before the one put back last
             self._move(Move.RETURNED, key)
             self._put_back(key, commands)
         worker.remove(set(keys))

@@ -70,7 +70,7 @@ class Manifest:
             source, column = path_in(row) if names_paths else (_path_at(row, other), other)
             identity = self._identity(source, column, folder_seen) if source else ""
             if "://" not in text or not _may_hide(text):
-                yield Input(source, text, identity)
+                yield tuple.__new__(Input, (source, text, identity))  # calls no Python code
                 continue
             shown = shown_values(row)
             shown_text = text if shown == row else _ENCODER.encode(shown)

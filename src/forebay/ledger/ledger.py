@@ -19,8 +19,10 @@ import sqlite3
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, starmap
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from forebay.base.output_names import path_elsewhere, table_name
 from forebay.failures import Failure
@@ -85,15 +87,17 @@ _MANIFEST = "_manifest"
 # Whether inputs of the last listing had credentials.
 _PRIVATE = "_private"
 # How many inputs of a listing are read at once while earlier ones are worked on.
-READ_ON = 8192
+READ_ON = 4096
 # What opens the inputs that have credentials: only this process has it. SQLite keeps it in memory,
 # and what does not fit in a file without a name.
 _OPENERS = "CREATE TEMP TABLE openers(key TEXT PRIMARY KEY, opens TEXT) WITHOUT ROWID"
-_SELECT_TODO = "SELECT ordinal, source, row FROM inputs WHERE"
+_SELECT_TODO = "SELECT ordinal, source, row, NULL FROM inputs WHERE"
 _SELECT_TODO_OPENED = (
     "SELECT ordinal, source, row, opens FROM inputs LEFT JOIN temp.openers "
     "ON key = coalesce(row, source) WHERE"
 )
+# Calls no Python code, as the class would.
+_make_todo: Callable[[Iterable[Any]], Todo] = partial(tuple.__new__, Todo)
 _TODO_PAGE = 1024  # rows that `todo` reads at once: few, since the workers wait for the first
 _FIRST = -(1 << 63)  # the lowest ordinal there can be
 # The inputs that are no longer listed, those that failed, and those of these that could be seen.
@@ -316,7 +320,7 @@ class Ledger(LedgerFile):
 
     def _todo_page(self, where: str, parameters: Sequence[int]) -> list[Todo]:
         select = _SELECT_TODO_OPENED if self._has_openers else _SELECT_TODO
-        return [*starmap(Todo, self.rows(f"{select} {where}", parameters))]
+        return [*map(_make_todo, self.rows(f"{select} {where}", parameters))]
 
     def name_of(self, ordinal: int) -> str:
         """Return an input's name for messages: its path, or its row."""

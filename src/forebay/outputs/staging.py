@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -333,7 +333,8 @@ def _never_written(name: str) -> OutputError:
     )
 
 
-_current: ContextVar[Output | None] = ContextVar("output", default=None)
+# The output that `get_output` returns.
+current: ContextVar[Output | None] = ContextVar("output", default=None)
 
 
 def get_output() -> Output | None:
@@ -343,17 +344,7 @@ def get_output() -> Output | None:
     method `file(name)`, which returns a path to write an output to. During training, in the
     calling program and in threads that `__getitem__` starts, the result is None.
     """
-    return _current.get()
-
-
-@contextmanager
-def current(out: Output) -> Iterator[None]:
-    """Make an output the one that `get_output` returns, in the block."""
-    token = _current.set(out)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return current.get()
 
 
 class Staging:
@@ -399,6 +390,8 @@ class Staging:
             for path in filter(None, (path for path, _ in files.values())):
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
+        if not files:  # the usual case of rows
+            return ()
         start = len(self._root) + 1
         return tuple((name, size, path[start:]) for name, (path, size) in files.items())
 

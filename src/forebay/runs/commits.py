@@ -29,7 +29,7 @@ from forebay.outputs.folder import OutputFolder
 
 # Seconds, and results, after which a commit is due.
 COMMIT_S = 0.5
-COMMIT_RESULTS = 1024
+COMMIT_RESULTS = 2048
 # While a commit is in progress, how often the loop checks whether its thread has finished.
 CHECK_S = 0.02
 
@@ -98,7 +98,8 @@ class Commits:
                 continue
             task, attempt, seconds, _, (written, metadata, content) = outcome
             files = (*map(OutputFile._make, written),) if written else ()
-            self._done.append(Done(task, attempt, seconds, files, metadata, content))
+            fields = task, attempt, seconds, files, metadata, content
+            self._done.append(tuple.__new__(Done, fields))  # calls no Python code
             if written and not written[-1][2]:
                 self._count_unstaged(files)
             if self._retrying:

@@ -30,6 +30,8 @@ _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 # The most metadata of one input; a row of the ledger, with all else in it, may have 1 GB.
 MAX_METADATA_BYTES = 500_000_000
 
+# Of strings that forebay wrote: `loads` looks for white space first, which takes as long.
+_read_json = json.JSONDecoder().raw_decode
 # Work of less is done again as soon as a hash of its file would tell that it need not be.
 HASHED_AFTER_S = 5e-4
 
@@ -136,7 +138,8 @@ class PreprocessJob:
         source, row, *others = assignment.payload
         key = key_of(source, row)
         opens, seed = others[0] if others else key, seed_of_text(key)
-        out, began, since = self._outputs.begin(source), time.perf_counter(), _file_time()
+        out, began = self._outputs.begin(source), time.perf_counter()
+        since = 0 if row is not None else _file_time()
 
         def undo() -> None:
             nonlocal out
@@ -166,7 +169,8 @@ class PreprocessJob:
                 raise Refusal("output") from error
             raise
         took_s = time.perf_counter() - began
-        content = _own_folder(source, row, written, since) or self._content(source, row, took_s)
+        content = _own_folder(source, written, since) if written and row is None else ""
+        content = content or self._content(source, row, took_s)
         return Answer((written, metadata, content), len(metadata))
 
     def _content(self, source: str, row: str | None, took_s: float) -> str:
@@ -229,12 +233,15 @@ class PreprocessJob:
     ) -> tuple[_Returned, _Naming]:
         """Return what the function returned, and how to name the paths in it."""
         if self._kind == "indices":
-            with current(out):
+            token = current.set(out)
+            try:
                 sample = self._work[int(opens)]
                 returned = sample if self._save is None else self._save(sample, out)
                 return files_in(_exhausted(returned)), out.name_of
+            finally:
+                current.reset(token)
         if row is not None:
-            listed = json.loads(opens)
+            listed = _read_json(opens)[0]
             if self._folder:
                 listed = located(listed, self._folder)
             if source and self._folder:
@@ -260,8 +267,11 @@ class PreprocessJob:
         """Return what the function returned, for a path or a row."""
         if self._gives_out:
             return files_in(_exhausted(self._work(given, out)))
-        with current(out):
+        token = current.set(out)
+        try:
             return files_in(_exhausted(self._work(given)))
+        finally:
+            current.reset(token)
 
     def _call_fetched(
         self, fetch: Fetch, source: str, opens: str, out: Output
@@ -290,15 +300,13 @@ def _file_time() -> int:
     return time.clock_gettime_ns(getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME))
 
 
-def _own_folder(
-    source: str, row: str | None, written: tuple[FileFields, ...], since_ns: int
-) -> str:
+def _own_folder(source: str, written: tuple[FileFields, ...], since_ns: int) -> str:
     """Return the identity of an input that is a folder, with the outputs that are in it now.
 
     "" if there are none, or if somebody else has changed the folder meanwhile.
     """
     own = {path for name, *_ in written if (path := path_elsewhere(name)) is not None}
-    if not own or row is not None or not os.path.isdir(source):
+    if not own or not os.path.isdir(source):
         return ""
     above = os.path.realpath(source) + "/"
     if not any(path.startswith(above) for path in own):

@@ -136,7 +136,7 @@ def _groups(records: Iterable[Record], columns: tuple[str, ...]) -> Iterator[Gro
 def _columns_of(page: list[Record], columns: tuple[str, ...]) -> Group:
     """Return the rows of some inputs."""
     sources = [source for source, _, _ in page]
-    listed = _parsed([text or "{}" for _, text, _ in page]) if columns else []
+    listed: list[Any] = _parsed([text or "{}" for _, text, _ in page]) if columns else []
     rows_of_each = _parsed([metadata for _, _, metadata in page])
     rows = [*chain.from_iterable(rows_of_each)]
     if {*map(len, rows_of_each)} != {1}:  # as many as each input has rows

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 # How often it is looked at what the workers did, which reads two files for each.
 LOOK_S = 0.25
 # Limits of uncommitted results: their number, and the bytes of metadata in them.
-SLOTS = 8192
+SLOTS = 16_384
 # The same on a cluster, where a thousand workers may hold tasks for two seconds each.
 CLUSTER_SLOTS = 65_536
 MAX_BYTES = 256 * 2**20
 # The most tasks sent in one message, if inputs take little time.
-MAX_GROUP = 2048
+MAX_GROUP = 4096
 LOOKAHEAD = 8192
 # How long nothing may come from ranges of samples before a warning: one may take minutes.
 RANGE_S = 600.0
