@@ -82,7 +82,11 @@ class Manifest:
         for page in _pages(self._rows(skipped)):
             try:
                 rows = [
-                    {column: json_value(values[column]) for column in columns if column in values}
+                    {
+                        column: value if type(value := values[column]) is str else json_value(value)
+                        for column in columns
+                        if column in values
+                    }
                     for _, values in page
                 ]
                 texts = _encoded(rows)

@@ -377,10 +377,10 @@ class Ledger(LedgerFile):
         )
         with reading("outputs"):
             for page in pages(self.rows, sql):
-                for _, outputs, *found in page:
+                for _, outputs, source, row, metadata in page:
                     if outputs != "[]":
                         check_outputs(outputs)
-                    yield (*found,)
+                    yield source, row, metadata
 
     def listed(self) -> Iterator[InputRow]:
         """Yield the listed inputs in order, whatever their state."""

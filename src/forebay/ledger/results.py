@@ -297,7 +297,8 @@ def _write(
                 strict=True,
             ),
         )
-        _record_contents(db, dict(zip(ordinals, contents, strict=True)))
+        hashed = {at: content for at, content in zip(ordinals, contents, strict=True) if content}
+        _record_contents(db, hashed)
     db.executemany(
         "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, "
         "metadata = ?, error = ? WHERE ordinal = ?",
@@ -315,12 +316,11 @@ def _write(
         db.execute("INSERT OR REPLACE INTO meta VALUES('_contested', '1')")
 
 
-def _record_contents(db: sqlite3.Connection, contents: Mapping[int, str]) -> None:
+def _record_contents(db: sqlite3.Connection, hashed: Mapping[int, str]) -> None:
     """Add to the identities of files the hashes of what was read, unless they changed meanwhile.
 
     That of a folder is replaced: its outputs are in it, too.
     """
-    hashed = {ordinal: content for ordinal, content in contents.items() if content}
     rows = select_in(db, "SELECT identity, ordinal FROM inputs WHERE ordinal IN ({})", hashed)
     as_listed = (
         (hashed[ordinal], ordinal)

@@ -45,7 +45,7 @@ from forebay.outputs.folder import OutputFolder
 
 Record = tuple[str | int, str | None, str]
 
-# Records that are parsed at once, and the characters of metadata after which there are fewer.
+# Records that are parsed at once, unless their metadata have more characters than that.
 PAGE_ROWS = 1024
 _PAGE_CHARACTERS = 1 << 20
 
@@ -150,8 +150,8 @@ def _columns_of(page: list[Record], columns: tuple[str, ...]) -> Group:
     found["destination"] = [None] * len(rows)
     if any(source != "" for source in sources):  # the manifest has a path column
         others = found.get("source", found["destination"])
-        pairs = zip(sources, others, strict=True)
-        found["source"] = [other if source == "" else source for source, other in pairs]
+        both = zip(sources, others, strict=True)
+        found["source"] = [other if source == "" else source for source, other in both]
     first = rows[0].keys() if rows else ()
     if all(row.keys() == first for row in rows):
         return len(rows), found | {name: [row[name] for row in rows] for name in first}
@@ -163,16 +163,12 @@ def _columns_of(page: list[Record], columns: tuple[str, ...]) -> Group:
 
 def _pages(records: Iterable[Record]) -> Iterator[list[Record]]:
     """Yield the records in lists of a bounded size, to be parsed at once."""
-    page: list[Record] = []
-    characters = 0
-    for record in records:
-        page.append(record)
-        characters += len(record[2])
-        if len(page) == PAGE_ROWS or characters > _PAGE_CHARACTERS:
+    every = iter(records)
+    while page := [*islice(every, PAGE_ROWS)]:
+        if sum(len(metadata) for _, _, metadata in page) <= _PAGE_CHARACTERS:
             yield page
-            page, characters = [], 0
-    if page:
-        yield page
+        else:
+            yield from ([record] for record in page)
 
 
 def _parsed(texts: list[str]) -> list[Any]:

@@ -248,12 +248,13 @@ def _payloads(
     A payload is a source, a row and, only if there are credentials, what opens the input; for a
     sample, the index of it, which is listed in the order of its Dataset.
     """
-    for each in listed:
-        if each.ordinal > progress.total:
-            progress.total = each.ordinal
-            budget.set_total(each.ordinal)
-        opens = str(each.ordinal - 1) if each.opens is None and kind == "indices" else each.opens
-        yield each.ordinal, each[1:3] if opens is None else (*each[1:3], opens)
+    total, is_sample = progress.total, kind == "indices"
+    for ordinal, source, row, opens in listed:
+        if ordinal > total:
+            total = progress.total = budget.total = ordinal
+        if opens is None and is_sample:
+            opens = str(ordinal - 1)
+        yield ordinal, (source, row) if opens is None else (source, row, opens)
 
 
 def _used_by_workers(pool: Pool) -> resource.struct_rusage:
@@ -313,18 +314,12 @@ class FailureBudget:
         # Whoever says how many may fail means the first ones and those in a row, too.
         self._has_limit = max_failures is not None
         self._counts_rows = counts_rows and not self._has_limit
-        self.set_total(total)
         self._failed = 0
+        self.total = total  # of inputs, as far as they are known
         self._tried: set[int] = set()  # the first inputs, until one of them differs
         self._alike: str | None = None
         self._watching = watch and not self._has_limit
         self._row, self._row_error, self._refused = 0, "", 0
-
-    def set_total(self, total: int) -> None:
-        """Set the number of inputs, once more of them are known."""
-        allowed = self._max_failures
-        self._limit = int(allowed * total) if isinstance(allowed, float) else allowed
-        self._total = total
 
     def succeeded(self) -> None:
         """Begin a new row, and stop watching the first inputs: one of them succeeded."""
@@ -379,11 +374,13 @@ class FailureBudget:
 
     def _counted(self) -> str | None:
         self._failed += 1
-        if self._limit is None or self._failed <= self._limit:
+        allowed = self._max_failures
+        limit = int(allowed * self.total) if isinstance(allowed, float) else allowed
+        if limit is None or self._failed <= limit:
             return None
         return (
             f"{self._failed} input{'s' * (self._failed != 1)} failed, more than "
-            f"max_failures allows ({self._limit} of {self._total})"
+            f"max_failures allows ({limit} of {self.total})"
         )
 
     def _is_known(self, ordinal: int) -> bool:
