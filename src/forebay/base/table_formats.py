@@ -67,7 +67,7 @@ class _Csv:
     def rows(self, file: TableFile, skipped: int = 0) -> Iterator[LocatedRow]:
         records = self._records(file)
         _, columns = next(records)
-        for line, fields in islice(records, skipped, None):
+        for line, fields in islice(records, skipped, None) if skipped else records:
             yield f"line {line}", dict(zip(columns, fields, strict=True))
 
     def arrow(self, file: TableFile) -> pyarrow.Table:

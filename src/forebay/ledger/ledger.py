@@ -326,15 +326,21 @@ class Ledger(LedgerFile):
         """Return an input's name for messages: its path, or its row."""
         return input_name(self.rows, ordinal)
 
-    def record(self, done: Sequence[Done], failed: Sequence[FailedInput]) -> Recorded:
+    def record(
+        self, done: Sequence[Done], failed: Sequence[FailedInput], *, is_held: bool = False
+    ) -> Recorded:
         """Commit the results of a batch of inputs that `todo` returned.
 
         The caller must have done all earlier file changes and made them durable: they are forgotten
         here. Every name may have one claimant; if there are two, in this batch or before, both
         fail, whichever finished first, and their files in the folder are to be removed.
+
+        Args:
+            is_held: Leave the commit to the next transaction, see `transaction`: of results whose
+                work is done again in no time, and that changed no files.
         """
         self._lock.check()
-        with self.transaction() as db:
+        with self.transaction(is_held=is_held) as db:
             db.execute("DELETE FROM file_changes")
             return record_results(db, done, failed)
 

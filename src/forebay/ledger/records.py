@@ -7,7 +7,6 @@ of them from a string.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from forebay.failures import Failure
@@ -150,8 +149,7 @@ NAMED = 1000
 SameContents = Callable[[Iterable[tuple[int, Input, str]]], Iterator[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Enrolment:
+class Enrolment(NamedTuple):
     """How a listing compared with the ledger.
 
     Attributes:

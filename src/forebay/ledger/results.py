@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from forebay.base.output_names import path_elsewhere
 from forebay.errors import LedgerError
@@ -26,6 +27,7 @@ from forebay.ledger.database import (
     TODO,
     change_counts,
     failure_column,
+    fetch,
     files_of,
     input_name,
     outputs_column,
@@ -39,12 +41,14 @@ from forebay.ledger.identity import SAME, identity_change, is_of_folder
 from forebay.ledger.records import Done, FailedInput, FileChange, Unpublished
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(NamedTuple):
     """The outcome of recording one batch of results."""
 
     file_changes: list[FileChange]
     failed: list[FailedInput]
+
+
+_outputs_of = attrgetter("outputs")
 
 
 class _Lost(NamedTuple):
@@ -67,8 +71,7 @@ def record_results(
 ) -> Recorded:
     """Write a batch of results, and what they change in earlier ones."""
     ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
-    columns = "SELECT ordinal, state, outputs FROM inputs WHERE ordinal IN ({})"
-    found = [*select_in(db, columns, ordinals)]
+    found = _of_inputs(db, ordinals)
     before = {ordinal: state for ordinal, state, _ in found}
     if len(before) < len(ordinals):
         wrong = [one for one in ordinals if one not in before or ordinals.count(one) > 1]
@@ -79,14 +82,14 @@ def record_results(
     earlier = (text for ordinal, _, text in found if text and ordinal not in not_done)
     removals = dict.fromkeys(_given_up(db, earlier))
     claimants: dict[str, list[int]] = {}
-    for one in done:
+    for one in filter(_outputs_of, done):
         for file in one.outputs:
             claimants.setdefault(file.name, []).append(one.ordinal)
     held = _held(db, claimants)
     clashes = _clashes(done, claimants, held)
     removals |= dict.fromkeys(_overwritten(db, held))
-    winners = [one for one in done if one.ordinal not in clashes]
-    losers = [one for one in done if one.ordinal in clashes]
+    winners = [one for one in done if one.ordinal not in clashes] if clashes else [*done]
+    losers = [one for one in done if one.ordinal in clashes] if clashes else []
     # What is still staged is removed there; its name was never taken.
     removals |= {file.staged or file.name: None for one in losers for file in one.outputs}
     withdrawn = clashes.keys() - before.keys()
@@ -114,9 +117,20 @@ def record_results(
     return Recorded(file_changes, all_failed)
 
 
+def _of_inputs(db: sqlite3.Connection, ordinals: Sequence[int]) -> list[tuple[int, int, Any]]:
+    """Return ordinal, state and outputs of those of these inputs that there are."""
+    sql = "SELECT ordinal, state, outputs FROM inputs WHERE ordinal"
+    first, last = min(ordinals, default=0), max(ordinals, default=0)
+    if last - first < 2 * len(ordinals):  # one query for nearly all of a range takes half as long
+        wanted = {*ordinals}
+        rows = fetch(db, f"{sql} BETWEEN ? AND ?", (first, last))
+        return [each for each in rows if each[0] in wanted]
+    return [*select_in(db, f"{sql} IN ({{}})", ordinals)]
+
+
 def _file_changes(winners: Iterable[Done], removals: Iterable[str]) -> list[FileChange]:
     """Return the removals, and after them the renames of the winners' staged files."""
-    files = [file for one in winners for file in one.outputs]
+    files = [*chain.from_iterable(map(_outputs_of, winners))]
     published, staged = {file.name for file in files}, {file.name for file in files if file.staged}
     changes = [FileChange(name) for name in removals if name not in published or name in staged]
     return changes + [FileChange(file.name, file.staged) for file in files if file.staged]
@@ -210,7 +224,7 @@ def _clashes(
 ) -> dict[int, tuple[str, int]]:
     """Return the inputs that lose a name, these and recorded ones: the name, and another input."""
     clashes: dict[int, tuple[str, int]] = {}
-    if not held and len(claimants) == sum(len(one.outputs) for one in done):
+    if not held and len(claimants) == sum(map(len, map(_outputs_of, done))):
         return clashes  # the usual case: every name is new
     for one in done:
         for name, *_ in one.outputs:
@@ -307,7 +321,9 @@ def _write(
             for ordinal, failure, metadata in failed
         ),
     )
-    published = {file.name: one.ordinal for one in winners for file in one.outputs}
+    published = {
+        file.name: one.ordinal for one in filter(_outputs_of, winners) for file in one.outputs
+    }
     claims = "INSERT OR REPLACE INTO outputs VALUES(CAST(? AS TEXT), {})"
     for names, columns in ((published, "?, NULL"), (contested, "NULL, ?")):
         values = zip(storables([*names]), names.values(), strict=True)

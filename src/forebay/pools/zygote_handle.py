@@ -22,7 +22,6 @@ import pickle
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -151,6 +150,8 @@ def handlers_deferred() -> Iterator[None]:
 
 def execute(control: socket.socket, answers: int, payload: bytes, keep: Iterable[int]) -> int:
     """Start the zygote as a fresh interpreter; return its process ID, to be waited for."""
+    import subprocess
+
     with os.fdopen(memory_file("forebay"), "w+b") as file:
         pickle.dump((sys.path, sys.argv, vars(sys.modules["__main__"]).get("__file__")), file)
         file.write(payload)
@@ -202,6 +203,8 @@ def spawn(context: BaseContext, control: socket.socket, answers: int, job: Job) 
 
 def _interpreter_flags() -> list[str]:
     """Return the flags of this interpreter, the same that multiprocessing passes on."""
+    import subprocess
+
     return list(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
 
 

@@ -5,6 +5,7 @@
 
 A commit begins half a second after the last one, or sooner when many results wait, so a kill of
 this process costs at most that much finished work, and a result costs little however small it is.
+What a run does in its first half second, if no file is among it, is committed with its table.
 The flush only waits for the disk, so a thread does it while the loop continues to send tasks. The
 renames are in the loop, which sends tasks between them: a thread of many short system calls waits
 for the interpreter lock at each of them, and took three times as long. One commit is under way at
@@ -17,7 +18,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from forebay.base.output_names import path_elsewhere
 from forebay.base.process import wait_until
@@ -40,8 +41,7 @@ NO_FAILURES = ("environment", "stop")
 Took = Callable[[Sequence[tuple[int, float]]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """The outcome of one commit."""
 
     delivered: list[int]
@@ -71,7 +71,7 @@ class Commits:
         # an exhausted iterator, so that nothing is recorded: the next `record` would delete file
         # changes that were not performed.
         self._publishing: Iterator[Commit | None] | None = None
-        self._last = time.monotonic()
+        self._began = self._last = time.monotonic()
         self.flush_s = 0.0
         # How many outputs the function wrote by itself, and the name of one; None for none.
         self.unstaged: tuple[int, str] | None = None
@@ -207,7 +207,10 @@ class Commits:
         """Record what was collected when the flush began."""
         delivered, failed = self._done[: self._batch], [*self._failed.values()]
         retrying = [*self._retrying.values()]
-        recorded = self._ledger.record(delivered, [*failed, *retrying])
+        # Of a run that has just begun, one commit is enough: that of the table, or the next one.
+        is_held = time.monotonic() < self._began + COMMIT_S
+        is_held &= not self._has_changed and not any(one.outputs for one in delivered)
+        recorded = self._ledger.record(delivered, [*failed, *retrying], is_held=is_held)
         late = recorded.failed[len(failed) + len(retrying) :]
         self._publishing = self._publish(delivered, len(failed), late, recorded.file_changes)
         self._done, self._failed, self._retrying = self._done[self._batch :], {}, {}
