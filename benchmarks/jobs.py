@@ -12,6 +12,7 @@ import os
 import re
 import statistics
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Callable
@@ -26,10 +27,15 @@ WORKERS = 2
 ROUNDS, QUICK_ROUNDS = 3, 1
 QUICK_SHARE = 5  # of the inputs, one in so many
 LIMIT_S = 180.0
-PEERS = ("bare", "forebay", "pool", "executor", "joblib", "datasets", "ray")
+PEERS = ("bare", "forebay", "memory", "pool", "executor", "joblib", "datasets", "ray")
+# forebay itself and the limit are no peers.
+OURS = ("bare", "forebay", "memory")
+# A folder in memory, where nothing is flushed to a disk.
+MEMORY = Path("/dev/shm")
 NAMES = {
     "bare": "two bare processes",
     "forebay": "forebay.preprocess",
+    "memory": "output in memory",
     "pool": "Pool",
     "executor": "ProcessPoolExecutor",
     "joblib": "joblib",
@@ -195,7 +201,7 @@ def _call(peer: str, job: str, paths: list[Path], output: Path) -> list[float]:
     import functools
 
     row: Any = functools.partial(_row, job=job)
-    if peer == "forebay":
+    if peer in ("forebay", "memory"):
         import forebay
 
         report = forebay.preprocess(row, paths, output, num_workers=WORKERS, progress=False)
@@ -274,27 +280,42 @@ def jobs(ground: Ground, quick: bool) -> None:
         count = inputs // QUICK_SHARE if quick else inputs
         runs: dict[str, list[float]] = {peer: [] for peer in PEERS}
         for turn in range(QUICK_ROUNDS if quick else ROUNDS):
-            for peer in PEERS:
-                seconds = _run(peer, job, count, folder, ground.root / f"{job}-{peer}-{turn}")
+            for peer in PEERS if MEMORY.is_dir() else filter("memory".__ne__, PEERS):
+                output = ground.root / f"{job}-{peer}-{turn}"
+                seconds = _run(peer, job, count, folder, output)
                 if seconds is not None:
                     runs[peer].append(count / seconds)
         rates = {peer: statistics.median(found) for peer, found in runs.items() if found}
-        others = [rate for peer, rate in rates.items() if peer not in ("bare", "forebay")]
-        ours = rates["forebay"]
-        rows.append(
-            (
-                job,
-                *(f"{rates[peer]:.0f}" if peer in rates else "-" for peer in PEERS),
-                f"{ours / max(others):.2f}",
-                f"{ours / rates['bare']:.2f}",
-            )
-        )
-    show(("inputs/s", *(NAMES[peer] for peer in PEERS), "x best peer", "of the bare"), rows)
+        rows.append(_cells(job, count, rates))
+    columns = "x best peer", "of the bare", "a flush costs", "x without it"
+    show(("inputs/s", *(NAMES[peer] for peer in PEERS), *columns), rows)
     print(
         "Whole calls with two workers, the imports of libraries by these included; medians, and\n"
         "more is better. Each library with its defaults: no variable for threads is set. bare:\n"
         "half of the inputs in each of two processes, with one thread a library and a kept heap.\n"
-        "forebay also keeps a ledger and writes the table. -: not installed, or it failed."
+        "forebay also keeps a ledger and writes the table. -: not installed, or it failed.\n"
+        "output in memory: the same call of forebay where a flush costs nothing. What it takes\n"
+        "less is the price of the flushes of ledger and table; last, its ratio to the best peer."
+    )
+
+
+def _cells(job: str, count: int, rates: dict[str, float]) -> tuple[str, ...]:
+    """Return the row of a job.
+
+    Args:
+        rates: Inputs per second of each peer that has any.
+    """
+    best, ours = max(rates[each] for each in rates.keys() - {*OURS}), rates["forebay"]
+    flush = ("-", "-")
+    if "memory" in rates:
+        price_s = max(count / ours - count / rates["memory"], 0.0)
+        flush = f"{price_s * 1e3:.0f} ms", f"{rates['memory'] / best:.2f}"
+    return (
+        job,
+        *(f"{rates[peer]:.0f}" if peer in rates else "-" for peer in PEERS),
+        f"{ours / best:.2f}",
+        f"{ours / rates['bare']:.2f}",
+        *flush,
     )
 
 
@@ -307,7 +328,7 @@ def _run(peer: str, job: str, count: int, folder: Path, output: Path) -> float |
         try:
             return float(json.loads(call.answer(LIMIT_S))["seconds"])
         except RuntimeError as error:
-            if peer == "forebay":
+            if peer in ("forebay", "memory"):
                 raise
             print(f"{NAMES[peer]}, {job}: {str(error).splitlines()[-1][:100]}", file=sys.stderr)
             return None
@@ -325,9 +346,11 @@ def main(peer: str, job: str, count: str, folder: str, output: str) -> None:
     for at in range(int(count)):
         paths.append(links / f"{at:05}-{name}")
         os.link(Path(folder) / name, paths[-1])
-    began = time.perf_counter()
-    found = _call(peer, job, paths, Path(output))
-    seconds = time.perf_counter() - began
+    with tempfile.TemporaryDirectory(dir=MEMORY if peer == "memory" else None) as folder:
+        target = Path(folder, "output") if peer == "memory" else Path(output)
+        began = time.perf_counter()
+        found = _call(peer, job, paths, target)
+        seconds = time.perf_counter() - began
     expected = function(paths[0])
     is_near = [abs(each - expected) <= 1e-6 * abs(expected) for each in found]
     if len(found) != len(paths) or not all(is_near):

@@ -28,7 +28,7 @@ def ten_million(ground: Ground, quick: bool) -> None:
     manifest, folder = _manifest(ground, inputs), ground.fresh()
     rows = Rows()
     for what in ("first call", "the same call again"):
-        with Call("benchmarks.million", str(manifest), str(folder)) as call:
+        with Call("benchmarks.million", "forebay", str(manifest), str(folder)) as call:
             facts = json.loads(call.answer(LIMIT_S))
         if facts["done"] != inputs:
             raise RuntimeError(f"not all of {inputs:,} inputs: {facts}")

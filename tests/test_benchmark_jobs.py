@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.call import Call
+from benchmarks.jobs import _cells as job_cells
 from benchmarks.loading_jobs import _cells
 from benchmarks.preprocess import Rows
 
@@ -50,3 +51,12 @@ def test_a_row_is_printed_when_it_is_measured(capsys):
     rows.append(("zlib", "", "12"))
     assert capsys.readouterr().out == "measured: zlib, 12\n"
     assert rows == [("zlib", "", "12")]
+
+
+def test_a_row_of_a_job_prices_what_the_flushes_take():
+    """They are what the same call takes less in memory, which is no peer."""
+    rates = {"bare": 200.0, "forebay": 100.0, "memory": 125.0, "pool": 120.0}
+    cells = job_cells("zlib", 1000, rates)
+    assert cells[-4:] == ("0.83", "0.50", "2000 ms", "1.04")
+    del rates["memory"]
+    assert job_cells("zlib", 1000, rates)[-4:] == ("0.83", "0.50", "-", "-")
