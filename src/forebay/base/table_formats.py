@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from forebay.base.arrow_arrays import (
@@ -104,7 +104,7 @@ class _Csv:
         reader = csv.reader(lines, strict=True, delimiter=self._separator)
         header: list[str] = []
         rows = 0
-        for line, fields in _csv_records(file.name, reader):
+        for line, fields in chain.from_iterable(_csv_pages(file.name, reader)):
             if not fields:
                 continue
             if not header:
@@ -152,8 +152,8 @@ def _float(text: str) -> float:
     return value
 
 
-def _csv_records(name: str, reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Yield each record of a `csv.reader`, with the number of the line that it starts on."""
+def _csv_pages(name: str, reader: Any) -> Iterator[list[tuple[int, list[str]]]]:
+    """Yield the records of a `csv.reader`, each with the number of the line that it starts on."""
     line, is_over = 1, False
     while not is_over:
         page: list[tuple[int, list[str]]] = []
@@ -168,7 +168,7 @@ def _csv_records(name: str, reader: Any) -> Iterator[tuple[int, list[str]]]:
             failed = error
         finally:
             csv.field_size_limit(limit)
-        yield from page
+        yield page
         if isinstance(failed, csv.Error):
             advice = "Quotes inside a quoted field are doubled, and every quote is closed."
             refuse(f"{name}, line {line}", f"not CSV: {failed}", advice, failed)

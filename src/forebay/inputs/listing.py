@@ -432,7 +432,7 @@ def check_in_reach(text: str, options: PreprocessOptions) -> None:
 def in_reach(listed: Iterable[Input], options: PreprocessOptions) -> Iterator[Input]:
     """Yield the inputs after checking that the workers can read them."""
     for each in listed:
-        if is_url(each.source):
+        if each.source and is_url(each.source):
             check_in_reach(each.source, options)
         yield each
 

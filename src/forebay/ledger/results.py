@@ -305,7 +305,7 @@ def _write(
             zip(
                 attempts,
                 seconds,
-                map(outputs_column, outputs),
+                [outputs_column(each) if each else "[]" for each in outputs],
                 storables(metadata),
                 ordinals,
                 strict=True,

@@ -104,7 +104,7 @@ class Commits:
                 self._count_unstaged(files)
             if self._retrying:
                 self._retrying.pop(task, None)
-        took([(one.ordinal, one.seconds) for one in self._done[before:]])
+        took([(task, seconds) for task, _, seconds, *_ in self._done[before:]])
         return others
 
     def _count_unstaged(self, files: Sequence[OutputFile]) -> None:
