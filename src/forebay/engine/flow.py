@@ -55,11 +55,9 @@ class Flow(TaskTable):
     def __init__(self, limits: Limits) -> None:
         """Start with no workers and no tasks; `start` asks for both."""
         super().__init__(limits)
-        self._workers: dict[int, Worker] = {}
         self._surplus = 0  # workers beyond num_workers that still hold tasks
         self._next_incarnation = 0
         self._sent_alone: int | None = None  # the last suspect that was sent alone
-        self._estimate: float | None = None  # seconds a task takes, smoothed
         self._deaths_in_a_row = 0
         self._first_after_death = 0  # the first worker that was started after the last such death
         self._alarm: float | None = None
@@ -268,13 +266,6 @@ class Flow(TaskTable):
             self._begin(worker, now)
         return task
 
-    def busy_workers(self) -> list[tuple[float, int, int | None]]:
-        """Return when each busy worker began a task, its incarnation, the task; last, starting."""
-        workers, waits = self._workers.items(), bool(self.counts[State.QUEUED])
-        running = sorted((each.begun[0], at, each.tasks[0]) for at, each in workers if each.running)
-        starting = [at for at, each in workers if waits and not each.started]
-        return [*running, *((float("inf"), at, None) for at in starting)]
-
     # ---- decisions -----------------------------------------------------------------------------
 
     def _decide(self, now: float, commands: list[Command]) -> None:
@@ -451,16 +442,3 @@ class Flow(TaskTable):
         """Return whether it holds tasks after those it runs that another worker could run."""
         tasks, at_once = worker.tasks, self.limits.at_once
         return len(tasks) > at_once and self._tasks[tasks[at_once]].worker_id is None
-
-    def answers_can_wait(self, seconds: float) -> bool:
-        """Return whether no worker waits for the flow, so that answers may be collected for a time.
-
-        True while every worker has that many seconds of work after its current tasks, or if
-        no tasks are left for those that do not.
-        """
-        estimate, at_once = self._estimate or 0.0, self.limits.at_once
-        busy = sum(
-            (len(worker.tasks) - at_once) * estimate >= seconds * at_once
-            for worker in self._workers.values()
-        )
-        return bool(busy) and (busy == len(self._workers) or not self.counts[State.QUEUED])

@@ -178,6 +178,8 @@ class TaskTable:
         self.counts = dict.fromkeys(State, 0)
         self.held_bytes = 0
         self._tasks: dict[int, Task] = {}
+        self._workers: dict[int, Worker] = {}
+        self._estimate: float | None = None  # seconds a task takes, smoothed
         self._queue: deque[int] = deque()  # by number: new tasks, and those put back
         self._bound: dict[int, deque[int]] = {}  # likewise, for tasks that one worker ID may run
         # By worker ID: the failure that ended its stream. Its later tasks fail with it.
@@ -383,3 +385,23 @@ class TaskTable:
         counts = self.counts
         made = counts[State.RUNNING] + counts[State.READY] + counts[State.LEASED]
         return max(made - self._refill_at + 1, 0)
+
+    def busy_workers(self) -> list[tuple[float, int, int | None]]:
+        """Return when each busy worker began a task, its incarnation, the task; last, starting."""
+        workers, waits = self._workers.items(), bool(self.counts[State.QUEUED])
+        running = sorted((each.begun[0], at, each.tasks[0]) for at, each in workers if each.running)
+        starting = [at for at, each in workers if waits and not each.started]
+        return [*running, *((float("inf"), at, None) for at in starting)]
+
+    def answers_can_wait(self, seconds: float) -> bool:
+        """Return whether no worker waits for the flow, so that answers may be collected for a time.
+
+        True while every worker has that many seconds of work after its current tasks, or if
+        no tasks are left for those that do not.
+        """
+        estimate, at_once = self._estimate or 0.0, self.limits.at_once
+        busy = sum(
+            (len(worker.tasks) - at_once) * estimate >= seconds * at_once
+            for worker in self._workers.values()
+        )
+        return bool(busy) and (busy == len(self._workers) or not self.counts[State.QUEUED])
