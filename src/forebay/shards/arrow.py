@@ -168,11 +168,15 @@ class _Batches(BlockDecoder):
         check_names(self._whole.names, columns)
         self._names = self._whole.names if columns is None else [*columns]
         self._schema = pa.schema([self._whole.field(each) for each in self._names])
+        self._is_stream = has_dictionaries(self._schema)
+        self._known = set[int]()
 
     def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
         """See `BlockDecoder`."""
-        if read_message(data).is_compressed:
-            raise ValueError("a record batch is compressed, which the index does not say")
+        if block not in self._known:
+            if read_message(data).is_compressed:
+                raise ValueError("a record batch is compressed, which the index does not say")
+            self._known.add(block)
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._whole)
         return samples_of_batch(batch.select(self._names), rows)
 
@@ -203,4 +207,4 @@ class _DecodedBatches(_Batches):
 
     def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
         """See `BlockDecoder`."""
-        return samples_of_batch(batch_of_bytes(data, self._schema), rows)
+        return samples_of_batch(batch_of_bytes(data, self._schema, self._is_stream), rows)

@@ -56,12 +56,16 @@ def bytes_of_batch(batch: pa.RecordBatch) -> pa.Buffer:
     return out.getvalue()
 
 
-def batch_of_bytes(data: memoryview, schema: pa.Schema) -> pa.RecordBatch:
-    """Return what `bytes_of_batch` wrote, over the same memory."""
+def batch_of_bytes(data: memoryview, schema: pa.Schema, is_stream: bool) -> pa.RecordBatch:
+    """Return what `bytes_of_batch` wrote, over the same memory.
+
+    Args:
+        is_stream: Whether the schema has dictionaries.
+    """
     buffer = pa.py_buffer(data)
-    if not has_dictionaries(schema):
-        return pa.ipc.read_record_batch(buffer, schema)
-    return pa.ipc.open_stream(buffer).read_next_batch()
+    if is_stream:
+        return pa.ipc.open_stream(buffer).read_next_batch()
+    return pa.ipc.read_record_batch(buffer, schema)
 
 
 def samples_of_batch(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
@@ -70,11 +74,11 @@ def samples_of_batch(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[st
     The batch may be from anybody: what is read of it is checked.
     """
     first, count = rows[0] if rows else 0, len(rows)
-    if not all(0 <= row < batch.num_rows for row in rows):
+    if count and not 0 <= min(rows) <= max(rows) < batch.num_rows:
         raise ValueError(
             f"a block of {batch.num_rows:,} rows, of which {shortened([*rows])} are read"
         )
-    if rows == range(first, first + count) or [*rows] == [*range(first, first + count)]:
+    if count == 1 or [*rows] == [*range(first, first + count)]:
         return _dicts(batch.slice(first, count))
     if count <= _FEW:
         return [_dicts(batch.slice(row, 1))[0] for row in rows]

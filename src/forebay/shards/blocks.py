@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -24,7 +25,7 @@ MOST_DECODERS = 4096
 # Exceptions of NumPy, Arrow and formats for bytes that are not those of a block.
 DAMAGED = (
     *(RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
-    *(pa.ArrowException, UnicodeError, OSError),
+    *(pa.ArrowException, UnicodeError, OSError, struct.error),
 )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
@@ -184,8 +183,7 @@ def format_named(name: str) -> ShardFormat:
     """
     if name not in _registered and name in _BUILT_IN:
         module, cls, _ = _BUILT_IN[name]
-        with suppress(ModuleNotFoundError):
-            _registered[name] = getattr(import_module(f"forebay.shards.{module}"), cls)()
+        _registered[name] = getattr(import_module(f"forebay.shards.{module}"), cls)()
     if name not in _registered:
         known = ", ".join(sorted({*_BUILT_IN, *_registered}))
         raise OptionError(f"there is no format {name!r} of shards\n  Known are: {known}.")
@@ -207,11 +205,7 @@ def format_by_suffix(name: str) -> ShardFormat | None:
 def format_by_head(head: bytes) -> ShardFormat | None:
     """Return the format of a shard by its first bytes; None if they do not say it."""
     for name in dict.fromkeys((*_registered, *_BUILT_IN)):
-        try:
-            form = format_named(name)
-        except OptionError:  # not written yet
-            continue
-        if form.matches(head):
+        if (form := format_named(name)).matches(head):
             return form
     return None
 
@@ -238,7 +232,15 @@ def blocks_of(begins: Sequence[int], end: int) -> FoundBlocks:
 
 
 def check_names(known: Sequence[str], columns: Sequence[str] | None) -> None:
-    """Raise InputError for columns that a shard does not have, or has twice."""
+    """Raise InputError for columns that a shard does not have, or has twice; OptionError for two.
+
+    Args:
+        columns: Those that are chosen; None for all.
+    """
+    if columns is not None and len({*columns}) < len(columns):
+        raise OptionError(
+            f"columns={shortened([*columns])} names a column twice\n  Name each once."
+        )
     for each in known if columns is None else columns:
         count = known.count(each)
         if count != 1:

@@ -21,6 +21,7 @@ from forebay.shards.arrow_rows import (
     MOST_BYTES,
     batch_of_bytes,
     bytes_of_batch,
+    has_dictionaries,
     most_bytes,
     refuse_claim,
     samples_of_batch,
@@ -32,10 +33,10 @@ from forebay.shards.format import (
     ShardFormat,
     check_names,
 )
-from forebay.shards.parquet_pages import claims_of
+from forebay.shards.parquet_pages import claims_of, row_groups
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
-_MOST_FOOTER_BYTES = 1 << 30
+_MOST_FOOTER_BYTES = 256 << 20
 # Where a file ends of which only stretches are there: each read is checked by itself.
 _END = 1 << 62
 _AGAIN = "If it is truncated, copy it again; otherwise, write it again."
@@ -43,13 +44,6 @@ _AGAIN = "If it is truncated, copy it again; otherwise, write it again."
 _VALUE_BYTES = 16
 # A footer is of other bytes than those of pyarrow's exceptions, which have no common root.
 _DAMAGES = (pa.ArrowException, OSError, ValueError, LookupError, RuntimeError, ArithmeticError)
-
-
-class _Chunk(NamedTuple):
-    """Where the values of a row group's column are."""
-
-    offset: int
-    length: int
 
 
 class ParquetShards(ShardFormat):
@@ -83,7 +77,7 @@ class ParquetShards(ShardFormat):
         self, info: bytes, extents: npt.NDArray[np.int64], columns: Sequence[str]
     ) -> npt.NDArray[np.bool_]:
         """See `ShardFormat`."""
-        metadata = parquet.read_metadata(pa.BufferReader(info))
+        metadata = _Info.of(info).metadata
         is_chosen = np.zeros(metadata.num_columns, bool)
         is_chosen[_leaves(metadata, columns)] = True
         return np.tile(is_chosen, len(extents) // len(is_chosen))
@@ -93,46 +87,59 @@ class ParquetShards(ShardFormat):
         return _RowGroups(info, columns)
 
 
-def _found(info: bytes, end: int) -> FoundBlocks:
+def _found(footer: bytes, end: int) -> FoundBlocks:
     """Return the blocks of a file, given its footer, and where that begins."""
-    metadata = parquet.read_metadata(pa.BufferReader(info))
-    _leaves(metadata, None)
-    rows, nbytes = list[int](), list[int]()
-    extents = list[tuple[int, int, int]]()
-    for number in _with_rows(metadata):
-        group = metadata.row_group(number)
-        if not 0 < group.num_rows < 1 << 31:
-            raise ValueError(f"row group {number:,} of {group.num_rows:,} rows")
-        for leaf in range(group.num_columns):
-            column = group.column(leaf)
-            chunk = _chunk(column)
-            if column.file_path:
-                raise ValueError(f"the columns of row group {number:,} are in another file")
-            if chunk.offset < 4 or chunk.length < 1 or sum(chunk) > end:
-                where = f"column {column.path_in_schema!r} of row group {number:,}"
-                raise ValueError(f"{where} lies outside of the file")
-            extents.append((len(rows), *chunk))
-        rows.append(group.num_rows)
-        nbytes.append(min(max(group.total_byte_size, 1), MOST_BYTES))
-    return FoundBlocks(
-        np.array(rows, np.int64),
-        np.array(extents, np.int64).reshape(-1, 3),
-        info,
-        nbytes=np.array(nbytes, np.int64),
-    )
+    metadata = parquet.read_metadata(pa.BufferReader(footer))
+    leaves = len(_leaves(metadata, None))
+    rows, nbytes, numbers = list[int](), list[int](), list[int]()
+    chunks = list[tuple[int, int]]()
+    for number, group in enumerate(row_groups(footer[len(_MAGIC) : -8])):
+        if not group.rows:  # it has no chunks
+            continue
+        if not 0 < group.rows < 1 << 31 or len(group.chunks) != leaves:
+            what = f"{group.rows:,} rows and {len(group.chunks):,} columns"
+            raise ValueError(f"row group {number:,} has {what}")
+        if not all(4 <= at <= end - size < end for at, size in group.chunks):
+            raise ValueError(f"a column of row group {number:,} lies outside of the file")
+        chunks += group.chunks
+        rows.append(group.rows)
+        nbytes.append(min(max(group.nbytes, 1), MOST_BYTES))
+        numbers.append(number)
+    if numbers and numbers[-1] >= metadata.num_row_groups:
+        raise ValueError(f"{numbers[-1] + 1:,} row groups instead of {metadata.num_row_groups:,}")
+    table = np.array(chunks, np.int64).reshape(-1, 2)
+    blocks = np.repeat(np.arange(len(rows)), leaves)
+    head = np.array([len(rows), leaves, *numbers, *rows], np.int64)
+    info = b"".join((head.tobytes(), table.tobytes(), footer))
+    extents = np.column_stack([blocks, table])
+    return FoundBlocks(np.array(rows, np.int64), extents, info, nbytes=np.array(nbytes, np.int64))
 
 
-def _with_rows(metadata: parquet.FileMetaData) -> list[int]:
-    """Return the row groups that have rows; an empty one has no chunks."""
-    groups = range(metadata.num_row_groups)
-    return [number for number in groups if metadata.row_group(number).num_rows]
+class _Info(NamedTuple):
+    """What the index keeps of a file.
 
+    Attributes:
+        groups: The number of each block's row group.
+        rows: How many rows each has.
+        chunks: Offset and length: blocks x columns x 2.
+    """
 
-def _chunk(column: parquet.ColumnChunkMetaData) -> _Chunk:
-    begin, before = column.data_page_offset, column.dictionary_page_offset
-    if before is not None and 0 < before < begin:
-        begin = before
-    return _Chunk(begin, column.total_compressed_size)
+    metadata: parquet.FileMetaData
+    groups: list[int]
+    rows: list[int]
+    chunks: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, info: bytes) -> _Info:
+        """Return what `_found` wrote; ValueError if that cannot be."""
+        count, leaves = np.frombuffer(info, np.int64, 2).tolist()
+        if not (0 <= count <= len(info) and 0 < leaves <= len(info)):
+            raise ValueError(f"{count:,} row groups of {leaves:,} columns")
+        table = np.frombuffer(info, np.int64, 2 * count * (1 + leaves), 16)
+        groups, rows = table[: 2 * count].reshape(2, count).tolist()
+        chunks = table[2 * count :].reshape(count, leaves, 2)
+        metadata = parquet.read_metadata(pa.BufferReader(info[16 + table.nbytes :]))
+        return cls(metadata, groups, rows, chunks)
 
 
 def _leaves(metadata: parquet.FileMetaData, columns: Sequence[str] | None) -> list[int]:
@@ -163,42 +170,43 @@ class _RowGroups(BlockDecoder):
     """The row groups of a file, decoded to record batches."""
 
     def __init__(self, info: bytes, columns: Sequence[str] | None) -> None:
-        self._metadata = parquet.read_metadata(pa.BufferReader(info))
-        self._groups = _with_rows(self._metadata)
+        self._info = _Info.of(info)
+        self._metadata = self._info.metadata
         self._leaves = _leaves(self._metadata, columns)
         schema = self._metadata.schema.to_arrow_schema()
         self._names = schema.names if columns is None else [*columns]
         self._schema = pa.schema([schema.field(each) for each in self._names])
+        self._is_stream = has_dictionaries(self._schema)
 
     def prepared(self, block: int, data: memoryview) -> Any:
         """Return the record batch of a row group, as bytes."""
-        group = self._metadata.row_group(self._groups[block])
+        rows, chunks = self._info.rows[block], self._info.chunks[block].tolist()
         file, at, nbytes, repeatable = _Stretches(), 0, 0, 0
         for leaf in self._leaves:
-            chunk = _chunk(group.column(leaf))
-            file.stretches[chunk.offset] = part = data[at : at + chunk.length]
+            offset, length = chunks[leaf]
+            file.stretches[offset] = part = data[at : at + length]
             claims = claims_of(part)
             nbytes += claims.nbytes + _VALUE_BYTES * claims.values
-            repeatable, at = repeatable + claims.repeatable, at + chunk.length
+            repeatable, at = repeatable + claims.repeatable, at + length
         if at != len(data):
             raise ValueError(f"a row group of {at:,} bytes instead of {len(data):,}")
         refuse_claim("a row group", nbytes, len(data))
         # Of what may be given again and again, so many rows take a part of what is allowed.
-        rows = max(most_bytes(len(data)) // max(repeatable, 1), 1)
-        batch = self._batch(file, block, min(rows, group.num_rows), len(data))
-        if batch.num_rows != group.num_rows:
-            raise ValueError(f"{batch.num_rows:,} rows instead of {group.num_rows:,}")
+        most = max(most_bytes(len(data)) // max(repeatable, 1), 1)
+        batch = self._batch(file, self._info.groups[block], min(most, rows), len(data))
+        if batch.num_rows != rows:
+            raise ValueError(f"{batch.num_rows:,} rows instead of {rows:,}")
         batch.validate(full=True)  # strings of other writers may not be UTF-8
         return bytes_of_batch(batch)
 
-    def _batch(self, file: _Stretches, block: int, rows: int, stored: int) -> pa.RecordBatch:
+    def _batch(self, file: _Stretches, group: int, rows: int, stored: int) -> pa.RecordBatch:
         """Decode a row group, so many rows at a time."""
         reader = parquet.ParquetFile(
             pa.PythonFile(file, "r"), metadata=self._metadata, pre_buffer=False
         ).reader
         batches, total = [], 0
         for batch in reader.iter_batches(
-            rows, row_groups=[self._groups[block]], column_indices=self._leaves, use_threads=False
+            rows, row_groups=[group], column_indices=self._leaves, use_threads=False
         ):
             total += batch.nbytes
             refuse_claim("a row group", total, stored)
@@ -209,7 +217,7 @@ class _RowGroups(BlockDecoder):
 
     def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
         """See `BlockDecoder`."""
-        return samples_of_batch(batch_of_bytes(data, self._schema), rows)
+        return samples_of_batch(batch_of_bytes(data, self._schema, self._is_stream), rows)
 
 
 class _Stretches:

@@ -1,19 +1,67 @@
-"""What the pages of a Parquet column chunk claim to hold, before they are decompressed.
+"""What a Parquet footer says of its chunks, and their pages of themselves, before they are read.
 
-A few bytes of a page can stand for gigabytes, and the footer need not say so. Page headers are in
-Thrift's compact protocol: of each the few numbers that matter are read, the rest is passed over.
+A few bytes of a page can stand for gigabytes, and the footer need not say so. Both are in Thrift's
+compact protocol. pyarrow ends the process for some footers that are damaged, once their columns are
+looked at in Python; so that is done here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 # Field types of the compact protocol.
-_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = *range(4), *range(7, 13)
+_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12
+# From here on, a byte of a number is not its last; a list as long as this says its length behind.
+_MORE, _LONG = 128, 15
 # Of a page header, which of its fields are what; and of a data page, where its encoding is.
 _DATA, _DICTIONARY, _DATA_2 = 5, 7, 8
 _DELTA_BYTE_ARRAY = 7
+# Of a footer: its row groups; of those: chunks, bytes, rows; of a chunk: another file, metadata; of
+# that: bytes, and where its pages begin.
+_GROUPS, _CHUNKS, _GROUP_BYTES, _GROUP_ROWS, _FILE, _META = 4, 1, 2, 3, 1, 3
+_STORED, _PAGES, _DICTIONARY_PAGE = 7, 9, 11
 _MOST_DEPTH = 16
+
+
+class RowGroup(NamedTuple):
+    """What a footer says of a row group.
+
+    Attributes:
+        chunks: Offset and length of each column's chunk.
+    """
+
+    rows: int
+    nbytes: int
+    chunks: list[tuple[int, int]]
+
+
+def row_groups(footer: bytes) -> Iterator[RowGroup]:
+    """Yield the row groups of a footer; ValueError if it is damaged."""
+    at = field = 0
+    try:
+        while head := footer[at]:
+            field, at = field + (head >> 4), at + 1
+            if field != _GROUPS:
+                _, at = _value(footer, at, head & 15, 0, is_field=True)
+                continue
+            count, kind, at = _list(footer, at)
+            for _ in range(count):
+                group, at = _value(footer, at, kind, 0, is_field=False)
+                yield _row_group(group)
+    except (TypeError, LookupError, AttributeError) as error:
+        raise ValueError("its metadata has no end, or lacks sizes") from error
+
+
+def _row_group(group: dict[int, Any]) -> RowGroup:
+    chunks = []
+    for chunk in group.get(_CHUNKS, ()):
+        meta = chunk[_META]
+        if chunk.get(_FILE):
+            raise ValueError("columns that are in another file")
+        begin, before = meta[_PAGES], meta.get(_DICTIONARY_PAGE, 0)
+        chunks.append((before if 0 < before < begin else begin, meta[_STORED]))
+    return RowGroup(group[_GROUP_ROWS], group[_GROUP_BYTES], chunks)
 
 
 class Claims(NamedTuple):
@@ -34,7 +82,10 @@ def claims_of(chunk: memoryview) -> Claims:
     """Return what the pages of a column chunk claim; ValueError if they are not within it."""
     at = nbytes = values = repeatable = 0
     while at < len(chunk):
-        header, at = _struct(chunk, at, 0)
+        try:
+            header, at = _struct(chunk, at, 0)
+        except IndexError as error:
+            raise ValueError("a page header that has no end") from error
         size, stored = header.get(2), header.get(3)
         if not (isinstance(size, int) and isinstance(stored, int) and size >= 0 and stored >= 0):
             raise ValueError("a page without a size")
@@ -51,69 +102,75 @@ def claims_of(chunk: memoryview) -> Claims:
     return Claims(nbytes, values, repeatable)
 
 
-def _struct(data: memoryview, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Return the numbers and structs of a struct by field, and where it ends."""
+def _struct(data: bytes | memoryview, at: int, depth: int) -> tuple[dict[int, Any], int]:
+    """Return the fields of a struct by number, and where it ends: of strings their lengths."""
     if depth > _MOST_DEPTH:
-        raise ValueError("a page header that is nested too deeply")
+        raise ValueError("metadata that is nested too deeply")
     found: dict[int, Any] = {}
     field = 0
-    while True:
-        head, at = _byte(data, at)
-        if head == _STOP:
-            return found, at
-        kind = head & 15
+    while head := data[at]:
+        at += 1
         if head >> 4:
             field += head >> 4
         else:
             field, at = _integer(data, at)
-        found[field], at = _value(data, at, kind, depth, is_field=True)
+        kind = head & 15
+        if not _BYTE < kind < _DOUBLE:
+            found[field], at = _value(data, at, kind, depth, is_field=True)
+        elif (byte := data[at]) < _MORE:  # most are small numbers
+            found[field], at = (byte >> 1) ^ -(byte & 1), at + 1
+        else:
+            found[field], at = _integer(data, at)
+    return found, at + 1
 
 
-def _value(data: memoryview, at: int, kind: int, depth: int, *, is_field: bool) -> tuple[Any, int]:
+def _value(
+    data: bytes | memoryview, at: int, kind: int, depth: int, *, is_field: bool
+) -> tuple[Any, int]:
+    if _BYTE < kind < _DOUBLE:
+        return _integer(data, at)
+    if kind == _STRUCT:
+        return _struct(data, at, depth + 1)
+    if kind == _BINARY:
+        size, at = _varint(data, at)
+        return size, at + size
     if kind in (_TRUE, _FALSE):
         return None, at if is_field else at + 1
     if kind == _BYTE:
         return None, at + 1
-    if kind < _DOUBLE:
-        return _integer(data, at)
     if kind == _DOUBLE:
         return None, at + 8
-    if kind == _BINARY:
-        size, at = _varint(data, at)
-        return None, at + size
-    if kind == _STRUCT:
-        return _struct(data, at, depth + 1)
-    if kind not in (_LIST, _SET):  # no page header has maps
-        raise ValueError("no page header")
-    head, at = _byte(data, at)
-    size = head >> 4
-    if size == 15:
-        size, at = _varint(data, at)
-    for _ in range(size):
-        _, at = _value(data, at, head & 15, depth + 1, is_field=False)
-        if at > len(data):
-            raise ValueError("a page header that has no end")
-    return None, at
+    if kind not in (_LIST, _SET):  # neither headers nor footers have maps
+        raise ValueError("no metadata of Parquet")
+    count, kind, at = _list(data, at)
+    found = []
+    for _ in range(count):
+        each, at = _value(data, at, kind, depth + 1, is_field=False)
+        found.append(each)
+    return found, at
 
 
-def _byte(data: memoryview, at: int) -> tuple[int, int]:
-    if at >= len(data):
-        raise ValueError("a page header that has no end")
-    return data[at], at + 1
+def _list(data: bytes | memoryview, at: int) -> tuple[int, int, int]:
+    """Return how many elements a list has, their type, and where they begin."""
+    head = data[at]
+    count, at = head >> 4, at + 1
+    if count == _LONG:
+        count, at = _varint(data, at)
+    if count > len(data) - at:  # each takes a byte
+        raise ValueError(f"a list of {count:,} in {len(data) - at:,} bytes")
+    return count, head & 15, at
 
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     found = shift = 0
-    while True:
-        byte, at = _byte(data, at)
+    while (byte := data[at]) >= _MORE:
         found |= (byte & 127) << shift
-        if byte < 128:
-            return found, at
-        shift += 7
+        at, shift = at + 1, shift + 7
         if shift > 63:
-            raise ValueError("a page header with a number of more than 64 bits")
+            raise ValueError("a number of more than 64 bits")
+    return found | byte << shift, at + 1
 
 
-def _integer(data: memoryview, at: int) -> tuple[int, int]:
+def _integer(data: bytes | memoryview, at: int) -> tuple[int, int]:
     found, at = _varint(data, at)
     return (found >> 1) ^ -(found & 1), at
