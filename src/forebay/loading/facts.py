@@ -149,7 +149,8 @@ class LiveLoader(LivePage):
         self._measured: dict[str, Any] | None = None
         self._measured_due = 0.0
         self._memory_note = ""
-        if (method := kind()) is not None:
+        method: Any = kind()
+        if method is not None:
             weakref.finalize(method.__self__, self.remove)
 
     def state_of(self, trace: Trace) -> dict[str, Any] | None:
