@@ -23,7 +23,7 @@ def know_load(
 
     Args:
         patch: Undoes it.
-        module: `forebay.loading.worker_tuning` or `forebay.runs.run`.
+        module: `forebay.loading.workers` or `forebay.runs.run`.
         step_s: Seconds that the trainer takes for a step; None if there is no trainer.
         batch_s: Seconds that a worker waits for each batch, without using a core.
     """

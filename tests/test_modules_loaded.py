@@ -58,7 +58,7 @@ tell()
 # What a program defines and does, what it does afterwards, and how many modules are loaded between.
 PROGRAMS = {
     "preprocess": (WORK, PREPROCESS, ASK, 75),
-    "loader": (SQUARES, LOADER, "", 88),
+    "loader": (SQUARES, LOADER, "", 73),
     "open_cache": ("", OPEN_CACHE, "", 30),
     "predict": (SQUARES, PREDICT, ASK, 141),
 }

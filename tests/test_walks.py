@@ -20,11 +20,11 @@ from kit.range_server import RangeServer
 
 # What each of these does between two calls of `walk`, and how many files may run a function there.
 MOST = {
-    "input": 43,
-    "columns": 32,
-    "prediction": 82,
-    "batch": 44,
-    "diagnosis": 10,
+    "input": 42,
+    "columns": 31,
+    "prediction": 77,
+    "batch": 38,
+    "diagnosis": 9,
     "bucket sample": 7,
 }
 PROGRAM = '''

@@ -10,34 +10,26 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from multiprocessing.context import BaseContext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
-from weakref import WeakMethod
 
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from forebay.base.randomness import generators_kept
 from forebay.buffer import Buffer, buffer_of
 from forebay.errors import OptionError, short_tracebacks
-from forebay.failures import Failure
 from forebay.loading.arguments import ARGUMENTS
-from forebay.loading.facts import LiveLoader, diagnosis_of, report_of, setup_now
+from forebay.loading.inspection import InspectedLoader, page_of_loader
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.kind import LoaderKind
 from forebay.loading.kinds import check_arguments, check_worker_method, kind_of_loader
 from forebay.loading.progress import LoaderProgress
 from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
-from forebay.mixing import MixedDataset, checked_weights
-from forebay.observe.figures import Statistics
+from forebay.mixing import MixedDataset, weights_for
 from forebay.observe.record import PUBLISH_S
 from forebay.options import (
     AutoWorkers,
@@ -51,7 +43,6 @@ from forebay.ranks import ranks_of
 
 if TYPE_CHECKING:  # what few loaders are asked for is imported when it is
     from forebay.loading.sample_check import SampleCheck
-    from forebay.observe.diagnosis import Diagnosis
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -65,7 +56,7 @@ _TAKEN = (
 )
 
 
-class DataLoader(TorchDataLoader[_T_co]):
+class DataLoader(InspectedLoader[_T_co]):
     """PyTorch's DataLoader, faster, more robust, and with a prefetch buffer of any size.
 
     With only torch's arguments it behaves as torch's does. The additional arguments:
@@ -272,7 +263,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         if not kind.is_local:
             self.check_worker_number_rationality()
         progress = self._loader_progress
-        page = partial(LiveLoader, WeakMethod(self._kind), weakref.ref(progress))
+        page = partial(page_of_loader, weakref.WeakMethod(self._kind), weakref.ref(progress))
         progress.trace.publish_from(time.perf_counter() + PUBLISH_S, page)
         return BatchIterator(self, kind, self._loader_progress)
 
@@ -287,58 +278,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         if cluster_of(self.backend) is None and not isinstance(self.num_workers, AutoWorkers):
             super().check_worker_number_rationality()
 
-    # ---- progress -------------------------------------------------------------------------------
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch; after its last batch, or before the first iteration, the next one."""
-        return self._loader_progress.epoch
-
-    @property
-    def mask(self) -> torch.Tensor:
-        """Which samples of the last returned batch count: a bool tensor, one value per sample.
-
-        False for a sample that is only repeated to give all ranks equal steps (`tail="repeat"`).
-
-        Raises:
-            OptionError: No batch was returned yet.
-        """
-        return self._loader_progress.mask()
-
-    @property
-    def failures(self) -> list[Failure]:
-        """The samples that were left out so far (`on_error="skip"`), in order: the first 1,000."""
-        return list(self._loader_progress.failures)
-
-    def statistics(self) -> Statistics:
-        """Return counts and times of the loader so far; cheap, and possible at any time."""
-        return self._loader_progress.statistics(self._kind())
-
-    def diagnose(self) -> Diagnosis:
-        """Return why training waits, and what to change: `print(loader.diagnose())`.
-
-        It looks at the last 2,048 steps at most, and takes about 0.1 s, at any time.
-        """
-        progress = self._loader_progress
-        setup = setup_now(progress.setup or self._kind().setup, progress.trace)
-        return diagnosis_of(progress.trace, setup, self.dataset)
-
-    def report(self, path: str | os.PathLike[str]) -> Path:
-        """Write what happened so far to a self-contained HTML file: charts, waits, slow samples.
-
-        The file opens without a network, stays below 300 KB, and can be read by `forebay.compare`.
-
-        Args:
-            path: Where. An earlier report is replaced.
-
-        Returns:
-            The path of the file.
-
-        Raises:
-            OptionError: There is a file that is not a report; it was left as it is.
-            OSError: The file cannot be written.
-        """
-        return report_of(self._kind(), self._loader_progress, path)
+    # ---- checks --------------------------------------------------------------------------------
 
     def check(self, samples: int = 4) -> SampleCheck:
         """Make some samples twice in this process and twice in two workers, and compare them.
@@ -359,32 +299,9 @@ class DataLoader(TorchDataLoader[_T_co]):
             OptionError: The dataset is iterable or empty.
             Exception: What a sample raised.
         """
-        from forebay.loading.sample_check import apart, compared, spread_indices
+        from forebay.loading.sample_check import check_samples
 
-        length = self._kind().length
-        if isinstance(self.dataset, IterableDataset) or not length:
-            raise OptionError("check() needs a map-style dataset with samples")
-        indices, here = spread_indices(samples, length), apart(self.dataset)
-
-        def made(num_workers: int) -> list[Any]:
-            with (
-                warnings.catch_warnings(),
-                DataLoader(
-                    self.dataset if num_workers else here,
-                    batch_size=max(len(indices) // 8, 1),  # so that both workers read at once
-                    sampler=indices,
-                    collate_fn=list,
-                    num_workers=num_workers,
-                    worker_init_fn=self.worker_init_fn if num_workers else None,
-                    multiprocessing_context=self.multiprocessing_context if num_workers else None,
-                    seed=self.seed,
-                ) as loader,
-            ):
-                warnings.filterwarnings("ignore", "This DataLoader will create")
-                return [sample for batch in loader for sample in batch]
-
-        with generators_kept():
-            return compared(indices, made, self.seed)
+        return check_samples(self._kind(), samples, DataLoader)
 
     # ---- position ------------------------------------------------------------------------------
 
@@ -442,27 +359,6 @@ class DataLoader(TorchDataLoader[_T_co]):
         self.__dict__["seed"] = self._own_seed if position.seed is None else position.seed
         self._loader_progress.resume(position)
 
-    def replay(self, *, epoch: int, batch: int) -> Any:
-        """Rebuild one batch in this process, for debugging, without affecting the iteration.
-
-        The dataset is used as it is: if it has `set_epoch`, call that for the epoch first.
-
-        Args:
-            epoch: The batch's epoch, from 0.
-            batch: The batch's number in the epoch, from 0.
-
-        Returns:
-            The same batch, bit for bit.
-
-        Raises:
-            OptionError: The loader has no seed.
-            IndexError: The epoch has no such batch.
-            Exception: What the dataset or collate_fn raised, with the traceback of this call.
-        """
-        from forebay.loading.replay import replayed
-
-        return replayed(self._kind(), self._loader_progress, epoch, batch)
-
     # ---- changes -------------------------------------------------------------------------------
 
     def refresh(self) -> None:
@@ -487,15 +383,7 @@ class DataLoader(TorchDataLoader[_T_co]):
         Raises:
             OptionError: The dataset is not a mixture, it has a schedule, or a weight is impossible.
         """
-        if not isinstance(self.dataset, MixedDataset):
-            raise OptionError("set_weights() is for a dataset made by forebay.mix()")
-        if self.dataset.schedule:
-            raise OptionError(
-                "set_weights() is not for a mixture with a schedule, which decides its weights\n"
-                "  Nothing was changed. Leave out schedule= of mix(), or the call."
-            )
-        checked = checked_weights(weights, tuple(self.dataset.datasets))
-        self._loader_progress.set_weights(self._kind(), checked)
+        self._loader_progress.set_weights(self._kind(), weights_for(self.dataset, weights))
 
     def close(self) -> None:
         """Stop the workers now; otherwise they stop with the loader, or with the process."""

@@ -122,6 +122,18 @@ def checked_weights(weights: Mapping[Any, float], names: Sequence[Any]) -> tuple
     return tuple(float(weights[name]) for name in names)
 
 
+def weights_for(dataset: Any, weights: Mapping[str, float]) -> tuple[float, ...]:
+    """Return new weights for a mixture in the order of its sources; refuse any other dataset."""
+    if not isinstance(dataset, MixedDataset):
+        raise OptionError("set_weights() is for a dataset made by forebay.mix()")
+    if dataset.schedule:
+        raise OptionError(
+            "set_weights() is not for a mixture with a schedule, which decides its weights\n"
+            "  Nothing was changed. Leave out schedule= of mix(), or the call."
+        )
+    return checked_weights(weights, tuple(dataset.datasets))
+
+
 class MixedDataset(Dataset[Any]):
     """The concatenation of several datasets, with a weight for each; made by `mix`.
 

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import forebay
 from forebay import AutoWorkers, Buffer, DataLoader, OptionError
-from forebay.loading import worker_tuning
+from forebay.loading import workers
 from known_load import know_load
 
 # Only against hanging.
@@ -63,7 +63,7 @@ def iterate_until(loader, is_done):
 )
 def test_it_grows_while_training_waits_and_no_batch_changes(arguments, monkeypatch):
     """Workers that wait for their storage: as many as are allowed, and the batches of one."""
-    know_load(monkeypatch, worker_tuning, step_s=0.001, batch_s=0.04)
+    know_load(monkeypatch, workers, step_s=0.001, batch_s=0.04)
     usual = {"batch_size": 4, "shuffle": True, "seed": 3}
     with DataLoader(Waiting(), num_workers=AutoWorkers(max=6), **usual, **arguments) as loader:
         found = iterate_until(loader, lambda: loader.statistics().num_workers == 6)
@@ -79,7 +79,7 @@ def test_it_grows_while_training_waits_and_no_batch_changes(arguments, monkeypat
 
 def test_it_shrinks_where_fewer_are_enough(monkeypatch):
     """A trainer that takes its time: one worker makes what it needs."""
-    know_load(monkeypatch, worker_tuning, step_s=0.05, batch_s=0.001)
+    know_load(monkeypatch, workers, step_s=0.05, batch_s=0.001)
     with DataLoader(Waiting(8), num_workers="auto", buffer=Buffer(max_batches=4)) as loader:
         iterate_until(loader, lambda: loader.statistics().num_workers == 1)
         assert "enough" in loader.statistics().decisions[-1]
@@ -96,7 +96,7 @@ def test_it_grows_with_what_it_measures():
 @pytest.mark.slow
 def test_workers_that_die_while_it_grows_cost_no_batch(monkeypatch):
     """Each is replaced, and its batch made again, whatever the number is."""
-    know_load(monkeypatch, worker_tuning, step_s=0.001, batch_s=0.04)
+    know_load(monkeypatch, workers, step_s=0.001, batch_s=0.04)
     usual = {"batch_size": 4, "seed": 3, "buffer": Buffer(max_batches=8)}
     found, killed, deadline = [], 0, time.monotonic() + DEADLINE_S
     with DataLoader(Waiting(), num_workers=AutoWorkers(max=6), **usual) as loader:
@@ -116,7 +116,7 @@ def test_workers_that_die_while_it_grows_cost_no_batch(monkeypatch):
 
 def test_decisions_are_logged(caplog, monkeypatch):
     """Each as a line for the logger "forebay"."""
-    know_load(monkeypatch, worker_tuning, step_s=0.001, batch_s=0.04)
+    know_load(monkeypatch, workers, step_s=0.001, batch_s=0.04)
     with (
         caplog.at_level(logging.INFO, "forebay"),
         DataLoader(Waiting(), 4, num_workers=AutoWorkers(max=4), buffer="1MB") as loader,

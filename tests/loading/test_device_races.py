@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from forebay.loading.batch_slots import BatchSlots
 from forebay.loading.device_batches import DeviceBatches
 from forebay.loading.messages import BatchRequest, BatchResult
+from forebay.loading.workers import BatchSlots
 from forebay.memory.packing import Packer
 from forebay.observe.measurements import Transfers
 from kit.fake_device import FakeDevice

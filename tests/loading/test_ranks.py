@@ -25,7 +25,7 @@ from worlds import World, digest
 import forebay
 from forebay import DataLoader, FailuresError, OptionError
 from forebay.loading.facts import setup_now
-from forebay.loading.worker_tuning import WorkerTuning
+from forebay.loading.workers import WorkerTuning
 from forebay.observe.record import Trace
 from forebay.ranks import ranks_sharing_cores
 

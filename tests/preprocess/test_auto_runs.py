@@ -14,7 +14,7 @@ from driving import WORKS, make_inputs
 import forebay
 from forebay import AutoWorkers
 from forebay.cli import cli
-from forebay.loading import worker_tuning
+from forebay.loading import workers
 from forebay.runs import tuning
 from known_load import know_load
 
@@ -68,7 +68,7 @@ def test_a_function_that_waits_gets_as_many_workers_as_allowed(
 @pytest.mark.slow
 def test_predict_gets_as_many_workers_as_its_model_needs(tmp_path, monkeypatch):
     """A model that is faster than what it waits for."""
-    know_load(monkeypatch, worker_tuning, step_s=0.001, batch_s=0.04)
+    know_load(monkeypatch, workers, step_s=0.001, batch_s=0.04)
     report = forebay.predict(
         total,
         Remote(),

@@ -8,6 +8,7 @@ BatchJob           in any worker; by itself, in a thread
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -73,9 +74,13 @@ class BatchJob:
         self._has_made = False
         self._snapshots: Snapshots | None = None
         self._ended: int | None = None  # the epoch whose end was answered
-        self.timer = BatchTimer()
         # With `concurrency`: requests whose samples are to be fetched, once that can begin.
         self._later: deque[BatchRequest] = deque()
+
+    @functools.cached_property
+    def timer(self) -> BatchTimer:
+        """Measures what batches take, in the process that makes them."""
+        return BatchTimer()
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Call the user's `worker_init_fn`; in a thread there is nothing else to set up."""
@@ -213,17 +218,17 @@ class BatchJob:
         return self.timer.timing(self._worker_id, fetcher.slowest if fetcher else None)
 
     def _made_fetcher(self) -> BatchFetcher:
-        """Return what fetches samples, which is made once."""
-        if self._fetcher is None:
-            self._fetcher = self._spec.fetcher(
-                self._spec,
-                self._worker_id,
-                turns=self._turns,
-                seeds=self._seeds,
-                later=self._later,
-                is_process=self.is_process,
-            )
-        return self._fetcher
+        """Return what fetches samples, before the first batch."""
+        fetcher: BatchFetcher = self._spec.fetcher(
+            self._spec,
+            self._worker_id,
+            turns=self._turns,
+            seeds=self._seeds,
+            later=self._later,
+            is_process=self.is_process,
+        )
+        self._fetcher = fetcher
+        return fetcher
 
     def _fetcher_for(self, request: BatchRequest) -> BatchFetcher:
         """Return what fetches samples, with the epoch of the request begun."""
@@ -261,7 +266,7 @@ class LocalJob(BatchJob):
         self, request: BatchRequest, generators: Callable[[], AbstractContextManager[Any]]
     ) -> None:
         """Begin to iterate an iterable dataset, if this is the first request of its epoch."""
-        fetcher = self._made_fetcher()
+        fetcher = self._fetcher or self._made_fetcher()
         if not fetcher.is_open_for(request):
             with generators():
                 fetcher.open(request)

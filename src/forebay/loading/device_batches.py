@@ -23,8 +23,8 @@ from forebay.base.machine import usable_memory
 from forebay.devices.device import Copy, Device
 from forebay.devices.flow import Allocate, Command, Discard, StartCopy, TransferFlow
 from forebay.devices.slab import MOST, SHARE, DeviceSlab, PinnedWindow, Rebuilding
-from forebay.loading.batch_slots import BatchSlots
 from forebay.loading.messages import BatchResult
+from forebay.loading.workers import BatchSlots
 from forebay.memory.packed_batch import unpack
 from forebay.observe.measurements import Transfers
 

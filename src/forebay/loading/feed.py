@@ -33,8 +33,6 @@ from forebay.engine.commands import (
 from forebay.engine.engine import Engine, NewTask
 from forebay.engine.tasks import State
 from forebay.errors import WorkerDiedError
-from forebay.loading.batch_slots import BatchSlots
-from forebay.loading.drivers import BackgroundDriver, CallerDriver
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import (
     BatchRequest,
@@ -46,7 +44,15 @@ from forebay.loading.messages import (
 )
 from forebay.loading.open_feeds import CLOSED, LEAVE_S, OPEN_FEEDS, leave_at_exit
 from forebay.loading.selections import RELEASED_TOGETHER
-from forebay.loading.worker_pool import CLUSTER_START_S, START_S, pool_for
+from forebay.loading.workers import (
+    CLUSTER_START_S,
+    START_S,
+    BackgroundDriver,
+    BatchSlots,
+    CallerDriver,
+    WorkerTuning,
+    pool_for,
+)
 from forebay.observe.progress import log
 from forebay.observe.record import Trace
 from forebay.options import backend_name
@@ -54,7 +60,6 @@ from forebay.pools.processes import occupy_standard_descriptors
 
 if TYPE_CHECKING:  # few loaders have them
     from forebay.loading.device_batches import DeviceBatches
-    from forebay.loading.worker_tuning import WorkerTuning
 
 # How long nobody may take a batch, while there is nothing to do, before the workers are stopped.
 IDLE_S = 600.0

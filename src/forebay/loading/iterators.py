@@ -21,8 +21,7 @@ from forebay.failures import Failure
 from forebay.loading.kind import RETRIES, LoaderKind
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.open_feeds import CLOSED
-from forebay.loading.pipeline import Pipeline
-from forebay.loading.progress import LoaderProgress
+from forebay.loading.progress import LoaderProgress, Pipeline
 from forebay.observe.progress import log_samples_failed
 from forebay.pools.processes import ProcessPool
 

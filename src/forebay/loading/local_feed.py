@@ -69,7 +69,8 @@ class LocalFeed:
         if begin := self._job.begin:
             for each in tasks:
                 begin(Assignment(each.task, 1, each.payload))
-        self._send_ahead()
+        if self._most_ahead:
+            self._send_ahead()
 
     def forget(self, before: int) -> None:
         """Drop every task with a lower number."""
@@ -90,11 +91,13 @@ class LocalFeed:
             self._owner, self._most_ahead = os.getpid(), 0
         if not self._ahead:
             self._ahead.append((self._queue.popleft(), None))
-        began = time.perf_counter()
-        step_s = min(began - self._taken_at, self._made_s)  # between epochs it may be very long
-        self._step_s += (step_s - self._step_s) / SMOOTHED
-        self._send_ahead()
-        (task, made), ready = self._ahead[0], len(self.ready)
+        began, ready = time.perf_counter(), 0
+        if self._most_ahead:
+            step_s = min(began - self._taken_at, self._made_s)  # between epochs it may be very long
+            self._step_s += (step_s - self._step_s) / SMOOTHED
+            self._send_ahead()
+            ready = len(self.ready)
+        task, made = self._ahead[0]
         result = self._make(task) if made is None or made.cancel() else made.result()
         self._ahead.popleft()  # not before: if it was interrupted, it is made when asked for again
         if isinstance(result, BatchResult):
@@ -123,7 +126,6 @@ class LocalFeed:
     def _send_ahead(self) -> None:
         """Give the thread the next requests, if that is worth it."""
         is_worth_it = self._made_s >= LEAST_S and self._step_s >= STEP_SHARE * self._made_s
-        is_worth_it = is_worth_it and self._most_ahead > 0
         while is_worth_it and self._queue and len(self._ahead) <= self._most_ahead:
             if self._thread is None:
                 begin = self._job_ahead.timer.measure

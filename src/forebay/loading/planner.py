@@ -58,6 +58,7 @@ class Planner:
     Attributes:
         kind: Says what to request; another one for each iteration.
         turns: Whose turn it is, and what workers have told; None if any worker makes a batch.
+        orders: `epoch_of` the sampler, by epoch that has begun.
     """
 
     def __init__(self, kind: LoaderKind) -> None:
@@ -69,6 +70,9 @@ class Planner:
         self._feed: Feed | LocalFeed | None = None
         self._setup, self._runs_ahead = kind.setup, kind.runs_ahead
         self._depth = Depth(self._setup)
+        # Whether the thread that runs the engine makes the requests; whether some are made ahead.
+        self._is_driven = self._setup.fills_by_itself and kind.is_arithmetic
+        self._asks_ahead = self._setup.requests > 0 or self._setup.first_requests > 0
         self._sampler = kind.foreseen_sampler
         self._was_left = False  # whether requests of the epoch before were dropped
         self._peeks_from = math.inf
@@ -77,7 +81,7 @@ class Planner:
         self._next_task = 0
         self._sampler_states: dict[int, SamplerStates] = {}  # by task: the sampler states after it
         self._current_states: SamplerStates | None = None
-        self._orders: dict[int, int | None] = {}  # `epoch_of` the sampler, by epoch that has begun
+        self.orders: dict[int, int | None] = {}
         self._seen: Any = None  # the fingerprint when the sampler was last read
         self._is_stale = False
         self._requesting = threading.RLock()  # reentrant: a signal's handler may use the loader
@@ -93,7 +97,7 @@ class Planner:
             self._requesting = threading.RLock()
         with self._requesting:
             if start.epoch != self.epoch or self.is_over:  # not the rest of an epoch
-                self._orders[start.epoch] = epoch_of(self._sampler)
+                self.orders[start.epoch] = epoch_of(self._sampler)
             first_task = self._first_kept(start, is_new=is_new)
         self._drop(first_task)
         with self._requesting:
@@ -105,7 +109,7 @@ class Planner:
             is_other = start.by_sample or start.length is not None
             self._peeks_from = 0 if is_other else self.kind.peeks_from()
             if not self._epochs:
-                self._open(start, self._orders[start.epoch], next_worker)
+                self._open(start, self.orders[start.epoch], next_worker)
                 self._seen = self._fingerprint()  # reading a sampler may change it, too
             self._put_missing()
         if self._is_driven:
@@ -119,7 +123,7 @@ class Planner:
             self._leave(epochs.popleft())
         if epochs:
             planned = epochs[0]
-            is_kept = planned.order == self._orders[start.epoch] and planned.start == start
+            is_kept = planned.order == self.orders[start.epoch] and planned.start == start
             if is_kept and not is_new and not self._is_stale:
                 return planned.first_task
             set_states(self.kind.index_sampler, planned.sampler_states)
@@ -133,14 +137,17 @@ class Planner:
 
     def take(self) -> tuple[BatchRequest, Result] | None:
         """Return the next result of this epoch and its request; None at the epoch's end."""
-        feed = self._open_feed
-        if self.turns is not None:  # here, where no batch is lost if a filter makes it an error
-            self.turns.warn_of_copies()
+        feed, turns = self._open_feed, self.turns
+        if turns is not None:  # here, where no batch is lost if a filter makes it an error
+            turns.warn_of_copies()
         while True:
             if not self._requests:
                 feed.check()
                 with self._requesting:
-                    self._put_missing(at_least=1)
+                    if self._asks_ahead:
+                        self._put_missing(at_least=1)
+                    else:
+                        self._request(1)
             if not self._has_requests():
                 reader = self._epochs[0].reader
                 error, reader.error = reader.error, None
@@ -162,6 +169,8 @@ class Planner:
             if self.batch >= self._peeks_from and not self._requests:
                 with self._requesting:  # after the last batch it is then known that it was that
                     self._put_missing(at_least=1)
+            elif not self._asks_ahead:
+                self.kind.reached(self.start, self.batch - self.start.batch)
             elif not self._is_driven:
                 self._put_missing()
             return request, result
@@ -252,7 +261,7 @@ class Planner:
         if not self.has_next():
             states = kind.sampler_states() if after is None else after.sampler_states
             return states, None, epoch_of(self._sampler)
-        order = self._orders[self.epoch]
+        order = self.orders[self.epoch]
         if not self._epochs:  # opening the epoch raised
             return kind.sampler_states(), None, order
         epoch, states, drawn = self._epochs[0], self._current_states, None
@@ -283,22 +292,7 @@ class Planner:
         """Return the record of an epoch that is being returned or requested; None if neither."""
         return next((each for each in tuple(self._epochs) if each.start.epoch == epoch), None)
 
-    def order_of(self, epoch: int) -> int | None:
-        """Return `epoch_of` the sampler in an epoch, or as it is expected to be."""
-        if epoch in self._orders or not self._orders:
-            return self._orders.get(epoch, epoch_of(self._sampler))
-        last = max(self._orders)
-        order, before = self._orders[last], self._orders.get(last - 1)
-        for _ in range(last, epoch):
-            order, before = next_epoch(order, before), order
-        return order
-
     # ---- requests ------------------------------------------------------------------------------
-
-    @property
-    def _is_driven(self) -> bool:
-        """Return whether the thread that runs the engine makes the requests."""
-        return self._setup.fills_by_itself and self.kind.is_arithmetic
 
     def request_more(self) -> None:
         """Request what is missing; called in the thread that runs the engine."""
@@ -422,7 +416,7 @@ class Planner:
         elif not last.reader.is_complete or last.batch == last.start.batch:
             return False
         number = last.start.epoch
-        before = self._epochs[-2].order if len(self._epochs) > 1 else self._orders.get(number - 1)
+        before = self._epochs[-2].order if len(self._epochs) > 1 else self.orders.get(number - 1)
         start = Start(number + 1, origin=last.start.origin + (self.kind.end_of(last.start) or 0))
         self._open(start, next_epoch(last.order, before), 0, is_ahead=True)
         return True

@@ -37,7 +37,7 @@ from forebay.pools.ray_shipping import shipped
 
 if TYPE_CHECKING:
     from forebay.loading.batch_job import HostedJob
-    from forebay.loading.batch_slots import BatchSlots
+    from forebay.loading.workers import BatchSlots
 
 # ---- hosting -------------------------------------------------------------------------------------
 # Handle batches in the host of a worker on a cluster, without importing torch: that takes a second

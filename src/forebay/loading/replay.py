@@ -12,8 +12,9 @@ from forebay.loading.batch_job import BatchJob
 from forebay.loading.fetch import MapFetcher
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult
-from forebay.loading.pipeline import Pipeline
-from forebay.loading.progress import LoaderProgress
+from forebay.loading.planner import Planner
+from forebay.loading.progress import LoaderProgress, Pipeline
+from forebay.loading.samplers import epoch_of, next_epoch
 from forebay.loading.selections import Start
 
 
@@ -42,7 +43,7 @@ def replayed(kind: LoaderKind, progress: LoaderProgress, epoch: int, batch: int)
     known = None if planned is None else planned.start
     kind, start, skip = kind.replaying(Start(epoch, batch, origin=origin), begun, known, states)
     with generators_kept(), one_thread():
-        found = kind.open(start, planner.order_of(epoch)).read(skip + 1)
+        found = kind.open(start, _order_of(planner, epoch)).read(skip + 1)
         if len(found) <= skip:
             raise IndexError(f"epoch {epoch} has no batch {batch}")
         index, position, repeated, _ = found[-1]
@@ -56,3 +57,15 @@ def replayed(kind: LoaderKind, progress: LoaderProgress, epoch: int, batch: int)
         raise IndexError(f"every sample of epoch {epoch}, batch {batch} is bad")
     hand_out = pipeline.hand_out
     return result.batch if hand_out is None else hand_out(request, result, kind.batch_seed)
+
+
+def _order_of(planner: Planner, epoch: int) -> int | None:
+    """Return `epoch_of` the sampler in an epoch, or as it is expected to be."""
+    orders = planner.orders
+    if epoch in orders or not orders:
+        return orders.get(epoch, epoch_of(planner.kind.foreseen_sampler))
+    last = max(orders)
+    order, before = orders[last], orders.get(last - 1)
+    for _ in range(last, epoch):
+        order, before = next_epoch(order, before), order
+    return order

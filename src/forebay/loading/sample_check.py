@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from forebay.base.batches import differing
 from forebay.base.formatting import counted
 from forebay.base.process import moved_since, read_positions
+from forebay.base.randomness import generators_kept
+from forebay.errors import OptionError
+from forebay.loading.kind import LoaderKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +131,35 @@ def compared(
                 difference = SampleDifference(indices[number], field, between)
                 found.setdefault((number, field), difference)
     return SampleCheck(len(indices), seed, tuple(found.values()), tuple(sorted(moved)))
+
+
+def check_samples(kind: LoaderKind, samples: int, loader: Callable[..., Any]) -> SampleCheck:
+    """Make some samples of a loader several times, and compare them; see `DataLoader.check`.
+
+    Args:
+        loader: Makes a `DataLoader`.
+    """
+    dataset, length = kind.dataset, kind.length
+    if isinstance(dataset, IterableDataset) or not length:
+        raise OptionError("check() needs a map-style dataset with samples")
+    indices, here = spread_indices(samples, length), apart(dataset)
+
+    def made(num_workers: int) -> list[Any]:
+        with (
+            warnings.catch_warnings(),
+            loader(
+                dataset if num_workers else here,
+                batch_size=max(len(indices) // 8, 1),  # so that both workers read at once
+                sampler=indices,
+                collate_fn=list,
+                num_workers=num_workers,
+                worker_init_fn=kind.worker_init_fn if num_workers else None,
+                multiprocessing_context=kind.multiprocessing_context if num_workers else None,
+                seed=kind.seed,
+            ) as batches,
+        ):
+            warnings.filterwarnings("ignore", "This DataLoader will create")
+            return [sample for batch in batches for sample in batch]
+
+    with generators_kept():
+        return compared(indices, made, kind.seed)

@@ -132,20 +132,6 @@ Event = (
 )
 
 
-def as_sent(event: Event) -> Any:
-    """Return an event in the form in which it travels between processes.
-
-    An answer is a plain tuple: pickle calls Python code for each named one.
-    """
-    return tuple(event) if type(event) is TaskFinished else event
-
-
-def as_received(sent: Any) -> Any:
-    """Return the event that `as_sent` was called with."""
-    # Calls no Python code, as the class would.
-    return tuple.__new__(TaskFinished, sent) if type(sent) is tuple else sent
-
-
 # ---- job -----------------------------------------------------------------------------------------
 # The protocol of a job: the code that a worker runs for each task, with any pool.
 

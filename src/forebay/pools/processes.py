@@ -22,8 +22,8 @@ from forebay.errors import OptionError
 from forebay.failures import Failure
 from forebay.pools import zygote
 from forebay.pools.base import Pool
-from forebay.pools.events import Assignment, Event, Job, StacksTaken, WorkerDied, as_received
-from forebay.pools.worker import Channel, roomy_pipe
+from forebay.pools.events import Assignment, Event, Job, StacksTaken, WorkerDied
+from forebay.pools.worker import Channel, as_received, roomy_pipe
 from forebay.pools.zygote_handle import (
     CHECK_S,
     Start,

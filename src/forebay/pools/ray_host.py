@@ -31,10 +31,10 @@ from forebay.pools.events import (
     TaskFinished,
     TasksReturned,
     WorkerDied,
-    as_sent,
 )
 from forebay.pools.processes import ProcessPool
 from forebay.pools.ray_shipping import find_in, leave_out
+from forebay.pools.worker import as_sent
 
 # A message is sent once it has this many bytes of results.
 MESSAGE_BYTES = 1 << 24

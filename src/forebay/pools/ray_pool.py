@@ -37,7 +37,6 @@ from forebay.pools.events import (
     TaskFinished,
     WorkerDied,
     WorkersResized,
-    as_received,
 )
 from forebay.pools.ray_cluster import Node, capacity, why_waiting
 from forebay.pools.ray_host import Hosting
@@ -51,6 +50,7 @@ from forebay.pools.ray_nodes import (
     monitor,
 )
 from forebay.pools.ray_placement import PENDING_S, HostEnded, Message, RayHosts, actor_of
+from forebay.pools.worker import as_received
 
 # How long a host may take to kill its worker before the host is killed.
 KILL_S = 10.0

@@ -63,6 +63,20 @@ def failure_of(error: BaseException, kind: str = "exception") -> Failure:
     return Failure(kind, type(error).__name__, message_of(error), text, exception=error)
 
 
+def as_sent(event: Event) -> Any:
+    """Return an event in the form in which it travels between processes.
+
+    An answer is a plain tuple: pickle calls Python code for each named one.
+    """
+    return tuple(event) if type(event) is TaskFinished else event
+
+
+def as_received(sent: Any) -> Any:
+    """Return the event that `as_sent` was called with."""
+    # Calls no Python code, as the class would.
+    return tuple.__new__(TaskFinished, sent) if type(sent) is tuple else sent
+
+
 # How `faulthandler` begins the stack of the thread that it was called in.
 STACK_BEGINS = "Current thread (most recent call first):\n"
 

@@ -44,10 +44,11 @@ from forebay.base.process import (
     watch_maker_of,
 )
 from forebay.failures import Failure
-from forebay.pools.events import Assignment, Event, Job, TaskFailed, TaskFinished, as_sent
+from forebay.pools.events import Assignment, Event, Job, TaskFailed, TaskFinished
 from forebay.pools.job_loading import become_worker, load_job
 from forebay.pools.worker import (
     Channel,
+    as_sent,
     failure_of,
     flush_streams,
     portable,
