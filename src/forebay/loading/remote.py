@@ -37,7 +37,6 @@ from forebay.pools.ray_shipping import shipped
 
 if TYPE_CHECKING:
     from forebay.loading.batch_job import HostedJob
-    from forebay.loading.workers import BatchSlots
 
 # ---- hosting -------------------------------------------------------------------------------------
 # Handle batches in the host of a worker on a cluster, without importing torch: that takes a second
@@ -154,7 +153,7 @@ MESSAGES_AHEAD = 2
 
 
 def pool_on_cluster(
-    spec: BatchSpec, cluster: Ray, max_workers: int, slots: BatchSlots, *, borrows: bool
+    spec: BatchSpec, cluster: Ray, slab: Slab, slots: dict[int, Slot], *, borrows: bool
 ) -> RayPool:
     """Return a pool on a cluster whose workers make batches."""
     payload = shipped(spec)
@@ -162,10 +161,10 @@ def pool_on_cluster(
         BatchHosting(payload),
         cluster,
         NodeCheck(payload),
-        max_workers,
+        spec.num_workers,
         grows=False,
         ahead=MESSAGES_AHEAD,
-        receiver=BatchReceiver(slots, borrows=borrows),
+        receiver=BatchReceiver(slab, slots, borrows=borrows),
         say=note,
     )
 
@@ -173,8 +172,8 @@ def pool_on_cluster(
 class BatchReceiver(AnswerReceiver):
     """Brings batches from hosts into the trainer's memory."""
 
-    def __init__(self, slots: BatchSlots, *, borrows: bool) -> None:
-        self._slab, self._slots = slots.slab, slots.by_task
+    def __init__(self, slab: Slab, slots: dict[int, Slot], *, borrows: bool) -> None:
+        self._slab, self._slots = slab, slots
         self._borrows = borrows
         self._borrowers: dict[int, Borrower] = {}  # by host
 

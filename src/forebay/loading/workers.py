@@ -80,7 +80,7 @@ def pool_for(
         from forebay.loading.remote import pool_on_cluster
 
         borrows = not (to_device or slots.is_on_disk)
-        return pool_on_cluster(spec, kind.cluster, spec.num_workers, slots, borrows=borrows)
+        return pool_on_cluster(spec, kind.cluster, slots.slab, slots.by_task, borrows=borrows)
     job = ProcessJob(spec, slots.slab, keeps_tasks=keeps_tasks)
     return ProcessPool(job, spec.num_workers, kind.start_method)
 
