@@ -17,7 +17,7 @@ import pytest
 import torch
 from pyarrow import csv, feather, parquet
 
-from forebay import DataLoader, InputError, OptionError, from_table
+from forebay import DataLoader, InputError, OptionError, collate, from_table
 
 ROWS = 10
 TABLE = pa.table(
@@ -265,6 +265,125 @@ def test_a_damaged_file_is_an_error(name, tmp_path):
             from_table(whole, columns=["age"])
     with pytest.raises(InputError, match="does not exist"):
         from_table(tmp_path / f"no_{name}", columns=["age"])
+
+
+# ---- several files -------------------------------------------------------------------------------
+
+
+def parquet_file(path, table):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(table, path, row_group_size=2)
+    return path
+
+
+def arrow_in_folders(path, table):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return arrow_file(path, table, is_stream=path.stem.endswith("b"))
+
+
+WRITERS = {"parquet": parquet_file, "arrow": arrow_in_folders}
+
+
+@pytest.fixture(params=WRITERS)
+def several(request, tmp_path):
+    """A folder with the rows of TABLE in four files, one of them empty; returns it and a suffix."""
+    write, suffix = WRITERS[request.param], request.param
+    write(tmp_path / "data" / f"c.{suffix}", TABLE[7:])
+    write(tmp_path / "data" / f"a.{suffix}", TABLE[:3])
+    write(tmp_path / "data" / "b" / f"b.{suffix}", TABLE[3:7])
+    write(tmp_path / "data" / "b" / f"x.{suffix}", TABLE[:0])
+    (tmp_path / "data" / ".hidden").mkdir()
+    (tmp_path / "data" / "README.md").write_text("words")
+    return tmp_path / "data", suffix
+
+
+@pytest.mark.parametrize("way", ["folder", "glob", "braces", "list", "parts of a list"])
+def test_several_files_are_one_table_in_the_order_of_their_paths(several, way):
+    """A folder with its folders, patterns, and lists, which are sorted, too."""
+    folder, suffix = several
+    location = {
+        "folder": folder,
+        "glob": f"{folder}/**/*.{suffix}",
+        "braces": f"{folder}/{{c,a,b/b}}.{suffix}",
+        "list": [folder / f"c.{suffix}", folder / "b" / f"b.{suffix}", folder / f"a.{suffix}"],
+        "parts of a list": [f"{folder}/[ac].{suffix}", folder / "b"],
+    }[way]
+    dataset = from_table(location, columns=NAMES)
+    assert [dataset[row]["name"] for row in range(len(dataset))] == TABLE["name"].to_pylist()
+    batch = next(iter(DataLoader(dataset, batch_size=ROWS)))
+    assert batch["age"].tolist() == list(range(ROWS)) and batch["height"].dtype is torch.float64
+    assert repr(pickle.loads(pickle.dumps(dataset))[5]) == repr(dataset[5])
+
+
+def test_several_files_that_do_not_fit_into_memory_are_read_by_row_groups(tmp_path, monkeypatch):
+    """Each when it is needed, and not if another file took its place."""
+    for number in range(3):
+        parquet_file(tmp_path / f"{number}.parquet", TABLE.slice(4 * number, 4))
+    monkeypatch.setattr("forebay.inputs.chosen_columns.memory_for_files", lambda: 10)
+    dataset = from_table(tmp_path, columns=["age", "name"])
+    assert [dataset[row]["age"].item() for row in range(ROWS)] == list(range(ROWS))
+    assert [each["name"] for each in dataset.__getitems__([9, 0, 5])] == ["ü9", "ü0", "ü5"]
+    assert pickle.loads(pickle.dumps(dataset))[9]["age"] == 9
+    parquet_file(tmp_path / "2.parquet", TABLE)
+    with pytest.raises(InputError, match=r"2\.parquet, row group 0: the file was changed"):
+        pickle.loads(pickle.dumps(dataset))[8]
+
+
+def test_files_with_different_types_are_named_with_the_column(several):
+    """Both files, whatever comes between them; and a file without the column."""
+    folder, suffix = several
+    other = TABLE.set_column(0, "age", TABLE["age"].cast(pa.int32()))
+    WRITERS[suffix](folder / f"d.{suffix}", other)
+    with pytest.raises(
+        InputError,
+        match=rf"column 'age' is of type int64 in '.*a\.{suffix}', and of type int32 in '.*d\.",
+    ):
+        from_table(folder, columns=NAMES)
+    assert len(from_table(folder, columns=["name"])) == 2 * ROWS
+    WRITERS[suffix](folder / f"d.{suffix}", TABLE.drop_columns("age"))
+    with pytest.raises(InputError, match=rf"d\.{suffix}: no column is called 'age'"):
+        from_table(folder, columns=NAMES)
+
+
+def test_files_that_cannot_be_read_by_column_are_named(tmp_path):
+    """Of another format, of two formats, or none at all."""
+    parquet_file(tmp_path / "a.parquet", TABLE)
+    (tmp_path / "b.jsonl").write_text("{}")
+    with pytest.raises(InputError, match=r"b\.jsonl' is no Parquet or Arrow file"):
+        from_table(tmp_path, columns=["age"])
+    (tmp_path / "b.jsonl").unlink()
+    arrow_file(tmp_path / "c.arrow", TABLE, is_stream=False)
+    with pytest.raises(InputError, match=r"a\.parquet' and '.*c\.arrow' are files of two formats"):
+        from_table(tmp_path, columns=["age"])
+    assert len(from_table(tmp_path / "*.parquet", columns=["age"])) == ROWS
+    with pytest.raises(InputError, match="no shards"):
+        from_table(tmp_path / "x*.parquet", columns=["age"])
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_categories_of_several_files_need_not_be_the_same(tmp_path, suffix):
+    """Each file has its own numbers for them."""
+    for name, words in (("a", ["x", "y"]), ("b", ["y", "z", "x"])):
+        table = pa.table({"word": pa.array(words).dictionary_encode()})
+        WRITERS[suffix](tmp_path / f"{name}.{suffix}", table)
+    dataset = from_table(tmp_path, columns=["word"])
+    assert [dataset[row]["word"] for row in range(5)] == ["x", "y", "y", "z", "x"]
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_lists_of_several_lengths_say_how_to_pad_them(tmp_path, suffix):
+    """The column, and the collate_fn that makes batches of it, also across files."""
+    for name, rows in (("a", [[1, 2]]), ("b", [[3]])):
+        WRITERS[suffix](tmp_path / f"{name}.{suffix}", pa.table({"tokens": rows}))
+    dataset = from_table(tmp_path, columns=["tokens"])
+    words = r"column 'tokens' has a list of 2 and one of 1.*by_field\(\{'tokens': .*pad\(\)"
+    with pytest.raises(InputError, match=f"(?s){words}"):
+        next(iter(DataLoader(dataset, batch_size=2)))
+    rule = collate.by_field({"tokens": collate.pad()})
+    assert next(iter(DataLoader(dataset, batch_size=2, collate_fn=rule)))["tokens"].tolist() == [
+        [1, 2],
+        [3, 0],
+    ]
 
 
 # ---- more than the memory ------------------------------------------------------------------------

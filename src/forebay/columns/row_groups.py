@@ -1,4 +1,4 @@
-"""Columns of a Parquet file that does not fit into memory, read by row groups."""
+"""Columns of Parquet files that do not fit into memory, read by row groups."""
 
 from __future__ import annotations
 
@@ -21,28 +21,34 @@ _GROUPS_READ, _ROWS_READ = 16, 16
 
 
 class RowGroups:
-    """What `Columns` is, for a Parquet file that does not fit into memory.
+    """What `Columns` is, for Parquet files that do not fit into memory.
 
     A row group is read when rows of it are taken, and the last two are kept: enough for rows in
     order. Rows in a random order take a row group each.
 
     Args:
-        identity: Changes with the file.
+        identities: Of each file, what changes with it.
 
     Raises:
         InputError: The first row group cannot be read, or see `Columns`.
     """
 
-    def __init__(self, path: str, names: Sequence[str], where: str, identity: str) -> None:
+    def __init__(
+        self, paths: Sequence[str], names: Sequence[str], where: str, identities: Sequence[str]
+    ) -> None:
         import numpy as np
         from pyarrow import parquet
 
-        self._arguments = path, names, where, identity
-        self._footer = parquet.read_metadata(path)
-        groups = map(self._footer.row_group, range(self._footer.num_row_groups))
-        sizes = np.array([group.num_rows for group in groups])
-        self._numbers = np.flatnonzero(sizes).tolist()  # an empty one has no columns
-        self._ends = np.cumsum(sizes[self._numbers])
+        self._arguments = paths, names, where, identities
+        self._footers = [*map(parquet.read_metadata, paths)]
+        sizes = [
+            (file, number, footer.row_group(number).num_rows)
+            for file, footer in enumerate(self._footers)
+            for number in range(footer.num_row_groups)
+        ]
+        # File and number of each; an empty one has no columns.
+        self._numbers = [(file, number) for file, number, size in sizes if size]
+        self._ends = np.cumsum([size for *_, size in sizes if size])
         self._held: dict[int, Columns] = {}
         self._asked = self._read = self._groups_read = 0
         first = self._group(0)
@@ -50,11 +56,11 @@ class RowGroups:
         self.nbytes = first.nbytes * len(self) // len(first)
 
     def __reduce__(self) -> Any:
-        """Pickle the path."""
+        """Pickle the paths."""
         return RowGroups, self._arguments
 
     def __len__(self) -> int:
-        return int(self._footer.num_rows)
+        return int(self._ends[-1])
 
     def take(self, index: Any) -> dict[str, Any]:
         """See `Columns.take`."""
@@ -98,13 +104,14 @@ class RowGroups:
             return found
         from pyarrow import parquet
 
-        path, names, where, identity = self._arguments
-        number = self._numbers[at]
-        where = f"{where}, row group {number}"
-        check_identity(where, path, identity)
+        paths, names, where, identities = self._arguments
+        number, group = self._numbers[at]
+        path = paths[number]
+        where = f"{where if len(paths) == 1 else f'from_table: {path}'}, row group {group}"
+        check_identity(where, path, identities[number])
         try:
-            with parquet.ParquetFile(path, metadata=self._footer) as file:
-                table = file.read_row_group(number, names).select(names)
+            with parquet.ParquetFile(path, metadata=self._footers[number]) as file:
+                table = file.read_row_group(group, names).select(names)
             table.validate(full=True)  # strings of other writers may not be UTF-8
         except Exception as error:  # noqa: BLE001 - pyarrow's errors have no common root
             refuse(

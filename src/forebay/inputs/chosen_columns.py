@@ -10,23 +10,23 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forebay.base.arrow_arrays import array_of_numpy
-from forebay.base.files import absolute, fetched, is_url
+from forebay.base.files import absolute, fetched, file_name, is_url, names_among
 from forebay.base.formatting import byte_size, counted
 from forebay.base.machine import memory_for_files
+from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.base.table_files import refuse
 from forebay.columns.arrow_columns import Columns
 from forebay.columns.column_types import open_columns
 from forebay.columns.row_groups import RowGroups, check_identity, file_identity
-from forebay.errors import InputError, OptionError, shortened
+from forebay.errors import InputError, OptionError, shortened, shown_location
 from forebay.inputs.listing import is_table
 from forebay.inputs.memory_tables import arrow_frame
 from forebay.inputs.tables import find_table, read_memory_table, read_table
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-_ARROW_SUFFIXES = (".arrow", ".feather")
+_ARROW_SUFFIXES, _PARQUET_SUFFIXES = (".arrow", ".feather", ".ipc"), (".parquet", ".pq")
+_PATTERN = frozenset("*?[{")
 
 
 def columns_of_table(table: Any, columns: Any) -> Columns | RowGroups:
@@ -49,19 +50,68 @@ def columns_of_table(table: Any, columns: Any) -> Columns | RowGroups:
     if len(set(names)) < len(names):
         raise OptionError(f"columns={shortened(names)} names a column twice\n  Name each once.")
     if not isinstance(table, str | os.PathLike):
+        if isinstance(table, list | tuple) and table and isinstance(table[0], str | os.PathLike):
+            return _columns_of_files(table, names)
         if not isinstance(table, Mapping) and not is_table(table):
             raise no_table(table)
         name = f"from_table: the {type(table).__name__}"
         return _checked(name, _in_memory(name, table, names), names)
     path = os.path.expanduser(os.fspath(table))
     if path.lower().endswith(_ARROW_SUFFIXES) and os.path.isfile(path):
-        return _mapped(absolute(path), names)
+        return _mapped([absolute(path)], names)
+    if _is_several(path):
+        return _columns_of_files(path, names)
     path = absolute(find_table(table))
     name = f"from_table: {path}"
     if not path.partition("::")[0].lower().endswith(".parquet"):
         return _checked(name, read_table(path), names)
-    with fetched(path) if is_url(path) else nullcontext(Path(path)) as file:
-        return _parquet(name, str(file), names, is_kept=not is_url(path))
+    if not is_url(path):
+        return _parquet([path], names)
+    with fetched(path) as file:
+        return _parquet([str(file)], names, url=path)
+
+
+def _is_several(path: str) -> bool:
+    """Return whether a path or URL stands for files: a pattern, or a folder without a table."""
+    if not _PATTERN.isdisjoint(path) and (is_url(path) or not os.path.lexists(path)):
+        return True
+    if file_name(path).lower().endswith(SUFFIXES):
+        return False
+    if names_among(path, TABLES) != []:  # no folder, or with a table
+        return False
+    from forebay.inputs.unfinished import has_only_data
+
+    return is_url(path) or has_only_data(path)
+
+
+def _columns_of_files(location: Any, columns: Sequence[str]) -> Columns | RowGroups:
+    """Return columns of Parquet or Arrow files, in the order of their paths."""
+    from forebay.shards.location import find_shards
+
+    found = find_shards(location)
+    paths = [os.path.join(found.root, each.name) for each in found.shards]
+    suffixes = {_kind_of(path): path for path in reversed(paths)}
+    if unknown := suffixes.get(""):
+        raise InputError(
+            f"from_table: {shown_location(unknown)!r} is no Parquet or Arrow file\n"
+            "  Several files have to be .parquet, or .arrow or .feather. Name them by a pattern, "
+            "as in 'data/*.parquet'."
+        )
+    if len(suffixes) > 1:
+        raise InputError(
+            f"from_table: {shown_location(paths[0])!r} and "
+            f"{shown_location(max(suffixes.values()))!r} are files of two formats\n"
+            "  Name those of one, by a pattern, as in 'data/*.parquet'."
+        )
+    return (_parquet if ".parquet" in suffixes else _mapped)(paths, columns)
+
+
+def _kind_of(path: str) -> str:
+    """Return the suffix that stands for a file's format; "" for none that is read here."""
+    ends = path.lower()
+    if ends.endswith(_PARQUET_SUFFIXES):
+        return ".parquet"
+    return ".arrow" if ends.endswith(_ARROW_SUFFIXES) else ""
 
 
 def _checked(name: str, table: pyarrow.Table, columns: Sequence[str]) -> Columns:
@@ -131,12 +181,24 @@ def _table_of_arrays(name: str, arrays: Mapping[str, Any]) -> pyarrow.Table:
     return pyarrow.table(found)
 
 
-def _mapped(path: str, columns: Sequence[str], identity: str | None = None) -> Columns:
-    """Return columns of an Arrow file, of either of the two formats, without reading the rows."""
+def _mapped(
+    paths: Sequence[str], columns: Sequence[str], identities: Sequence[str] = ()
+) -> Columns:
+    """Return columns of Arrow files, of either of the two formats, without reading the rows."""
+    found, identities = [], identities or [*map(file_identity, paths)]
+    for path, identity in zip(paths, identities, strict=True):
+        check_identity(f"from_table: {path}", path, identity)
+        found.append(_mapped_file(path, columns))
+    table = _joined(paths, found)
+    name = _name_of(paths)
+    _check_chosen(name, columns, columns, table.num_rows)
+    return open_columns(table, name, partial(_mapped, paths, columns, identities))
+
+
+def _mapped_file(path: str, columns: Sequence[str]) -> pyarrow.Table:
     import pyarrow
 
-    name, identity = f"from_table: {path}", identity or file_identity(path)
-    check_identity(name, path, identity)
+    name = f"from_table: {path}"
     with _explained(name, "it cannot be mapped", "If it is damaged, write it again."):
         source = pyarrow.memory_map(path)
         try:
@@ -148,32 +210,74 @@ def _mapped(path: str, columns: Sequence[str], identity: str | None = None) -> C
         numbers = [schema.get_field_index(each) for each in columns]
         source.seek(0)
         options = pyarrow.ipc.IpcReadOptions(included_fields=numbers)
-        table = opened(source, options=options).read_all().select(columns)
-    _check_chosen(name, columns, columns, table.num_rows)
-    return open_columns(table, name, partial(_mapped, path, columns, identity))
+        return opened(source, options=options).read_all().select(columns)
 
 
-def _parquet(name: str, path: str, columns: Sequence[str], *, is_kept: bool) -> Columns | RowGroups:
-    """Return columns of a Parquet file, which are read now if they fit into memory."""
+def _parquet(
+    paths: Sequence[str], columns: Sequence[str], url: str | None = None
+) -> Columns | RowGroups:
+    """Return columns of Parquet files, which are read now if they fit into memory.
+
+    Args:
+        url: That of the only file, which is downloaded and will be removed.
+    """
+    from pyarrow import parquet
+
     advice = "If it is truncated or has another format, write it again."
-    with _explained(name, "it cannot be read", advice):
-        from pyarrow import parquet
+    identities, rows, needed, schemas = [], 0, 0, []
+    names = [f"from_table: {url or path}" for path in paths]
+    for name, path in zip(names, paths, strict=True):
+        with _explained(name, "it cannot be read", advice):
+            identities.append(file_identity(path))
+            with parquet.ParquetFile(path) as file:
+                _check_chosen(name, file.schema_arrow.names, columns, 1)
+                rows, needed = rows + file.metadata.num_rows, needed + _bytes_of(file, columns)
+                schemas.append(file.schema_arrow.empty_table().select(columns))
+    _joined(paths, schemas)
+    free, name = memory_for_files(), names[0] if url else _name_of(paths)
+    _check_chosen(name, columns, columns, rows)
+    if free is None or needed <= free:
+        tables = []
+        for each, path in zip(names, paths, strict=True):
+            with _explained(each, "it cannot be read", advice):
+                with parquet.ParquetFile(path) as file:
+                    # A name also stands for columns "name.…", which are left out again.
+                    tables.append(file.read(columns).select(columns))
+                tables[-1].validate(full=True)  # strings of other writers may not be UTF-8
+        return open_columns(_joined(paths, tables), name)
+    if url is not None:
+        size = f"{byte_size(needed)} or more, and {byte_size(free)} of memory are free"
+        what = f"the {counted(len(columns), 'column')} of {rows:,} rows take {size}"
+        refuse(name, what, "Download it: row groups of a local file are read as needed.")
+    return RowGroups(paths, columns, name, identities)
 
-        identity = file_identity(path)
-        with parquet.ParquetFile(path) as file:
-            rows = file.metadata.num_rows
-            _check_chosen(name, file.schema_arrow.names, columns, rows)
-            needed, free = _bytes_of(file, columns), memory_for_files()
-            if free is None or needed <= free:
-                # A name also stands for columns "name.…", which are left out again.
-                table = file.read(columns).select(columns)
-                table.validate(full=True)  # strings of other writers may not be UTF-8
-                return open_columns(table, name)
-        if not is_kept:
-            size = f"{byte_size(needed)} or more, and {byte_size(free)} of memory are free"
-            what = f"the {counted(len(columns), 'column')} of {rows:,} rows take {size}"
-            refuse(name, what, "Download it: row groups of a local file are read as needed.")
-        return RowGroups(path, columns, name, identity)
+
+def _name_of(paths: Sequence[str]) -> str:
+    more = f" and {counted(len(paths) - 1, 'other file')}" if len(paths) > 1 else ""
+    return f"from_table: {paths[0]}{more}"
+
+
+def _joined(paths: Sequence[str], tables: Sequence[pyarrow.Table]) -> pyarrow.Table:
+    """Return the rows of several files with the same types; InputError names two that differ."""
+    import pyarrow
+
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+    for path, table in zip(paths, tables, strict=True):
+        for own, other in zip(first.schema, table.schema, strict=True):
+            if own.type != other.type:
+                raise InputError(
+                    f"from_table: column {own.name!r} is of type {own.type} in {paths[0]!r}, and "
+                    f"of type {other.type} in {path!r}\n"
+                    "  The files of one dataset need the same types. Write one of them again, or "
+                    "make a dataset of each and use torch's ConcatDataset."
+                )
+    chunks = [
+        [chunk for each in tables for chunk in each[at].chunks] for at in range(len(first.schema))
+    ]
+    arrays = [pyarrow.chunked_array(*each) for each in zip(chunks, first.schema.types, strict=True)]
+    return pyarrow.table(arrays, names=first.column_names)
 
 
 def _bytes_of(file: Any, columns: Sequence[str]) -> int:

@@ -16,8 +16,9 @@ from forebay.outputs.places import snapshot_of
 
 # What opens the outputs of runs that write no table.
 _OPENING = {
-    "predict": "Its predictions are the files part-00000.parquet, …: name one of them, or pass "
-    "pyarrow.parquet.read_table({0!r}) for all.",
+    "predict": "Its predictions are the files part-00000.parquet, …: once all are done, "
+    "from_table({0!r}, columns=[...]) reads columns of them. For rows, pass "
+    "pyarrow.parquet.read_table({0!r}).",
     "cache": "forebay.open_cache({0!r}) opens its samples.",
 }
 
@@ -37,6 +38,18 @@ def refuse_unfinished(folder: str) -> None:
         f"the folder {folder!r} holds no metadata table yet: its run writes it at its end\n"
         f"  The run: {state}. {way}"
     )
+
+
+def has_only_data(folder: str) -> bool:
+    """Return whether all files of a folder without a table are data: of others, or predictions."""
+    try:
+        found = snapshot_of(folder)
+    except BusyError:
+        return False
+    except ForebayError:  # it is no output folder
+        return True
+    is_done = found.live is None and found.counts.done == found.counts.total
+    return found.meta.get("verb") == "predict" and is_done
 
 
 def refuse_other_outputs(folder: str) -> None:
