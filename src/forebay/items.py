@@ -185,8 +185,10 @@ def from_table(
     them, are tensors; other lists and structs are lists of Python values. Batches of lists with
     different lengths need a `collate_fn`, as in `collate.by_field(tokens=collate.pad())`. Columns
     in memory are used as they are, without a copy if they have no missing values and are not
-    booleans. Those of a .parquet, .csv or .jsonl file are read into memory, once; those of an
-    .arrow or .feather file without compression are mapped, also if they are larger than the memory.
+    booleans. Those of a .parquet, .csv or .jsonl file are read into memory, once; those of
+    .arrow or .feather files without compression are mapped, also if they are larger than the
+    memory. Of Parquet files that are larger, row groups are read when they are needed, and a
+    `DataLoader` with `seed=` shuffles them by windows, as `open_shards` says.
 
     Args:
         table: A file ending in .csv, .tsv, .jsonl, .ndjson or .parquet, text also with .gz behind
@@ -194,8 +196,11 @@ def from_table(
             `destination` is a URL (see `open_output`); a DataFrame of pandas or polars; a
             `pyarrow.Table`; or a list of dicts. A column of a CSV file is bool, int or float if all
             its cells can be read as such. Row labels of pandas are left out; `reset_index()` makes
-            them a column. With `columns` also a local file ending in .arrow or .feather, or a dict
-            of arrays, tensors or lists.
+            them a column. With `columns` also a dict of arrays, tensors or lists; a local file
+            ending in .arrow or .feather; and several .parquet files, or several of Arrow: a folder,
+            with its folders, such as the output of `predict`; a glob, or a pattern with braces; a
+            list of these. Their rows come in the sorted order of their paths, and their columns
+            need the same types.
         load: Called with a row when its sample is requested; it returns the sample. Without it the
             row is the sample.
         columns: Names of columns, to make batches by column.

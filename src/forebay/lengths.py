@@ -76,10 +76,12 @@ def pack_sequences(
         dataset: A map-style dataset. A sample is a tensor, array or list of tokens, or a container
             with at least one field of as many items as the sample has tokens.
         lengths: The number of tokens of each sample: integers, one for each sample; the name of a
-            column of a `cache`, of a Hugging Face dataset, or of the table of `from_table` (with
-            `load` or `columns`), whose values are numbers, or lists to be counted; or a function
-            that returns either for the dataset. The column of a cached sample that is a tensor
-            itself is `sample`.
+            column of a `cache`, of a Hugging Face dataset, of the table of `from_table` (with
+            `load` or `columns`), or of `open_shards`, whose values are numbers, or lists to be
+            counted; or a function that returns either for the dataset. The column of a cached
+            sample that is a tensor itself is `sample`. Of JSON lines it is a field, and of tars an
+            extension, whose bytes are counted; of Parquet and Arrow files, only this column is
+            read.
         size: Tokens of a row, at most.
         long: What to do with a sample of more than `size` tokens: "split" it into pieces,
             "truncate" it to its first `size` tokens, "drop" it, or "raise" an error.
@@ -212,6 +214,8 @@ def _column(dataset: Any, name: str) -> Any:
         table = dataset.select_columns([name]).with_format("arrow")[:]
     elif hasattr(dataset, "table"):  # a cache
         table = dataset.table()
+    elif hasattr(dataset, "counts_of"):  # shards
+        return np.asarray(dataset.counts_of(name))
     elif isinstance(items, PackedSequence):  # the rows of a table
         table = pa.table({name: [row[names.index(name)] for row in items]} if name in names else {})
     elif isinstance(dataset, ColumnDataset):

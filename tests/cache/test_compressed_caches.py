@@ -94,7 +94,7 @@ def test_decompressed_blocks_are_kept_up_to_a_number_of_bytes(tmp_path, small_bl
     monkeypatch.setattr(
         arrow_shards, "decompress", lambda *given: (made.append(len(given[2])), decompress(*given))
     )
-    monkeypatch.setattr(arrow_shards, "DECOMPRESSED_BYTES", int(blocks.nbytes[:3].sum()))
+    monkeypatch.setattr(arrow_shards, "KEPT_BYTES", int(blocks.nbytes[:3].sum()))
     for at in range(int(blocks.first[3])):
         found[at]
     assert made == blocks.nbytes[:3].tolist()
@@ -103,8 +103,8 @@ def test_decompressed_blocks_are_kept_up_to_a_number_of_bytes(tmp_path, small_bl
     found[0]
     assert len(made) == 4
     kept = found._source._decompressed._blocks
-    assert sum(size for _, size in kept.values()) <= arrow_shards.DECOMPRESSED_BYTES
-    monkeypatch.setattr(arrow_shards, "DECOMPRESSED_BYTES", 0)
+    assert sum(size for _, size in kept.values()) <= arrow_shards.KEPT_BYTES
+    monkeypatch.setattr(arrow_shards, "KEPT_BYTES", 0)
     for at in range(int(blocks.first[5]), int(blocks.first[6])):
         found[at]
     assert len(made) == 5 and len(kept) == 1  # the last one stays
@@ -119,7 +119,8 @@ def test_a_loader_reads_a_compressed_cache(tmp_path, small_blocks):
         forebay.open_cache(tmp_path / name, window="60KB") for name in ("plain", "made")
     )
     assert len(blocks_of(tmp_path / "plain")) == len(blocks_of(tmp_path / "made"))
-    exact = [forebay.open_cache(tmp_path / name) for name in ("plain", "made")]
+    exact = [forebay.open_cache(tmp_path / name, window=None) for name in ("plain", "made")]
+    assert forebay.open_cache(tmp_path / "made").window == 256_000_000
     assert ask(exact[0]) == ask(exact[1], num_workers=2)
     with forebay.DataLoader(found, 24, shuffle=True, seed=3, collate_fn=list) as loader:
         batches = iter(loader)

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+from itertools import chain
 
 import numpy as np
 import pandas as pd
@@ -16,8 +17,10 @@ import pyarrow as pa
 import pytest
 import torch
 from pyarrow import csv, feather, parquet
+from torch.utils.data import Subset
 
-from forebay import DataLoader, InputError, OptionError, collate, from_table
+from forebay import ChangedError, DataLoader, InputError, OptionError, collate, from_table
+from forebay.shards.blocks import ShardBlocks
 
 ROWS = 10
 TABLE = pa.table(
@@ -325,7 +328,7 @@ def test_several_files_that_do_not_fit_into_memory_are_read_by_row_groups(tmp_pa
     assert [each["name"] for each in dataset.__getitems__([9, 0, 5])] == ["ü9", "ü0", "ü5"]
     assert pickle.loads(pickle.dumps(dataset))[9]["age"] == 9
     parquet_file(tmp_path / "2.parquet", TABLE)
-    with pytest.raises(InputError, match=r"2\.parquet, row group 0: the file was changed"):
+    with pytest.raises(ChangedError, match=r"2\.parquet' changed after it was indexed"):
         pickle.loads(pickle.dumps(dataset))[8]
 
 
@@ -376,9 +379,10 @@ def test_lists_of_several_lengths_say_how_to_pad_them(tmp_path, suffix):
     for name, rows in (("a", [[1, 2]]), ("b", [[3]])):
         WRITERS[suffix](tmp_path / f"{name}.{suffix}", pa.table({"tokens": rows}))
     dataset = from_table(tmp_path, columns=["tokens"])
-    words = r"column 'tokens' has a list of 2 and one of 1.*by_field\(\{'tokens': .*pad\(\)"
-    with pytest.raises(InputError, match=f"(?s){words}"):
+    with pytest.raises(RuntimeError) as caught:
         next(iter(DataLoader(dataset, batch_size=2)))
+    assert "field tokens is a tensor of shape (1,)" in (words := "".join(caught.value.__notes__))
+    assert "collate_fn=by_field(tokens=pad())" in words
     rule = collate.by_field({"tokens": collate.pad()})
     assert next(iter(DataLoader(dataset, batch_size=2, collate_fn=rule)))["tokens"].tolist() == [
         [1, 2],
@@ -409,13 +413,13 @@ def large(tmp_path, monkeypatch):
 @pytest.fixture
 def groups_read(monkeypatch):
     """The numbers of the row groups that are read, in order."""
-    read, actual = [], parquet.ParquetFile.read_row_group
+    read, actual = [], ShardBlocks.prepared
 
-    def read_row_group(self, number, *arguments, **options):
-        read.append(number)
-        return actual(self, number, *arguments, **options)
+    def prepared(self, block, data):
+        read.append(block)
+        return actual(self, block, data)
 
-    monkeypatch.setattr(parquet.ParquetFile, "read_row_group", read_row_group)
+    monkeypatch.setattr(ShardBlocks, "prepared", prepared)
     return read
 
 
@@ -429,6 +433,7 @@ def test_row_groups_are_read_as_they_are_needed(large, groups_read):
         from_table(parquet.read_table(large), columns=names),
     )
     assert repr(dataset).startswith(f"<ColumnDataset: {LARGE} rows, 3 columns")
+    assert dataset.columns.types == same.columns.types
     assert [repr(dataset[row]) for row in range(LARGE)] == [repr(same[row]) for row in range(LARGE)]
     assert groups_read == list(range(LARGE // GROUP)), "each row group once"
     rows = [733, 2, 799, 2, 0, -1]
@@ -448,8 +453,9 @@ def test_row_groups_without_rows_are_left_out(large):
     assert [each["number"].item() for each in dataset.__getitems__(rows)] == rows
 
 
-def test_a_random_order_of_row_groups_is_warned_of_once(large):
+def test_a_random_order_of_row_groups_is_warned_of_once(large, monkeypatch):
     """Each batch reads most of the file; an Arrow file is mapped instead."""
+    monkeypatch.setattr("forebay.shards.local_shards.KEPT_BYTES", 0)
     dataset = from_table(large, columns=["number"])
     rows = [(row * 41) % LARGE for row in range(100)]
     with pytest.warns(RuntimeWarning, match=r"(?s)order is random.*Arrow file") as caught:
@@ -463,8 +469,42 @@ def test_a_file_that_is_replaced_while_row_groups_are_read_is_an_error(large):
     dataset = from_table(large, columns=["number"])
     assert dataset[0]["number"] == 0
     parquet.write_table(pa.table({"number": np.zeros(LARGE, np.int64)}), large)
-    with pytest.raises(InputError, match="was changed while it was in use"):
+    with pytest.raises(ChangedError, match="changed after it was indexed"):
         dataset[LARGE - 1]
+
+
+@pytest.mark.parametrize("names", [["number"], ["word", "number"]])
+def test_a_loader_shuffles_row_groups_by_windows(large, groups_read, monkeypatch, names):
+    """Each is decoded once an epoch, though few are kept; a state continues the same order."""
+    monkeypatch.setattr("forebay.shards.dataset.DECODED_WINDOW", 20_000)
+    monkeypatch.setattr("forebay.shards.local_shards.KEPT_BYTES", 40_000)
+    dataset = from_table(large, columns=names)
+    groups_read.clear()
+    with DataLoader(dataset, batch_size=20, shuffle=True, seed=1, num_workers=2) as loader:
+        batches = iter(loader)
+        first = [next(batches)["number"].tolist() for _ in range(7)]
+        state = loader.state_dict()
+        rest = [batch["number"].tolist() for batch in batches]
+    assert sorted(chain(*first, *rest)) == list(range(LARGE)) != [*chain(*first, *rest)]
+    assert sorted(groups_read) == list(range(LARGE // GROUP))
+    with DataLoader(dataset, batch_size=20, shuffle=True, seed=1) as loader:
+        loader.load_state_dict(state)
+        assert [batch["number"].tolist() for batch in loader] == rest
+
+
+def test_lists_of_several_lengths_in_row_groups_are_padded(large):
+    """Or the error names their column; equal ones are a tensor."""
+    dataset = from_table(large, columns=["list"])
+    with pytest.raises(InputError, match=r"column 'list' has a list of 0 and one of 1 in these"):
+        dataset.columns.take(range(8))
+    with pytest.raises(RuntimeError) as caught:
+        next(iter(DataLoader(dataset, batch_size=8)))
+    assert "collate_fn=by_field(list=pad())" in "".join(caught.value.__notes__)
+    rule = collate.by_field(list=collate.pad())
+    assert next(iter(DataLoader(dataset, 3, collate_fn=rule)))["list"].shape == (3, 2)
+    alike = [*range(2, LARGE, 3)]
+    batch = next(iter(DataLoader(Subset(dataset, alike), batch_size=40)))  # of three row groups
+    assert batch["list"].tolist() == [[0, 1]] * 40
 
 
 def test_a_mapped_file_is_still_the_same_after_another_took_its_place(tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import json
 import os
 import random
 import signal
+import tarfile
 
 import numpy as np
 import pyarrow
@@ -20,8 +22,8 @@ from worlds import World, digest
 import forebay
 from forebay import DataLoader, InputError, OptionError
 from forebay.collate import as_list, sequences
-from forebay.columns.row_groups import RowGroups, file_identity
 from forebay.columns.slicing import ColumnDataset
+from forebay.shards.columns import BlockColumns
 
 SIZE, TOGETHER = 64, 24
 LENGTHS = np.random.default_rng(5).integers(1, 90, 700)
@@ -263,13 +265,41 @@ def test_lengths_are_a_column_of_a_table_by_column(form, name, tmp_path):
     parquet.write_table(table, tmp_path / "t.parquet", row_group_size=100)
     texts = forebay.from_table(table if form == "memory" else path, columns=["tokens", "count"])
     rows = forebay.pack_sequences(texts, name, size=SIZE)
-    file = str(tmp_path / "t.parquet")
-    groups = RowGroups(file, ["tokens", "count"], "t", file_identity(file))
-    for each in (rows, forebay.pack_sequences(ColumnDataset(groups), name, size=SIZE)):
+    shards = forebay.open_shards(tmp_path / "t.parquet", columns=["tokens", "count"])
+    groups = ColumnDataset(BlockColumns(shards.of_columns(["tokens", "count"])))
+    for each in (rows, *(forebay.pack_sequences(one, name, size=SIZE) for one in (groups, shards))):
         assert each.lengths.tolist() == LENGTHS.tolist()
     with DataLoader(rows, batch_size=8, seed=0, collate_fn=sequences(size=SIZE)) as loader:
         counts = sum(torch.bincount(batch["tokens"].ravel(), minlength=700) for batch in loader)
     assert counts[1:].tolist() == LENGTHS[1:].tolist()
+
+
+def test_lengths_are_a_field_of_json_lines_or_the_bytes_of_a_member(tmp_path):
+    """Of lists the number of items, of integers these; `transform` has no part in it."""
+    lengths = [int(each) % 50 + 1 for each in LENGTHS[:300]]
+    with (tmp_path / "texts.jsonl").open("w") as file:
+        for each in lengths:
+            file.write(json.dumps({"tokens": [each] * each, "count": each, "word": "a"}) + "\n")
+    with tarfile.open(tmp_path / "texts.tar", "w") as file:
+        for number, each in enumerate(lengths):
+            member = tarfile.TarInfo(f"{number:04}.txt")
+            member.size = each
+            file.addfile(member, io.BytesIO(b"x" * each))
+    lines = forebay.open_shards(tmp_path / "texts.jsonl", transform=lambda each: each["tokens"])
+    for name in ("tokens", "count"):
+        rows = forebay.pack_sequences(lines, name, size=SIZE)
+        assert rows.lengths.tolist() == lengths
+    assert sum(map(len, rows[0])) <= SIZE
+    tars = forebay.open_shards(tmp_path / "texts.tar", transform=lambda each: [*each["txt"]])
+    rows = forebay.pack_sequences(tars, "txt", size=SIZE)
+    assert rows.lengths.tolist() == lengths
+    assert sum(map(len, rows[3])) <= SIZE
+    with pytest.raises(OptionError, match="'word' of sample 0 is a str, which has no number of"):
+        forebay.pack_sequences(lines, "word", size=SIZE)
+    with pytest.raises(
+        OptionError, match="sample 0 has no field 'jpg'; its fields are: __key__, txt"
+    ):
+        forebay.pack_sequences(tars, "jpg", size=SIZE)
 
 
 def test_a_column_without_numbers_of_tokens_is_refused():

@@ -125,6 +125,8 @@ def test_predictions_are_read_by_column(tmp_path):
     assert torch.equal(row["crop"], torch.full((1, 2), 55, dtype=torch.uint8))
     first = forebay.from_table(tmp_path / "part-00000.parquet", columns=["crop"])
     assert [tuple(each["crop"].shape) for each in (first[0], first[5])] == [(0, 2), (2, 2)]
+    parts = forebay.from_table(tmp_path, columns=["crop", "box"])  # the folder: all parts
+    assert len(parts) == COUNT and parts[55]["box"] == row["box"]
 
 
 def in_itself():

@@ -61,6 +61,9 @@ def sequence_rows(dataset: Any) -> dict[str, Any]:
 
 def cached_samples(dataset: Any) -> Any | None:
     """Return a dataset if it is one of `cache`, `open_cache` or `open_shards`, else None."""
+    slicing = sys.modules.get("forebay.columns.slicing")
+    if slicing is not None and type(dataset) is slicing.ColumnDataset:
+        dataset = getattr(dataset.columns, "dataset", None)  # of columns that are read by blocks
     caching = sys.modules.get("forebay.caching.block_dataset")
     if caching is None or not isinstance(dataset, caching.BlockDataset):
         return None

@@ -34,6 +34,7 @@ from forebay.base.value_columns import column_of
 from forebay.base.value_inference import spec_of, widened
 from forebay.base.value_readers import Bytes, Getter, getter_of, own, widened_array
 from forebay.base.value_types import Spec, arrow_type, schema_of
+from forebay.caching.block_dataset import KEPT_BYTES
 from forebay.caching.index import CachePlan, Index, Layout
 from forebay.caching.layout import MOST_MEMORY_BYTES, Blocks, shard_name
 from forebay.caching.record_batches import (
@@ -56,8 +57,6 @@ FORMAT = 1
 KEY = "forebay"
 # Maps of a process at a time; Linux allows 65,530 in total.
 MOST_MAPS = 16_384
-# Bytes of decompressed blocks that a process keeps for a cache, and at least the last block.
-DECOMPRESSED_BYTES = 64 << 20
 
 # Exceptions of NumPy, Arrow and JSON for a file that is not in the expected format.
 _DAMAGES = (
@@ -67,7 +66,10 @@ _DAMAGES = (
 
 
 class DecompressedBlocks:
-    """The blocks that a process decompressed last, as what returns the leaves of a row."""
+    """The blocks that a process decompressed last, as what returns the leaves of a row.
+
+    At least the last one is kept, however large.
+    """
 
     def __init__(self) -> None:
         self._blocks: dict[tuple[int, int], tuple[list[Getter], int]] = {}  # the oldest first
@@ -81,7 +83,7 @@ class DecompressedBlocks:
         """
         found = self._blocks.pop(key, None) or make()
         with suppress(RuntimeError):  # another thread changes it, too
-            left = DECOMPRESSED_BYTES - found[1] - sum(size for _, size in self._blocks.values())
+            left = KEPT_BYTES - found[1] - sum(size for _, size in self._blocks.values())
             for old in [*self._blocks]:
                 if left < 0:
                     left += self._blocks.pop(old, ([], 0))[1]

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 # What `window="auto"` is for a bucket.
 WINDOW = 4_000_000_000
+# The same for files in folders of which whole blocks are decoded, and the bytes of decoded blocks
+# that a process keeps for its next samples.
+DECODED_WINDOW, KEPT_BYTES = 256_000_000, 512 << 20
 
 
 class BlockTable(Protocol):

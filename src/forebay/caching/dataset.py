@@ -17,7 +17,7 @@ from forebay.base.file_stores import Folder, Store, folder_at
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.value_classes import Classes, Identity, loaded_class
 from forebay.caching.arrow_shards import Shards
-from forebay.caching.block_dataset import WINDOW, BlockDataset
+from forebay.caching.block_dataset import DECODED_WINDOW, WINDOW, BlockDataset
 from forebay.caching.index import CachePlan, Index
 from forebay.errors import InputError, OptionError, short_tracebacks, shown_location
 from forebay.options import parse_bytes
@@ -149,7 +149,8 @@ def open_cache(
             `directory`: bytes, or a string such as "200GB". The files there never take more.
         window: How much is shuffled together, over all ranks: bytes of samples, or a string such as
             "4GB"; None for an exact shuffle of all samples, in which each is fetched by itself.
-            "auto" is 4 GB for a URL, and None for a folder. With a window, a cache in a folder that
+            "auto" is 4 GB for a URL, 256 MB for a compressed cache in a folder, and None for
+            another one. With a window, a cache in a folder that
             is larger than memory is read block by block, instead of at random.
         progress: Show on stderr how far the copy is, in shards.
 
@@ -166,7 +167,7 @@ def open_cache(
         OutputError: The folder cannot be written to, or its disk is too small.
     """
     place = folder_at(location, InputError)
-    together = window_bytes(window, WINDOW if isinstance(place, Store) else None)
+    together = window_bytes(window, WINDOW)
     if isinstance(place, Store):
         if disk == "all":
             from forebay.caching.copies import copy_cache
@@ -174,9 +175,7 @@ def open_cache(
             folder = _local_folder(directory)
             if (index := copy_cache(place, folder, progress)) is None:
                 raise _no_cache(place)
-            own_window = None if window == "auto" else together
-            plan, classes = index.plan, known_classes(index)
-            return CachedDataset(Shards(folder, plan), plan, transform, classes, own_window)
+            return _in_folder(folder, index, transform, known_classes(index), window)
         reader = _in_bucket(place.url, directory, disk)
         index = reader.shared.index
         return CachedDataset(reader, index.plan, transform, known_classes(index), together)
@@ -196,8 +195,20 @@ def open_cache(
             "  Call forebay.cache again, with the same dataset and location: it writes the "
             "missing files again. If this is a copy, copy the whole folder."
         )
-    plan, classes = index.plan, known_classes(index)
-    return CachedDataset(Shards(place.path, plan), plan, transform, classes, together)
+    return _in_folder(place.path, index, transform, known_classes(index), window)
+
+
+def _in_folder(
+    folder: Path,
+    index: Index,
+    transform: Callable[[Any], Any] | None,
+    classes: Classes,
+    window: float | str | None = "auto",
+) -> CachedDataset:
+    plan = index.plan
+    usual = None if plan.compression is None else DECODED_WINDOW
+    together = window_bytes(window, usual)
+    return CachedDataset(Shards(folder, plan), plan, transform, classes, together)
 
 
 def known_classes(index: Index) -> dict[Identity, type]:
@@ -215,7 +226,7 @@ def cached_dataset(
     """Return the dataset of a finished cache; one in a bucket is connected to when it is read."""
     plan, classes = index.plan, {**known_classes(index), **classes}
     if isinstance(place, Folder):
-        return CachedDataset(Shards(place.path, plan), plan, transform, classes)
+        return _in_folder(place.path, index, transform, classes)
     from forebay.caching.bucket_reader import BucketReader
     from forebay.caching.fetcher_process import Place
 

@@ -30,7 +30,6 @@ from forebay.errors import InputError, shortened
 
 if TYPE_CHECKING:
     from forebay.columns.arrow_columns import Columns
-    from forebay.columns.row_groups import RowGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +55,13 @@ class Slicer:
 
 
 class ColumnDataset(Dataset[dict[str, Any]]):
-    """A map-style dataset of some columns of a table; made by `from_table(table, columns=...)`."""
+    """A map-style dataset of some columns of a table; made by `from_table(table, columns=...)`.
 
-    def __init__(self, columns: Columns | RowGroups) -> None:
+    Attributes:
+        columns: A `Columns`, or what has its methods and reads blocks when they are needed.
+    """
+
+    def __init__(self, columns: Any) -> None:
         self.columns = columns
 
     def __len__(self) -> int:

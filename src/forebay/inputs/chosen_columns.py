@@ -25,7 +25,6 @@ from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.base.table_files import refuse
 from forebay.columns.arrow_columns import Columns
 from forebay.columns.column_types import open_columns
-from forebay.columns.row_groups import RowGroups, check_identity, file_identity
 from forebay.errors import InputError, OptionError, shortened, shown_location
 from forebay.inputs.listing import is_table
 from forebay.inputs.memory_tables import arrow_frame
@@ -34,12 +33,14 @@ from forebay.inputs.tables import find_table, read_memory_table, read_table
 if TYPE_CHECKING:
     import pyarrow
 
+    from forebay.shards.columns import BlockColumns
+
 
 _ARROW_SUFFIXES, _PARQUET_SUFFIXES = (".arrow", ".feather", ".ipc"), (".parquet", ".pq")
 _PATTERN = frozenset("*?[{")
 
 
-def columns_of_table(table: Any, columns: Any) -> Columns | RowGroups:
+def columns_of_table(table: Any, columns: Any) -> Columns | BlockColumns:
     """Return some columns of a table; see `from_table`."""
     names = [columns] if isinstance(columns, str) else list(columns)
     if isinstance(columns, str) or not names or not all(isinstance(each, str) for each in names):
@@ -84,7 +85,7 @@ def _is_several(path: str) -> bool:
     return is_url(path) or has_only_data(path)
 
 
-def _columns_of_files(location: Any, columns: Sequence[str]) -> Columns | RowGroups:
+def _columns_of_files(location: Any, columns: Sequence[str]) -> Columns | BlockColumns:
     """Return columns of Parquet or Arrow files, in the order of their paths."""
     from forebay.shards.location import find_shards
 
@@ -103,6 +104,8 @@ def _columns_of_files(location: Any, columns: Sequence[str]) -> Columns | RowGro
             f"{shown_location(max(suffixes.values()))!r} are files of two formats\n"
             "  Name those of one, by a pattern, as in 'data/*.parquet'."
         )
+    if is_url(found.root):
+        return _by_blocks(location, columns)
     return (_parquet if ".parquet" in suffixes else _mapped)(paths, columns)
 
 
@@ -126,7 +129,7 @@ def _check_chosen(name: str, known: Sequence[str], chosen: Sequence[str], rows: 
             refuse(name, f"{counts[each]} columns are called {each!r}", "Rename all but one.")
         if not counts[each]:
             close = get_close_matches(each, counts, 1)
-            reason = f"no column is called {each!r}" + f"; one is {close[0]!r}" * len(close)
+            reason = f"no column is called {each!r}" + "".join(f"; one is {one!r}" for one in close)
             refuse(name, reason, f"There are {len(known):,}: {shortened(list(known))}.")
     if not rows:
         raise InputError(f"{name} has no rows\n  A dataset needs at least one.")
@@ -185,9 +188,9 @@ def _mapped(
     paths: Sequence[str], columns: Sequence[str], identities: Sequence[str] = ()
 ) -> Columns:
     """Return columns of Arrow files, of either of the two formats, without reading the rows."""
-    found, identities = [], identities or [*map(file_identity, paths)]
+    found, identities = [], identities or [*map(_identity_of, paths)]
     for path, identity in zip(paths, identities, strict=True):
-        check_identity(f"from_table: {path}", path, identity)
+        _check_identity(f"from_table: {path}", path, identity)
         found.append(_mapped_file(path, columns))
     table = _joined(paths, found)
     name = _name_of(paths)
@@ -215,7 +218,7 @@ def _mapped_file(path: str, columns: Sequence[str]) -> pyarrow.Table:
 
 def _parquet(
     paths: Sequence[str], columns: Sequence[str], url: str | None = None
-) -> Columns | RowGroups:
+) -> Columns | BlockColumns:
     """Return columns of Parquet files, which are read now if they fit into memory.
 
     Args:
@@ -224,15 +227,13 @@ def _parquet(
     from pyarrow import parquet
 
     advice = "If it is truncated or has another format, write it again."
-    identities, rows, needed, schemas = [], 0, 0, []
+    rows, needed, schemas = 0, 0, []
     names = [f"from_table: {url or path}" for path in paths]
     for name, path in zip(names, paths, strict=True):
-        with _explained(name, "it cannot be read", advice):
-            identities.append(file_identity(path))
-            with parquet.ParquetFile(path) as file:
-                _check_chosen(name, file.schema_arrow.names, columns, 1)
-                rows, needed = rows + file.metadata.num_rows, needed + _bytes_of(file, columns)
-                schemas.append(file.schema_arrow.empty_table().select(columns))
+        with _explained(name, "it cannot be read", advice), parquet.ParquetFile(path) as file:
+            _check_chosen(name, file.schema_arrow.names, columns, 1)
+            rows, needed = rows + file.metadata.num_rows, needed + _bytes_of(file, columns)
+            schemas.append(file.schema_arrow.empty_table().select(columns))
     _joined(paths, schemas)
     free, name = memory_for_files(), names[0] if url else _name_of(paths)
     _check_chosen(name, columns, columns, rows)
@@ -249,7 +250,15 @@ def _parquet(
         size = f"{byte_size(needed)} or more, and {byte_size(free)} of memory are free"
         what = f"the {counted(len(columns), 'column')} of {rows:,} rows take {size}"
         refuse(name, what, "Download it: row groups of a local file are read as needed.")
-    return RowGroups(paths, columns, name, identities)
+    return _by_blocks(paths, columns)
+
+
+def _by_blocks(location: Any, columns: Sequence[str]) -> BlockColumns:
+    """Return columns that are read by row groups or record batches, when they are needed."""
+    from forebay.shards.columns import BlockColumns
+    from forebay.shards.dataset import open_shards
+
+    return BlockColumns(open_shards(location, columns=columns).of_columns(columns))
 
 
 def _name_of(paths: Sequence[str]) -> str:
@@ -267,17 +276,27 @@ def _joined(paths: Sequence[str], tables: Sequence[pyarrow.Table]) -> pyarrow.Ta
     for path, table in zip(paths, tables, strict=True):
         for own, other in zip(first.schema, table.schema, strict=True):
             if own.type != other.type:
-                raise InputError(
-                    f"from_table: column {own.name!r} is of type {own.type} in {paths[0]!r}, and "
-                    f"of type {other.type} in {path!r}\n"
-                    "  The files of one dataset need the same types. Write one of them again, or "
-                    "make a dataset of each and use torch's ConcatDataset."
-                )
+                from forebay.shards.columns import different_types
+
+                raise different_types(own.name, (own.type, paths[0]), (other.type, path))
     chunks = [
         [chunk for each in tables for chunk in each[at].chunks] for at in range(len(first.schema))
     ]
     arrays = [pyarrow.chunked_array(*each) for each in zip(chunks, first.schema.types, strict=True)]
     return pyarrow.table(arrays, names=first.column_names)
+
+
+def _identity_of(path: str) -> str:
+    """Return what changes with a file, or when it is replaced."""
+    status = os.stat(path)
+    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def _check_identity(where: str, path: str, identity: str) -> None:
+    """Raise InputError if a file has another identity than when it was opened."""
+    if _identity_of(path) != identity:
+        advice = "Make the dataset again, and leave a file alone while it is in use."
+        refuse(where, "the file was changed while it was in use", advice)
 
 
 def _bytes_of(file: Any, columns: Sequence[str]) -> int:

@@ -127,7 +127,8 @@ def cache(
         compression: "zstd" or "lz4" to compress each block of about 4 MiB; None for what the cache
             has that is there, and none for a new one. Text and tokens get 2 to 5 times smaller,
             JPEG and PNG no smaller. Reading one sample decompresses its block, of which each
-            process keeps the last 64 MB; see docs/explanation/cache.md for what that costs.
+            process keeps the last 512 MB; so a compressed cache in a folder is shuffled by windows
+            of 256 MB, unless `open_cache(window=)` says otherwise.
 
     Returns:
         The dataset. `dataset[i]` equals the original's sample, bit for bit and type for type,

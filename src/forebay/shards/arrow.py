@@ -171,14 +171,23 @@ class _Batches(BlockDecoder):
         self._is_stream = has_dictionaries(self._schema)
         self._known = set[int]()
 
-    def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
+    @property
+    def schema(self) -> pa.Schema:
+        """See `BlockDecoder`."""
+        return self._schema
+
+    def record_batch(self, block: int, data: memoryview) -> pa.RecordBatch:
         """See `BlockDecoder`."""
         if block not in self._known:
             if read_message(data).is_compressed:
                 raise ValueError("a record batch is compressed, which the index does not say")
             self._known.add(block)
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._whole)
-        return samples_of_batch(batch.select(self._names), rows)
+        return batch.select(self._names)
+
+    def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
+        """See `BlockDecoder`."""
+        return samples_of_batch(self.record_batch(block, data), rows)
 
 
 class _DecodedBatches(_Batches):
@@ -205,6 +214,6 @@ class _DecodedBatches(_Batches):
         batch.validate(full=True)
         return bytes_of_batch(batch)
 
-    def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
+    def record_batch(self, block: int, data: memoryview) -> pa.RecordBatch:
         """See `BlockDecoder`."""
-        return samples_of_batch(batch_of_bytes(data, self._schema, self._is_stream), rows)
+        return batch_of_bytes(data, self._schema, self._is_stream)

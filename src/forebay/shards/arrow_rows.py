@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from forebay.base.arrow_arrays import array_of_numpy
 from forebay.base.row_values import python_values
-from forebay.errors import shortened
+from forebay.columns.column_types import open_columns
+from forebay.errors import InputError, shortened
 
 # What a block may have once it is decoded: so many times its own bytes, or so much; and never more
 # than the last, beyond which Arrow cannot have it in one batch.
@@ -84,6 +85,27 @@ def samples_of_batch(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[st
         return [_dicts(batch.slice(row, 1))[0] for row in rows]
     batch.validate(full=True)
     return _dicts(batch.take(array_of_numpy(np.array(rows, np.int64))))
+
+
+class ColumnRow(NamedTuple):
+    """A row of a block: of some columns, which it shares with rows that were read with it."""
+
+    columns: dict[str, Any]
+    row: int
+
+
+def rows_by_column(batch: pa.RecordBatch, rows: Sequence[int], where: str) -> list[ColumnRow]:
+    """Return rows of a record batch by column; arrays and lists that own their memory.
+
+    Args:
+        where: What errors begin with.
+    """
+    columns = open_columns(pa.Table.from_batches([batch]), where)
+    try:
+        found = columns.take(rows)
+    except InputError:  # lists of several lengths
+        found = columns.each(rows)
+    return [ColumnRow(found, at) for at in range(len(rows))]
 
 
 def _dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:

@@ -40,8 +40,16 @@ class ShardBlocks:
         ends: After how many stretches each block ends.
     """
 
-    def __init__(self, index: ShardIndex, columns: Sequence[str] | None) -> None:
-        """Choose the stretches of columns; None for all."""
+    def __init__(
+        self, index: ShardIndex, columns: Sequence[str] | None, *, by_column: bool = False
+    ) -> None:
+        """Choose the stretches of columns.
+
+        Args:
+            columns: Their names; None for all.
+            by_column: Whether a sample is a `ColumnRow`.
+        """
+        self._by_column = by_column
         self.index, self.columns = index, None if columns is None else [*columns]
         self.first = index.first
         self.offset, self.size, self.ends = index.offset, index.length, index.extent_ends
@@ -174,6 +182,12 @@ class ShardBlocks:
         shard = self.index.shard_of(block)
         decoder, starts = self.decoder(shard), self.index.sample_starts(block)
         try:
+            if self._by_column:
+                from forebay.shards.arrow_rows import rows_by_column
+
+                batch = decoder.record_batch(block - self.index.first_block(shard), data)
+                where = f"from_table: {shown_location(self.index.listed(shard).name)}"
+                return list[Any](rows_by_column(batch, rows, where))
             if starts is None:
                 return decoder.samples(block - self.index.first_block(shard), data, rows)
             starts = np.append(starts, len(data))

@@ -11,16 +11,14 @@ from typing import Any
 
 from forebay.base.files import is_url
 from forebay.base.formatting import byte_size, counted, summary
-from forebay.caching.block_dataset import BlockDataset
+from forebay.caching.block_dataset import DECODED_WINDOW, BlockDataset
 from forebay.caching.dataset import window_bytes
 from forebay.errors import InputError, OptionError, short_tracebacks, shown_location
+from forebay.shards.blocks import ShardBlocks
 from forebay.shards.format import format_named
 from forebay.shards.local_shards import LocalShards
 from forebay.shards.location import Location, find_shards
 from forebay.shards.sources import given_index, made_index
-
-# What `window="auto"` is for local shards of which whole blocks are decoded.
-DECODED_WINDOW = 256_000_000
 
 
 class ShardDataset(BlockDataset):
@@ -49,6 +47,30 @@ class ShardDataset(BlockDataset):
     def location(self) -> str:
         """Where the shards are."""
         return self._source.location
+
+    @property
+    def blocks(self) -> ShardBlocks:
+        """Where the samples are."""
+        return self._source.blocks
+
+    def samples(self, positions: Sequence[int]) -> list[Any]:
+        """Return samples without the transform."""
+        return self._source.samples(positions)
+
+    def counts_of(self, name: str) -> Any:
+        """Return the number in a column or field of each sample, or the length of what is there."""
+        from forebay.shards.columns import counts_of
+
+        return counts_of(self, name)
+
+    @property
+    def decoded(self) -> tuple[int, int]:
+        """How many blocks of local shards were decoded so far, and their rows."""
+        return self._source.decoded
+
+    def of_columns(self, columns: Sequence[str]) -> ShardDataset:
+        """Return a dataset of the same rows, of which a sample is a `ColumnRow`."""
+        return ShardDataset(self._source.of_columns(columns), None, self.window)
 
     def __repr__(self) -> str:
         index = self._source.index

@@ -95,6 +95,15 @@ class BlockDecoder:
         """Return a sample, given its own bytes."""
         raise NotImplementedError
 
+    @property
+    def schema(self) -> Any:
+        """The columns' types, where the format is of Arrow's types."""
+        return None
+
+    def record_batch(self, block: int, data: memoryview) -> Any:
+        """Return a block as a record batch over `data`, where there is a schema."""
+        raise NotImplementedError
+
 
 class ShardFormat(ABC):
     """A format of shards.

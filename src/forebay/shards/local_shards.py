@@ -6,19 +6,17 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from forebay.caching.arrow_shards import MOST_MAPS, mapped_file
+from forebay.caching.block_dataset import KEPT_BYTES
 from forebay.errors import ChangedError, InputError
 from forebay.shards.blocks import DAMAGED, ShardBlocks
 from forebay.shards.index import ShardIndex
 from forebay.shards.sources import OpenIndex
-
-# Bytes of blocks that were decoded, or decompressed, and are kept for the next samples.
-KEPT_BYTES = 512 << 20
-
 
 # Blocks whose place is remembered.
 MOST_PLAIN = 1 << 16
@@ -43,14 +41,23 @@ class _PlainBlock(NamedTuple):
 class LocalShards:
     """The samples of local shards. Pickled as their folder and the place of the index."""
 
-    def __init__(self, root: str, index: OpenIndex, columns: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        root: str,
+        index: OpenIndex,
+        columns: Sequence[str] | None,
+        *,
+        by_column: bool = False,
+    ) -> None:
         self.location, self._index, self._columns = root, index, columns
-        self.blocks = ShardBlocks(index.index, columns)
+        self._by_column = by_column
+        self.blocks = ShardBlocks(index.index, columns, by_column=by_column)
         self._starts = memoryview(self.index.starts)
         self._plain: dict[int, _PlainBlock] = {}
         self._maps: dict[int, memoryview] = {}
         self._kept: OrderedDict[int, memoryview] = OrderedDict()
         self._kept_bytes = 0
+        self.decoded = 0, 0  # blocks, and their rows
 
     @property
     def index(self) -> ShardIndex:
@@ -58,7 +65,12 @@ class LocalShards:
         return self._index.index
 
     def __reduce__(self) -> Any:
-        return LocalShards, (self.location, self._index, self._columns)
+        given = self.location, self._index, self._columns
+        return partial(LocalShards, *given, by_column=self._by_column), ()
+
+    def of_columns(self, columns: Sequence[str]) -> LocalShards:
+        """Return a source of the same shards, of which a sample is a `ColumnRow`."""
+        return LocalShards(self.location, self._index, columns, by_column=True)
 
     def sample(self, position: int, *, is_copy: bool = False) -> Any:
         """Return a sample."""
@@ -123,6 +135,8 @@ class LocalShards:
             return known
         requests = self.blocks.requests(block)
         data = self._map(shard)
+        self._check_unchanged(shard)
+        self.decoded = self.decoded[0] + 1, self.decoded[1] + self.blocks.rows(block)
         parts = [data[offset : offset + length] for offset, length in requests]
         found = self.blocks.joined(block, parts)
         if is_prepared:
@@ -158,6 +172,15 @@ class LocalShards:
                 self._maps.pop(next(iter(self._maps)), None)
         self._maps[shard] = data
         return data
+
+    def _check_unchanged(self, shard: int) -> None:
+        """Raise ChangedError if a shard was written to after it was mapped."""
+        listed = self.index.listed(shard)
+        path = os.path.join(self.location, listed.name)
+        with suppress(FileNotFoundError):  # its map is still what it was
+            state = os.stat(path)
+            if (state.st_size, str(state.st_mtime_ns)) != (listed.size, listed.tag):
+                raise changed_error(path, listed.size, state.st_size)
 
 
 def changed_error(path: str, size: int, there: int) -> ChangedError:

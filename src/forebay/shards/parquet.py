@@ -178,6 +178,11 @@ class _RowGroups(BlockDecoder):
         self._schema = pa.schema([schema.field(each) for each in self._names])
         self._is_stream = has_dictionaries(self._schema)
 
+    @property
+    def schema(self) -> pa.Schema:
+        """See `BlockDecoder`."""
+        return self._schema
+
     def prepared(self, block: int, data: memoryview) -> Any:
         """Return the record batch of a row group, as bytes."""
         rows, chunks = self._info.rows[block], self._info.chunks[block].tolist()
@@ -215,9 +220,13 @@ class _RowGroups(BlockDecoder):
         (found,) = table.cast(self._schema).to_batches()
         return found
 
+    def record_batch(self, block: int, data: memoryview) -> pa.RecordBatch:
+        """See `BlockDecoder`."""
+        return batch_of_bytes(data, self._schema, self._is_stream)
+
     def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
         """See `BlockDecoder`."""
-        return samples_of_batch(batch_of_bytes(data, self._schema, self._is_stream), rows)
+        return samples_of_batch(self.record_batch(block, data), rows)
 
 
 class _Stretches:
