@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from forebay.base.output_names import STAGING
 from forebay.engine.commands import DeliverResult, ReportFailure, ReportRetry
 from forebay.errors import OutputError
 from forebay.failures import Failure
+from forebay.ledger.database import DONE, FAILED, TODO
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Counts, Input
 from forebay.outputs import publishing
@@ -100,6 +105,41 @@ def test_an_attempt_that_failed_is_recorded_before_the_next_one_ends(place: Outp
         commits.add([staged(place, 1)], nothing)
         assert commits.close() == 1
         assert ledger.counts() == Counts(2, 1, 0)
+
+
+def states(place: OutputFolder) -> list[int]:
+    """Return the states of the inputs as the disk has them, which the next run would find."""
+    with TemporaryDirectory() as copy:
+        for path in place.private.glob("ledger.sqlite*"):
+            shutil.copyfile(path, Path(copy, path.name))
+        with closing(sqlite3.connect(Path(copy, "ledger.sqlite"))) as db:
+            return [state for (state,) in db.execute("SELECT state FROM inputs ORDER BY ordinal")]
+
+
+@pytest.mark.parametrize("elapsed_s", [0.1, 0.6])
+def test_the_last_results_of_a_short_run_are_committed_with_its_table(
+    place: OutputFolder, monkeypatch: pytest.MonkeyPatch, elapsed_s: float
+) -> None:
+    """One flush is enough; those of a longer run, and failed attempts, do not wait for another."""
+    monkeypatch.setattr(commits_file.time, "monotonic", lambda: now)
+    now = 0.0
+    with Ledger.open(place.private, call="a call") as ledger:
+        ledger.enrol([Input("1"), Input("2")], (), True)
+        ledger.settle()
+        commits = Commits(ledger, place)
+        commits.add([ReportRetry(1, 1, Failure("exception", "ValueError", "no"))], nothing)
+        assert commits.advance(at_once=True) is not None
+        assert states(place) == [FAILED, TODO]
+        now += elapsed_s
+        commits.add([DeliverResult(k, 1, 0.1, 0, ((), "[{}]", "")) for k in (1, 2)], nothing)
+        commit = commits.advance(at_once=True, is_last=True)
+        assert commit is not None
+        assert commit.done == 2
+        assert ledger.counts() == Counts(2, 2, 0)
+        assert states(place) == ([FAILED, TODO] if elapsed_s < 0.5 else [DONE, DONE])
+        ledger.set_meta("tables", "{}")
+        assert states(place) == [DONE, DONE]
+        commits.close()
 
 
 def test_close_ends_the_commit_whose_files_are_being_published(place: OutputFolder) -> None:

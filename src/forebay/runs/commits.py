@@ -5,7 +5,8 @@
 
 A commit begins half a second after the last one, or sooner when many results wait, so a kill of
 this process costs at most that much finished work, and a result costs little however small it is.
-What a run does in its first half second, if no file is among it, is committed with its table.
+The last results of a run that took no longer, if no file is among them, are committed with the
+table.
 The flush only waits for the disk, so a thread does it while the loop continues to send tasks. The
 renames are in the loop, which sends tasks between them: a thread of many short system calls waits
 for the interpreter lock at each of them, and took three times as long. One commit is under way at
@@ -130,13 +131,17 @@ class Commits:
             return None
         return max(self._last + COMMIT_S - time.monotonic(), 0.0)
 
-    def advance(self, at_once: bool = False) -> Commit | None:
-        """Begin a commit if one is due, or continue the one under way; return it at its end."""
+    def advance(self, at_once: bool = False, *, is_last: bool = False) -> Commit | None:
+        """Begin a commit if one is due, or continue the one under way; return it at its end.
+
+        Args:
+            is_last: Whether no more results can come, so that the table is written next.
+        """
         try:
             if self._publishing is None:
                 if not self._is_flushed(at_once):
                     return None
-                self._record()
+                self._record(is_last=is_last)
             for commit in self._publishing or ():
                 if commit is not None:
                     self._publishing = None
@@ -203,12 +208,12 @@ class Commits:
         finally:
             self.flush_s += time.monotonic() - began
 
-    def _record(self) -> None:
+    def _record(self, *, is_last: bool) -> None:
         """Record what was collected when the flush began."""
         delivered, failed = self._done[: self._batch], [*self._failed.values()]
         retrying = [*self._retrying.values()]
-        # Of a run that has just begun, one commit is enough: that of the table, or the next one.
-        is_held = time.monotonic() < self._began + COMMIT_S
+        # Of a run that has just begun, one commit is enough: that of the table.
+        is_held = is_last and time.monotonic() < self._began + COMMIT_S
         is_held &= not self._has_changed and not any(one.outputs for one in delivered)
         recorded = self._ledger.record(delivered, [*failed, *retrying], is_held=is_held)
         late = recorded.failed[len(failed) + len(retrying) :]

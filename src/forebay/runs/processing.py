@@ -103,7 +103,7 @@ class Processing:
             while not engine.finished or self.commits.waiting:
                 self._take_outcomes(engine)
                 self._look_at_workers(engine)
-                commit = self._commit(at_once=at_once or engine.finished)
+                commit = self._commit(at_once=at_once, is_last=engine.finished)
                 if commit is not None:
                     engine.release(commit.delivered)
                     self._progress.update(commit.done, commit.failed, commit.metadata)
@@ -172,10 +172,10 @@ class Processing:
         if self._tuning is not None and not engine.finished:
             self._tuning.update(now, self._progress.trace, engine.resize)
 
-    def _commit(self, *, at_once: bool) -> Commit | None:
+    def _commit(self, *, at_once: bool, is_last: bool) -> Commit | None:
         """Advance the commit that is under way; return it at its end."""
         recorded_at, flush_s = time.monotonic(), self.commits.flush_s
-        commit = self.commits.advance(at_once=at_once)
+        commit = self.commits.advance(at_once=at_once or is_last, is_last=is_last)
         waited_s = self.commits.flush_s - flush_s
         self._record_s += max(time.monotonic() - recorded_at - waited_s, 0.0)
         if commit is not None:
