@@ -12,6 +12,7 @@ import pytest
 from pyarrow import csv
 
 from buckets import bucket_server, empty_memory, new_bucket
+from forebay.pools import zygote_handle
 from kit.leaks import no_leaks
 from large_pages import use_large_pages
 from tiers import TIERS, chosen
@@ -80,6 +81,20 @@ def _nothing_left_behind() -> Iterator[None]:
     """Fail a test that leaves a process, a thread, a descriptor or shared memory."""
     with no_leaks(wait_s=ENDING_S):
         yield
+
+
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """Fork the workers of a run, though this process has threads: those of pyarrow, without work.
+
+    A new interpreter, which is started beside threads, imports everything once more. It has tests
+    of its own: in `tests/pools/`, and those of runs that are not marked.
+    """
+
+    def fork(control, answers, payload, keep):
+        return zygote_handle.fork(control, answers, payload, zygote_handle.driver_ends)
+
+    monkeypatch.setattr(zygote_handle, "execute", fork)
 
 
 @pytest.fixture

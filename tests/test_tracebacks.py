@@ -14,7 +14,7 @@ import torch
 import forebay
 from forebay.errors import InputError, OptionError, cut_own_frames, short_tracebacks
 from forebay.failures import Failure
-from forebay.loading import checks
+from forebay.loading import kinds
 
 
 def functions(error):
@@ -127,7 +127,7 @@ def test_an_unexpected_exception_keeps_every_frame(monkeypatch, tmp_path, inputs
 def test_an_unexpected_exception_in_a_worker_keeps_every_frame():
     """Likewise: its innermost frame is forebay's."""
     with pytest.raises(AttributeError) as caught:
-        checks.check_arguments(None)
+        kinds.check_arguments(None)
     before = functions(caught.value)
     cut_own_frames(caught.value)
     assert functions(caught.value) == before

@@ -20,6 +20,13 @@ from forebay.pools.events import Event, StacksTaken, TaskFinished, WorkerStarted
 from kit import faults
 from kit.faults import Gate
 
+# On Python 3.12 and newer, a fork beside threads is warned of.
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
+
 STACKS = """\
 Thread 0x00007f01 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 324 in wait

@@ -16,6 +16,13 @@ from forebay.observe.measurements import RunTimes
 from forebay.observe.record import Trace
 from forebay.observe.run_diagnosis import diagnose_run
 
+# On Python 3.12 and newer, a fork beside threads is warned of.
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
+
 BUSY = RunTimes(
     inputs=1000,
     committed=1000,

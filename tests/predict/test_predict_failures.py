@@ -18,6 +18,12 @@ from forebay.ledger.records import Counts
 from forebay.runs import processing
 from forebay.runs.ranges import read_run_state
 
+# On Python 3.12 and newer, a fork beside threads is warned of.
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
 
 def predicted(model, data, output, **options):
     """Predict quietly, and return the report and the samples that have a row."""

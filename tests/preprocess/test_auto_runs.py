@@ -18,6 +18,13 @@ from forebay.loading import workers
 from forebay.runs import tuning
 from known_load import know_load
 
+# On Python 3.12 and newer, a fork beside threads is warned of.
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
+
 INPUTS = 200
 
 

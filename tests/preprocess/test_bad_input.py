@@ -16,6 +16,12 @@ from works import copy, nothing
 import forebay
 from forebay.errors import InputError, OptionError
 
+# On Python 3.12 and newer, a fork beside threads is warned of.
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
 
 def run(work, inputs, output, **options):
     return forebay.preprocess(work, inputs, output, progress=False, **{"num_workers": 0, **options})

@@ -42,6 +42,13 @@ from forebay.observe.progress import FIRST_LINE_S, SLOWEST_LINE_S, Progress
 from forebay.options import Ray
 from forebay.runs.calls import SETTINGS, recorded_settings, settings_shown, settings_to_json
 
+# On Python 3.12 and newer, a fork beside threads is warned of.
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
+
 DONE, COULD_NOT_RUN, USAGE, FAILURES, INTERRUPTED = 0, 1, 2, 3, 130
 
 

@@ -22,6 +22,13 @@ from forebay.runs.processing import FailureBudget
 from kit.control_groups import memory_group
 from kit.faults import meet_fault
 
+# On Python 3.12 and newer, a fork beside threads is warned of.
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
+
 # Time limit of runs in which an input hangs; no other may reach it, on a loaded machine either.
 HANG_S = 3.0
 # fault: kind, error, and what the message says

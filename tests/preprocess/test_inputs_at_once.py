@@ -15,6 +15,13 @@ from driving import here, make_inputs, published, staged, table
 import forebay
 from forebay import OptionError
 
+# On Python 3.12 and newer, a fork beside threads is warned of.
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
+
 WAIT_S = 60.0
 _meeting = threading.Barrier(4)
 

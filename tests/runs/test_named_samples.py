@@ -23,6 +23,13 @@ from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input
 from forebay.runs.named_samples import _NAMED, _numbered, hashes_of
 
+# On Python 3.12 and newer, a fork beside threads is warned of.
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
+
 LOADED: list[str] = []
 
 
