@@ -6,7 +6,8 @@ import mmap
 
 from forebay.base import machine
 from forebay.base.machine import PrivateMemory, private_bytes
-from forebay.observe.worker_memory import HeldObjects, WorkerMemory
+from forebay.loading.held_objects import HeldObjects, note_on_memory
+from forebay.observe.measurements import WorkerMemory
 
 MIB = 1 << 20
 ITEMS = HeldObjects("dataset.items", "a list of 9 dicts", 200 * MIB, 40 * MIB, "pack(items)")
@@ -28,7 +29,7 @@ def test_what_is_copied_is_said_with_numbers_and_what_helps() -> None:
     """The attribute, its size, and what it takes once it is packed."""
     memory = WorkerMemory()
     memory.add(0, 10.0, 100 * MIB, began_at=0.0)
-    assert memory.note(ITEMS) == (
+    assert note_on_memory(memory, ITEMS) == (
         "Each worker has 105 MB of memory of its own, 10.5 MB/s more: reading a Python object "
         "writes its reference count, which copies it. dataset.items is a list of 9 dicts, about "
         "210 MB; pack(items) takes 41.9 MB, once for all workers."
@@ -39,9 +40,9 @@ def test_little_memory_and_few_objects_are_not_said() -> None:
     """What a worker has of its own may be anything: libraries, caches, samples."""
     memory = WorkerMemory()
     memory.add(0, 10.0, 10 * MIB, began_at=0.0)
-    assert memory.note(ITEMS) == ""
+    assert note_on_memory(memory, ITEMS) == ""
     memory.add(0, 20.0, 900 * MIB, began_at=0.0)
-    assert memory.note(ITEMS) == memory.note(None) == ""
+    assert note_on_memory(memory, ITEMS) == note_on_memory(memory, None) == ""
 
 
 def test_it_is_measured_seldom_and_only_where_there_are_new_pages(monkeypatch) -> None:

@@ -67,9 +67,9 @@ def memory_note(trace: Trace, dataset: Any) -> str:
     """Return which objects of the dataset workers copy, as sentences; "" if they copy little."""
     if trace.memory is None or not trace.memory.is_large:
         return ""
-    from forebay.loading.held_objects import largest_objects
+    from forebay.loading.held_objects import largest_objects, note_on_memory
 
-    return trace.memory.note(largest_objects(dataset))
+    return note_on_memory(trace.memory, largest_objects(dataset))
 
 
 def report_of(kind: LoaderKind, progress: LoaderProgress, path: str | os.PathLike[str]) -> Path:

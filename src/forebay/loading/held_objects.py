@@ -1,6 +1,7 @@
 """Find the many Python objects that a dataset holds, from a few samples of them.
 
-Loaded only when a loader is asked, and its workers have copied much.
+Reading a Python object writes its reference count, so a forked worker copies the pages of a long
+list as it reads its items. Loaded only when a loader is asked, and its workers have copied much.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from forebay.observe.worker_memory import HeldObjects
+from forebay.base.formatting import byte_size
+from forebay.observe.measurements import WorkerMemory
 from forebay.packed import PackedSequence
 
 # Fewer objects take little. So many of them are looked at, and so many parts of each.
@@ -24,8 +26,44 @@ LEAST_ITEMS, SAMPLED, MOST_PARTS = 10_000, 64, 256
 # Containers of at most so many are looked into, as are so many objects in all.
 SMALL, MOST_VISITED = 256, 2_000
 
+# The share of a worker's own memory that the objects take, before they are worth a sentence.
+LEAST_SHARE = 0.25
+
 _PLAIN = (str, bytes, bytearray, int, float, complex, type(None), torch.Tensor, PackedSequence)
 _CODE = (type, ModuleType, FunctionType, MethodType)
+
+
+class HeldObjects(NamedTuple):
+    """Many Python objects that a dataset holds.
+
+    Attributes:
+        path: Where, such as "dataset.items".
+        what: Such as "a list of 3,000,000 dicts".
+        nbytes: What they take, about.
+        packed_bytes: What they take in a `PackedSequence`, about; None if they cannot be pickled.
+        remedy: What makes such a sequence of them, as code.
+    """
+
+    path: str
+    what: str
+    nbytes: int
+    packed_bytes: int | None
+    remedy: str
+
+
+def note_on_memory(memory: WorkerMemory, objects: HeldObjects | None) -> str:
+    """Return what of the dataset is copied into each worker, and what helps; "" if little."""
+    if objects is None or not memory.is_large or objects.nbytes < LEAST_SHARE * memory.each:
+        return ""
+    grows = byte_size(max(memory.rate_each, 0.0))
+    helps = "is shared by all workers"
+    if objects.packed_bytes is not None:
+        helps = f"takes {byte_size(objects.packed_bytes)}, once for all workers"
+    return (
+        f"Each worker has {byte_size(memory.each)} of memory of its own, {grows}/s more: reading "
+        f"a Python object writes its reference count, which copies it. {objects.path} is "
+        f"{objects.what}, about {byte_size(objects.nbytes)}; {objects.remedy} {helps}."
+    )
 
 
 def largest_objects(dataset: Any) -> HeldObjects | None:

@@ -1,4 +1,4 @@
-"""What loaders and runs measure, and how a loader is set up: plain records. PURE.
+"""What loaders and runs measure, and how a loader is set up: records. PURE.
 
 Times are seconds of `time.perf_counter()`, which all processes of a machine share.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
+
+# What each worker has to have of its own before it is worth a sentence.
+LEAST_COPIED_BYTES = 64 << 20
 
 
 class SlowSample(NamedTuple):
@@ -104,6 +107,46 @@ class Transfers:
     staged_bytes: int = 0
     pinned_bytes: int = 0
     pinned_reason: str = ""
+
+
+class WorkerMemory:
+    """What each worker has of its own, as measured last, and how fast that grows."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[float, int, float]] = {}  # when, bytes, bytes per second
+
+    def add(self, worker_id: int, at: float, nbytes: int, began_at: float) -> None:
+        """Record a measurement; `began_at` is when the loader began."""
+        before_at, before, _ = self._last.get(worker_id, (began_at, 0, 0.0))
+        if nbytes < before:  # it was replaced, or gave memory back
+            before_at, before = began_at, 0
+        rate = (nbytes - before) / max(at - before_at, 1e-9)
+        self._last[worker_id] = at, nbytes, rate
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all workers together; 0 where little can have been copied."""
+        return sum(each for _, each, _ in list(self._last.values()))
+
+    @property
+    def rate(self) -> float:
+        """The bytes per second by which they grow, all together."""
+        return sum(each for _, _, each in list(self._last.values()))
+
+    @property
+    def each(self) -> float:
+        """The bytes of a worker, on average."""
+        return self.nbytes / max(len(self._last), 1)
+
+    @property
+    def rate_each(self) -> float:
+        """The bytes per second by which a worker grows, on average."""
+        return self.rate / max(len(self._last), 1)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether each worker has so much that objects of the dataset may be the cause."""
+        return self.each >= LEAST_COPIED_BYTES
 
 
 @dataclass(slots=True)

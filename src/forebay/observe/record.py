@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from forebay.base.machine import cores_idle_s, queued_s
 from forebay.observe.measurements import (
@@ -31,10 +31,8 @@ from forebay.observe.measurements import (
     StepRecord,
     Timing,
     Transfers,
+    WorkerMemory,
 )
-
-if TYPE_CHECKING:
-    from forebay.observe.worker_memory import WorkerMemory
 
 # ---- bounded -------------------------------------------------------------------------------------
 # Parts of a record that stay small however long a run is: spans, slowest entries, a histogram.
@@ -295,8 +293,6 @@ class Trace(BaseTrace):
     def _add_memory(self, timing: Timing) -> None:
         """Record the memory of a worker's own; most workers have little, which is not measured."""
         if self.memory is None:
-            from forebay.observe.worker_memory import WorkerMemory
-
             self.memory = WorkerMemory()
         at, nbytes = timing.ended_at, timing.private_bytes
         self.memory.add(timing.worker_id, at, nbytes, self.began_at)
