@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 
 import pytest
 
+import forebay
 from forebay import InputError
 from forebay.shards import json_lines
 from forebay.shards.json_lines import JsonLinesShards
@@ -108,6 +110,25 @@ def test_a_damaged_line_fails_alone(line, words):
     assert shard.read([0, 2]) == [{"a": 1}, {"a": 2}]
     with pytest.raises(ValueError, match=words):
         shard.read([1])
+
+
+@pytest.mark.parametrize("end", [b"", b".gz"])
+def test_a_damaged_line_is_named_by_its_number(end, tmp_path):
+    """Blank lines count, as in an editor, and in a compressed shard too."""
+    data = b'{"a": 1}\n\n\n{"a": 2}\n \n{"a": 3]\n\n{"a": 4}\n{"a": }\n'
+    path = tmp_path / f"a.jsonl{end.decode()}"
+    path.write_bytes(gzip.compress(data) if end else data)
+    samples = forebay.open_shards(path, progress=False)
+    assert [samples[at]["a"] for at in (0, 1, 3)] == [1, 2, 4]
+    for at, line in ((2, 6), (4, 9)):
+        with pytest.raises(
+            InputError, match=rf"{path.name}: line {line} cannot be read as .* JSON"
+        ):
+            samples[at]
+        with pytest.raises(
+            InputError, match=rf"{path.name}: line {line} cannot be read as .* JSON"
+        ):
+            samples.__getitems__([0, at])
 
 
 def test_a_line_that_never_ends_is_refused(monkeypatch):

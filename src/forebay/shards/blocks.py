@@ -181,6 +181,7 @@ class ShardBlocks:
         """
         shard = self.index.shard_of(block)
         decoder, starts = self.decoder(shard), self.index.sample_starts(block)
+        found = list[Any]()
         try:
             if self._by_column:
                 from forebay.shards.arrow_rows import rows_by_column
@@ -191,18 +192,24 @@ class ShardBlocks:
             if starts is None:
                 return decoder.samples(block - self.index.first_block(shard), data, rows)
             starts = np.append(starts, len(data))
-            return [decoder.sample(_part(data, *starts[row : row + 2].tolist())) for row in rows]
+            for row in rows:
+                found.append(decoder.sample(_part(data, *starts[row : row + 2].tolist())))
+            return found
         except DAMAGED as error:
-            raise self.damaged(shard, error) from error
+            at = None if starts is None else int(self.first[block]) + rows[len(found)]
+            raise self.damaged(shard, error, at) from error
 
-    def damaged(self, shard: int, error: Exception) -> InputError:
-        """Return the error for bytes that are not those of a block."""
+    def damaged(self, shard: int, error: Exception, sample: int | None = None) -> InputError:
+        """Return the error for bytes that are not those of a block, or of one sample."""
+        name, what = shown_location(self.index.listed(shard).name), "a block"
         if isinstance(error, InputError):
-            return error
+            return InputError(f"{name}: {error}")
+        if sample is not None:
+            first = int(self.first[self.index.first_block(shard)])
+            what = self.decoder(shard).place_of(sample - first)
         words = str(error).partition("\n")[0] or type(error).__name__
         return InputError(
-            f"{shown_location(self.index.listed(shard).name)}: a block cannot be read as what the "
-            f"index says: {words}\n"
+            f"{name}: {what} cannot be read as what the index says: {words}\n"
             "  The shard is damaged, or the index is of another one: call forebay.index_shards "
             "again."
         )

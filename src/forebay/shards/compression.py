@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+
+from forebay.shards.parquet_pages import varint
 
 # What a shard may have, decompressed: so many times its own bytes, or so much; and never more than
 # the last.
@@ -21,20 +24,13 @@ def codec_by_head(head: bytes) -> str | None:
 
 def decompressed(data: memoryview, codec: str) -> memoryview:
     """Return the content of a shard; ValueError if it is damaged, or too large."""
-    most = min(max(MOST_RATIO * len(data), LEAST_BYTES), MOST_BYTES)
     parts, total = list[bytes](), 0
     try:
-        stream = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), codec)
-        while part := stream.read(_STEP_BYTES):
+        for part in _unsnapped(data) if codec == "snappy" else _streamed(data, codec):
             total += len(part)
-            if total > most:
-                raise ValueError(
-                    f"it decompresses to more than {most:,} bytes: a shard of {len(data):,} bytes "
-                    f"may have {MOST_RATIO} times as many, at least {LEAST_BYTES:,} and at most "
-                    f"{MOST_BYTES:,}; decompress it first, or divide it"
-                )
+            _check(total, len(data))
             parts.append(part)
-    except (OSError, pa.ArrowException, zlib.error) as error:
+    except (OSError, IndexError, pa.ArrowException, zlib.error) as error:
         raise ValueError(f"it cannot be decompressed as {codec}: {error}") from error
     found = np.empty(total, np.uint8)
     at = 0
@@ -42,3 +38,26 @@ def decompressed(data: memoryview, codec: str) -> memoryview:
         found[at : at + len(part)] = np.frombuffer(part, np.uint8)
         at += len(part)
     return found.data
+
+
+def _streamed(data: memoryview, codec: str) -> Iterator[bytes]:
+    stream = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), codec)
+    while part := stream.read(_STEP_BYTES):
+        yield part
+
+
+def _unsnapped(data: memoryview) -> Iterator[bytes]:
+    """Yield the content of what snappy compressed at once: its size is in front."""
+    size, _ = varint(data, 0)
+    _check(size, len(data))
+    yield pa.Codec("snappy").decompress(data, size, asbytes=True)
+
+
+def _check(total: int, size: int) -> None:
+    most = min(max(MOST_RATIO * size, LEAST_BYTES), MOST_BYTES)
+    if total > most:
+        raise ValueError(
+            f"it decompresses to more than {most:,} bytes: a shard of {size:,} bytes may have "
+            f"{MOST_RATIO} times as many, at least {LEAST_BYTES:,} and at most {MOST_BYTES:,}; "
+            "decompress it first, or divide it"
+        )

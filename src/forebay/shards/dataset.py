@@ -145,6 +145,8 @@ def open_shards(
         format_named(format)
     if columns is not None and (isinstance(columns, str) or not columns):
         raise OptionError(f"columns={columns!r} is no list of names\n  Nothing was read.")
+    if columns is not None and len({*columns}) < len([*columns]):
+        raise OptionError(f"columns={columns!r} names a column twice\n  Name each once.")
     found = find_shards(location, format)
     if is_url(found.root):
         raise InputError("shards at a URL cannot be read yet")

@@ -104,6 +104,10 @@ class BlockDecoder:
         """Return a block as a record batch over `data`, where there is a schema."""
         raise NotImplementedError
 
+    def place_of(self, sample: int) -> str:
+        """Return what errors call a sample, given its number in the shard."""
+        return f"sample {sample:,}"
+
 
 class ShardFormat(ABC):
     """A format of shards.
@@ -241,7 +245,7 @@ def blocks_of(begins: Sequence[int], end: int) -> FoundBlocks:
 
 
 def check_names(known: Sequence[str], columns: Sequence[str] | None) -> None:
-    """Raise InputError for columns that a shard does not have, or has twice; OptionError for two.
+    """Raise InputError for columns that a shard does not have, or has twice.
 
     Args:
         columns: Those that are chosen; None for all.

@@ -21,6 +21,8 @@ from forebay.shards.format import BLOCK_BYTES, BlockDecoder, FoundBlocks, ShardF
 
 # A sample is in memory as a whole, and a missing newline shall not take all of it.
 _MOST_LINE_BYTES = 256 << 20
+# Blank lines whose places the index keeps, to say in which line an error is.
+_MOST_JUMPS = 1000
 _BOM = codecs.BOM_UTF8
 _OTHER_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _NEWLINE, _OPENS = ord("\n"), ord("{")
@@ -45,6 +47,7 @@ class JsonLinesShards(ShardFormat):
         """See `ShardFormat`."""
         rows, extents = list[int](), list[tuple[int, int, int]]()
         starts = list[npt.NDArray[np.int64]]()
+        lines = list[npt.NDArray[np.int64]]()
         offset = line = 0
         piece = BLOCK_BYTES
         while offset < shard.size:
@@ -64,10 +67,12 @@ class JsonLinesShards(ShardFormat):
                 first, end = int(begins[0]), int(ends[ends > begins[-1]][0])
                 extents.append((len(extents), offset + first, end - first))
                 starts.append(begins - first)
+                lines.append(line + 1 + np.searchsorted(ends, begins, "right"))
             offset, line, piece = offset + int(ends[-1]), line + len(ends), BLOCK_BYTES
         return FoundBlocks(
             np.array(rows, np.int64),
             np.array(extents, np.int64).reshape(-1, 3),
+            _jumps(np.concatenate([*lines, np.empty(0, np.int64)])),
             starts=np.concatenate([*starts, np.empty(0, np.int64)]),
         )
 
@@ -79,7 +84,13 @@ class JsonLinesShards(ShardFormat):
 
     def decoder(self, info: bytes, columns: Sequence[str] | None) -> BlockDecoder:
         """See `ShardFormat`."""
-        return _Lines(columns)
+        return _Lines(info, columns)
+
+
+def _jumps(lines: npt.NDArray[np.int64]) -> bytes:
+    """Return which samples follow blank lines, and their lines; of many such samples the first."""
+    jumps = np.flatnonzero(np.diff(lines, prepend=0) != 1)[:_MOST_JUMPS]
+    return np.column_stack([jumps, lines[jumps]]).tobytes()
 
 
 def _objects(
@@ -115,8 +126,18 @@ def _objects(
 class _Lines(BlockDecoder):
     """The lines of a block."""
 
-    def __init__(self, columns: Sequence[str] | None) -> None:
+    def __init__(self, info: bytes, columns: Sequence[str] | None) -> None:
+        self._jumps = np.frombuffer(info, np.int64).reshape(-1, 2)
         self._columns, self._decode = columns, json.JSONDecoder().decode
+
+    def place_of(self, sample: int) -> str:
+        """See `BlockDecoder`."""
+        jumps = self._jumps
+        if len(jumps) == _MOST_JUMPS and sample > jumps[-1, 0]:
+            return super().place_of(sample)
+        at = int(np.searchsorted(jumps[:, 0], sample, "right"))
+        before, line = jumps[at - 1].tolist() if at else (0, 1)
+        return f"line {line + sample - before:,}"
 
     def sample(self, data: memoryview) -> Any:
         """See `BlockDecoder`."""

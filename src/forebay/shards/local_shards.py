@@ -87,7 +87,7 @@ class LocalShards:
                 raise ValueError("where a sample begins")
             return plain.decode(plain.data[begin:end])
         except DAMAGED as error:
-            raise self.blocks.damaged(self.index.shard_of(block), error) from error
+            raise self.blocks.damaged(self.index.shard_of(block), error, position) from error
 
     def samples(self, positions: Sequence[int], *, are_copies: bool = False) -> list[Any]:
         """Return several samples; those of a block that is decoded as a whole at once."""

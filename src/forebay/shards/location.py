@@ -20,7 +20,16 @@ Location = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 # A pattern that names more is a mistake.
 MOST_SHARDS = 10_000_000
 # Shards that are compressed as a whole, by the ends of their names.
-CODECS = {".gz": "gzip", ".tgz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+CODECS = {
+    ".gz": "gzip",
+    ".tgz": "gzip",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".bz2": "bz2",
+    ".br": "brotli",
+    ".snappy": "snappy",
+    ".lz4": "lz4",
+}
 _MAGIC = frozenset("*?[")
 _braces = re.compile(r"\{([^{}]*)\}").search
 _numbers = re.compile(r"(\d+)\.\.(\d+)").fullmatch
@@ -89,9 +98,23 @@ def find_shards(location: Location, form: str | None = None) -> ShardList:
         raise InputError(
             f"{_shown(given)}: there are no shards\n"
             "  A folder is searched for the suffixes of known formats: .tar, .parquet, .jsonl, "
-            ".arrow, .mds, also with .gz or .zst. Name others by a glob, with format=."
+            ".arrow, .mds, also with .gz, .zst and others. Name others by a glob, with format=."
         )
-    return ShardList(root, tuple(sorted(found)))
+    shards = tuple(sorted(found))
+    _refuse_twice(root, shards)
+    return ShardList(root, shards)
+
+
+def _refuse_twice(root: str, shards: Sequence[Listed]) -> None:
+    """Raise InputError for a shard that is there with and without compression."""
+    seen = dict[str, str]()
+    for each in shards:
+        other = seen.setdefault(codec_of(each.name)[1], each.name)
+        if other != each.name:
+            raise InputError(
+                f"{shown_location(root)}: {other!r} and {each.name!r} are the same samples, once "
+                "compressed\n  Name those of one kind by a glob, such as '*.mds' or '*.mds.zstd'."
+            )
 
 
 def expanded(pattern: str) -> list[str]:

@@ -132,7 +132,7 @@ def _value(
     if kind == _STRUCT:
         return _struct(data, at, depth + 1)
     if kind == _BINARY:
-        size, at = _varint(data, at)
+        size, at = varint(data, at)
         return size, at + size
     if kind in (_TRUE, _FALSE):
         return None, at if is_field else at + 1
@@ -155,13 +155,14 @@ def _list(data: bytes | memoryview, at: int) -> tuple[int, int, int]:
     head = data[at]
     count, at = head >> 4, at + 1
     if count == _LONG:
-        count, at = _varint(data, at)
+        count, at = varint(data, at)
     if count > len(data) - at:  # each takes a byte
         raise ValueError(f"a list of {count:,} in {len(data) - at:,} bytes")
     return count, head & 15, at
 
 
-def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """Return a number of 7 bits a byte, and where it ends; IndexError if that is not there."""
     found = shift = 0
     while (byte := data[at]) >= _MORE:
         found |= (byte & 127) << shift
@@ -172,5 +173,5 @@ def _varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def _integer(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    found, at = _varint(data, at)
+    found, at = varint(data, at)
     return (found >> 1) ^ -(found & 1), at
