@@ -91,6 +91,13 @@ def test_the_indices_of_a_dataset_of_hugging_face_are_refused():
     assert read(data).read([0]) == [{"indices": 2}]
 
 
+def test_a_shard_of_a_cache_is_refused():
+    """Its columns are leaves of samples, which `open_cache` puts together."""
+    table = NUMBERS.replace_schema_metadata({"forebay": "{}"})
+    with pytest.raises(InputError, match=r"which forebay\.open_cache reads"):
+        read(arrow_bytes(table, 100, is_stream=False))
+
+
 def test_a_stream_without_an_end_mark_is_read():
     """Writers may just stop; and there are shards without rows."""
     data = arrow_bytes(NUMBERS, 100, is_stream=True)

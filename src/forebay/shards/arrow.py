@@ -43,6 +43,7 @@ from forebay.shards.format import (
 )
 
 _MAGIC = b"ARROW1"
+_OF_CACHE = b"forebay"  # the key in the schema of a cache's shard
 _AGAIN = "If it is truncated, copy it again; otherwise, write it again."
 # Of metadata, which lists columns and buffers; and of dictionaries, which the index keeps.
 _MOST_METADATA, _MOST_DICTIONARIES = 64 << 20, 16 << 20
@@ -118,6 +119,8 @@ def _found(shard: ShardFile) -> FoundBlocks:
         raise ValueError("it has no schema")
     schema = pa.ipc.read_schema(pa.py_buffer(first))
     check_names(schema.names, None)
+    if _OF_CACHE in (schema.metadata or {}):
+        raise ValueError("it belongs to a cache of forebay, which forebay.open_cache reads")
     if schema.names == ["indices"] and shard.name.rpartition("/")[2].startswith("indices"):
         raise ValueError(
             "it has the indices of a dataset of Hugging Face, whose rows are in other files; "
