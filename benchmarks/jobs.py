@@ -285,8 +285,10 @@ def jobs(ground: Ground, quick: bool) -> None:
                 seconds = _run(peer, job, count, folder, output)
                 if seconds is not None:
                     runs[peer].append(count / seconds)
+                elif peer == PEERS[0]:  # which needs nothing but the job's library
+                    break
         rates = {peer: statistics.median(found) for peer, found in runs.items() if found}
-        rows.append(_cells(job, count, rates))
+        rows.append(_cells(job, count, rates) if rates else (job, "not installed"))
     columns = "x best peer", "of the bare", "a flush costs", "x without it"
     show(("inputs/s", *(NAMES[peer] for peer in PEERS), *columns), rows)
     print(
