@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -134,4 +133,6 @@ def _shown(value: object) -> str:
 def _escaped(text: str, most: int = MAX_LENGTH) -> str:
     if len(text) > most:
         text = text[:most] + "…"
+    import html  # a thousand names, which few calls need
+
     return html.escape(printable(text))

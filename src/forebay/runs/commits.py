@@ -18,8 +18,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from forebay.base.output_names import path_elsewhere
 from forebay.base.process import wait_until
@@ -28,6 +27,9 @@ from forebay.errors import FailuresError, OutputError
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Done, FailedInput, FileChange, OutputFile
 from forebay.outputs.folder import OutputFolder
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 # Seconds, and results, after which a commit is due.
 COMMIT_S = 0.5
@@ -59,7 +61,7 @@ class Commits:
         """Commit into this ledger and this folder."""
         self._ledger = ledger
         self._folder = folder
-        self._thread = ThreadPoolExecutor(1, "forebay-commits")
+        self._thread: ThreadPoolExecutor | None = None  # there is none before the first flush
         self._done: list[Done] = []
         self._failed: dict[int, FailedInput] = {}
         # Attempts that failed, and are not recorded: a kill during the next attempt must not have
@@ -162,11 +164,17 @@ class Commits:
                 return False
             self._batch = len(self._done)
             if self._has_changed or any(one.outputs for one in self._done):
+                if self._thread is None:
+                    from concurrent.futures import ThreadPoolExecutor
+
+                    self._thread = ThreadPoolExecutor(1, "forebay-commits")
                 self._flushing = self._thread.submit(self._flush)
         if not (at_once or self._flushing is None or self._flushing.done()):
             return False
         flushing, self._flushing = self._flushing, None
         if flushing is not None:  # it is None if no input wrote a file
+            from concurrent.futures import wait
+
             wait_until(lambda seconds: wait([flushing], seconds).done)
             flushing.result()
         if at_once and self._batch < len(self._done):
@@ -183,7 +191,8 @@ class Commits:
             while (commit := self.advance(at_once=True)) is not None:
                 committed += len(commit.delivered) + commit.failed
         finally:
-            self._thread.shutdown()
+            if self._thread is not None:
+                self._thread.shutdown()
         return committed
 
     def finish(self) -> None:
