@@ -41,6 +41,7 @@ _NAMES = {
     "packed": ("PackedSequence",),
     "predicting.predict": ("predict",),
     "runs.cache": ("cache",),
+    "runs.index_shards": ("index_shards",),
     "runs.preprocess": ("preprocess",),
     "runs.report": ("PredictionReport", "Report"),
     "shards.dataset": ("ShardDataset", "open_shards"),

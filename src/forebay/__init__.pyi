@@ -32,6 +32,7 @@ from forebay.outputs.tars import open_output as open_output
 from forebay.packed import PackedSequence as PackedSequence
 from forebay.predicting.predict import predict as predict
 from forebay.runs.cache import cache as cache
+from forebay.runs.index_shards import index_shards as index_shards
 from forebay.runs.preprocess import preprocess as preprocess
 from forebay.runs.report import PredictionReport as PredictionReport
 from forebay.runs.report import Report as Report

@@ -59,7 +59,7 @@ for command in (status_command, failures_command, top_command, compare_command):
 
 DONE, COULD_NOT_RUN, USAGE, FAILURES = 0, 1, 2, 3
 # The commands that continue when they are given again after Ctrl-C.
-_CONTINUED = ("preprocess", "predict", "retry")
+_CONTINUED = ("preprocess", "predict", "retry", "index")
 # The arguments of `retry`, by the entry point that made the folder.
 _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": ["DATASET"]}
 
@@ -140,6 +140,22 @@ def _predict(
         )
     work, source = load_work(model), data if is_path else load_work(data)
     return _shown(predict(work, source, output, **given, **others))
+
+
+@cli.command("index", short_help="Find the samples of shards, to train on them in place.")
+@click.argument("location", metavar="SHARDS", type=PATH)
+@click.argument("index", type=PATH)
+@click.option("--format", help="Of the shards, where suffixes do not say it: tar, parquet, …")
+@options("num_workers", "backend", *CLUSTER, "timeout", "retries", "quiet")
+def index_command(location: str, index: str, **settings: Any) -> int:
+    """Write to INDEX where the samples of SHARDS are, for forebay.open_shards(index=INDEX).
+
+    SHARDS is a folder, a glob or a pattern such as train-{000..999}.tar (quote both), or the URL of
+    any of these. The same command again continues, and indexes shards that are new or changed.
+    """
+    from forebay.runs.index_shards import index_shards
+
+    return _shown(index_shards(location, index, **arguments_of(settings)))
 
 
 def _shown(made: Any) -> int:

@@ -36,7 +36,7 @@ def put(files, block, lane=0):
     file = files.by_lane[lane]
     place = file.take(block)
     file.write(place, memoryview(bytes([block + 1]) * int(LENGTHS[block])))
-    files.add(block, file, place)
+    files.add(block, file, place, 7 + block)
 
 
 def content(files, block):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import chain
 
 import pytest
-from written import hashed, loader_of, sample, write_tars
+from written import SAMPLES, hashed, loader_of, sample, write_tars
 
 import forebay
 
-SAMPLES = 400
 FORMATS = {"tar": lambda folder: write_tars(folder, SAMPLES, 5)}
 
 

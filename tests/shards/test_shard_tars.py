@@ -21,12 +21,6 @@ from forebay.shards import compression
 from forebay.shards import format as shard_format
 
 
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
-    """Have many blocks in a small tar."""
-    monkeypatch.setattr("forebay.shards.format.BLOCK_BYTES", 20_000)
-
-
 def opened(location, **options):
     """Open shards without a bar."""
     return forebay.open_shards(location, progress=False, **options)

@@ -10,6 +10,8 @@ import numpy as np
 
 import forebay
 
+SAMPLES = 400
+
 
 def members(index):
     """Return the files of a sample, by extension; the second is missing in some."""

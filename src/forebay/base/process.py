@@ -136,6 +136,15 @@ def memory_file(name: str) -> int:
     return found
 
 
+def memory_file_of(name: str, data: bytes) -> int:
+    """Return the descriptor of a new file in memory with a content."""
+    file = memory_file(f"forebay-{name}")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+    return file
+
+
 def _by_python(name: str) -> int:
     return os.memfd_create(name, os.MFD_CLOEXEC)
 

@@ -23,7 +23,7 @@ from forebay.errors import InputError, OptionError, short_tracebacks, shown_loca
 from forebay.options import parse_bytes
 
 if TYPE_CHECKING:
-    from forebay.caching.bucket_reader import BucketReader
+    from forebay.caching.cache_reader import CacheReader
 
 
 class CachedDataset(BlockDataset):
@@ -44,11 +44,11 @@ class CachedDataset(BlockDataset):
         window: Bytes of samples that a `DataLoader` with `seed=` shuffles together; None for all.
     """
 
-    _source: Shards | BucketReader
+    _source: Shards | CacheReader
 
     def __init__(
         self,
-        source: Shards | BucketReader,
+        source: Shards | CacheReader,
         plan: CachePlan,
         transform: Callable[[Any], Any] | None = None,
         classes: Classes | None = None,
@@ -79,7 +79,7 @@ class CachedDataset(BlockDataset):
         return self._source.table()
 
     @property
-    def remote(self) -> BucketReader | None:
+    def remote(self) -> CacheReader | None:
         """What reads a cache in a bucket; None for one in a folder."""
         return None if isinstance(self._source, Shards) else self._source
 
@@ -172,12 +172,12 @@ def open_cache(
         if disk == "all":
             from forebay.caching.copies import copy_cache
 
-            folder = _local_folder(directory)
+            folder = local_folder(directory)
             if (index := copy_cache(place, folder, progress)) is None:
                 raise _no_cache(place)
             return _in_folder(folder, index, transform, known_classes(index), window)
         reader = _in_bucket(place.url, directory, disk)
-        index = reader.shared.index
+        index = reader.index
         return CachedDataset(reader, index.plan, transform, known_classes(index), together)
     if directory is not None or disk != 0:
         raise OptionError(
@@ -227,10 +227,10 @@ def cached_dataset(
     plan, classes = index.plan, {**known_classes(index), **classes}
     if isinstance(place, Folder):
         return _in_folder(place.path, index, transform, classes)
-    from forebay.caching.bucket_reader import BucketReader
+    from forebay.caching.cache_reader import CacheReader
     from forebay.caching.fetcher_process import Place
 
-    return CachedDataset(BucketReader(Place(place.url)), plan, transform, classes, WINDOW)
+    return CachedDataset(CacheReader(Place(place.url)), plan, transform, classes, WINDOW)
 
 
 def window_bytes(window: float | str | None, usual: int | None) -> int | None:
@@ -240,9 +240,9 @@ def window_bytes(window: float | str | None, usual: int | None) -> int | None:
 
 def _in_bucket(
     url: str, directory: str | os.PathLike[str] | None, disk: float | str
-) -> BucketReader:
+) -> CacheReader:
     """Return what reads a cache in a bucket."""
-    from forebay.caching.bucket_reader import BucketReader
+    from forebay.caching.cache_reader import CacheReader
     from forebay.caching.fetcher_process import Place
 
     nbytes = parse_bytes(disk, "disk") if disk else 0
@@ -251,8 +251,8 @@ def _in_bucket(
             f"disk={disk!r} with directory={directory!r}: disk= is how much is kept in directory=, "
             "and one of them is missing\n  Nothing was started. Give both, or neither."
         )
-    folder = None if directory is None else str(_local_folder(directory))
-    return BucketReader(Place(url, folder, nbytes))
+    folder = None if directory is None else str(local_folder(directory))
+    return CacheReader(Place(url, folder, nbytes))
 
 
 def _no_cache(place: Store | Folder) -> InputError:
@@ -267,7 +267,7 @@ def _no_cache(place: Store | Folder) -> InputError:
     )
 
 
-def _local_folder(directory: str | os.PathLike[str] | None) -> Path:
+def local_folder(directory: str | os.PathLike[str] | None) -> Path:
     """Return the folder for a copy."""
     place = None if directory is None else folder_at(directory)
     if not isinstance(place, Folder):

@@ -39,10 +39,12 @@ HEDGE_AFTER, HEDGE_SHARE, LEAST_KNOWN, KNOWN = 2.0, 0.02, 20, 128
 # Of how many answers the latencies are counted.
 LATEST = 256
 
-# What may happen to a request beside what `store_errors` names: other bytes came.
-WRONG = "wrong"
+# What may happen to a request beside what `store_errors` names: other bytes came, or the object is
+# another one by now.
+WRONG, CHANGED = "wrong", "changed"
 
-Key = int | tuple[int, int]  # a block, or a part of one for one client
+# A block, a part of one for one client, or one of several units of a block: block, number, count.
+Key = int | tuple[int, int] | tuple[int, int, int]
 Rank = tuple[int, int, int]  # whether nobody waits for it, epoch, when it is due: lowest first
 NEEDED: Rank = (0, 0, 0)
 
@@ -331,7 +333,7 @@ class Requests:
             if known is None or known.flights:  # nobody wants it, or another request may bring it
                 continue
             known.tries += 1
-            is_final = kind in (MISSING, REFUSED) or (kind == DENIED and known.denied)
+            is_final = kind in (MISSING, REFUSED, CHANGED) or (kind == DENIED and known.denied)
             if is_final or known.tries >= MOST_TRIES:
                 lost.append(self._give_up(unit, kind, message))
                 continue

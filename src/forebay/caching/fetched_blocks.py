@@ -9,7 +9,6 @@ memory and onto the disk; what they did comes back through a queue.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import queue
@@ -26,13 +25,13 @@ from zlib import crc32
 
 import numpy as np
 
-from forebay.base.output_names import PRIVATE
-from forebay.base.process import memory_file
-from forebay.base.store_errors import BROKEN, MISSING, REFUSED, THROTTLED, store_advice
+from forebay.base.process import memory_file_of
+from forebay.base.store_errors import BROKEN, MISSING, store_advice
+from forebay.caching.block_source import BlockSource, refused
 from forebay.caching.fetch_policy import (
+    CHANGED,
     MOST_REQUESTS,
     NEEDED,
-    WRONG,
     Get,
     GivenUp,
     Key,
@@ -42,11 +41,10 @@ from forebay.caching.fetch_policy import (
 )
 from forebay.caching.fetcher_process import Place
 from forebay.caching.lane_files import LaneFile, LaneFiles
-from forebay.caching.layout import BLOCKS, DAMAGES, INDEX, Blocks, shard_name
 from forebay.caching.link import entry_of
 from forebay.caching.residency import Residency
 from forebay.caching.stores import BucketError, bucket_at
-from forebay.errors import ChangedError, ForebayError, InputError, shortened, shown_location
+from forebay.errors import ForebayError, InputError, shown_location
 from forebay.memory.layout import Slot
 from forebay.memory.slab import Slab
 
@@ -60,6 +58,37 @@ class _Target(NamedTuple):
     slot: Slot
     file: LaneFile | None = None
     place: int = 0
+
+
+class _Written(NamedTuple):
+    """What became of a block.
+
+    Attributes:
+        filled: How many bytes are in memory; or what is to be there, if it did not fit.
+        crc32: Of the bytes on disk.
+    """
+
+    filled: int | memoryview
+    is_on_disk: bool
+    crc32: int
+
+
+class _Arrived(NamedTuple):
+    """What a thread fetched.
+
+    Attributes:
+        sums: The checksums of units.
+        wrong: Those that are not as they were, or as the index has them.
+        parts: The bytes of units that are no blocks.
+        written: What became of those that are.
+    """
+
+    get: Get
+    targets: dict[int, _Target]
+    sums: dict[Key, int]
+    wrong: dict[Key, int]
+    parts: dict[Key, memoryview]
+    written: dict[int, _Written]
 
 
 class FetchedBlocks(ABC):
@@ -78,40 +107,32 @@ class FetchedBlocks(ABC):
         try:
             self._bucket = bucket_at(place.url)
         except BucketError as error:
-            raise _refused(shown_location(place.url), error.kind, str(error)) from error
+            raise refused(shown_location(place.url), error.kind, str(error)) from error
         self._threads = ThreadPoolExecutor(MOST_REQUESTS, "forebay-fetch")
-        self._index_bytes, blocks = self._threads.map(self._read, (INDEX, BLOCKS))
-        # Written once for all clients: of a large cache, it has tens of megabytes.
-        self._index_file = _in_memory("index", self._index_bytes)
-        self._blocks_file = _in_memory("blocks", blocks)
-        del blocks
-        try:  # readers look at the rest of the index, and say more
-            index = json.loads(self._index_bytes)
-            samples, per_shard = (int(index["plan"][name]) for name in ("samples", "per_shard"))
-            known = int(index["blocks"]["count"]), int(index["blocks"]["crc32"])
-            sizes, compression = [*map(int, index["sizes"])], index["plan"]["compression"]
-            blocks_bytes = memoryview(mmap.mmap(self._blocks_file, 0, access=mmap.ACCESS_READ))
-            self._blocks = Blocks(blocks_bytes, samples, per_shard, sizes, known, compression)
-        except DAMAGES as error:
-            raise InputError(
-                f"{shown_location(place.url)}/{PRIVATE}: the index of the cache is damaged: "
-                f"{shortened(error)}\n  Call forebay.cache with the same dataset and URL."
-            ) from error
-        self._lengths, self._per_shard, self._samples = self._blocks.length, per_shard, samples
+        self._source: BlockSource = place.source(
+            lambda names: [*self._threads.map(self._read, names)]
+        )
+        source = self._source
+        self._lengths = source.lengths
         self._slab = Slab()
-        self._compression = compression
-        self._slab.record_size(int(self._blocks.nbytes.max()))
+        self._slab.record_size(source.most_bytes)
         self._slots: dict[int, Slot] = {}
         folder = Path(place.directory) / place.name if place.directory and place.disk else None
-        identity = f"{crc32(self._index_bytes):08x}{crc32(blocks_bytes):08x}"
-        self._files = LaneFiles(folder, identity, place.disk, self._lengths)
+        self._files = LaneFiles(folder, source.identity, place.disk, self._lengths)
         self._disk_threads = ThreadPoolExecutor(_DISK_THREADS, "forebay-disk")
         self._lanes: list[int] = []  # of each block; empty without a loader that keeps blocks
         self._has_looked = False  # into the files that others have locked
         self._verified: set[int] = set()  # blocks on disk that were compared with their checksums
         self._loading: dict[int, Slot] = {}
-        self._table_file = _in_memory("table", bytes(8 * len(self._blocks)))
-        self._table = np.frombuffer(mmap.mmap(self._table_file, 8 * len(self._blocks)), np.uint64)
+        # For each block where it is, and then for each how many bytes it has there.
+        size = 16 * len(self._lengths)
+        self._table_file = memory_file_of("table", bytes(size))
+        self._table = np.frombuffer(mmap.mmap(self._table_file, size), np.uint64)
+        self._sums: dict[Key, int] = {}  # of units whose checksum was taken when they arrived first
+        self._tags: dict[int, str] = {}  # of objects
+        # Units of blocks of which others are missing yet; blocks that are put together.
+        self._pieces: dict[int, dict[Key, memoryview]] = {}
+        self._assembling: set[int] = set()
         self._residency, self._requests = Residency(), Requests(random.Random())  # noqa: S311
         self._generation = 0
         # What threads did, each to be noted by a call.
@@ -141,7 +162,7 @@ class FetchedBlocks(ABC):
                     f"{where}: there is no such object, so there is no finished cache\n"
                     f"  The bucket said: {str(error).rstrip('.')}. {advice}"
                 ) from error
-            raise _refused(where, error.kind, str(error)) from error
+            raise refused(where, error.kind, str(error)) from error
 
     def _known(self, blocks: Any) -> list[int]:
         found = [int(block) for block in blocks]
@@ -153,8 +174,8 @@ class FetchedBlocks(ABC):
         for block in blocks:
             if block in self._files.on_disk:
                 self._load(block)
-            elif block not in self._loading:
-                self._requests.want(self._unit(block), rank)
+            elif block not in self._loading and block not in self._assembling:
+                self._want(block, rank)
 
     def _comes(self, block: int) -> bool:
         """Return whether a block need not be fetched for who needs a few of its samples."""
@@ -171,28 +192,28 @@ class FetchedBlocks(ABC):
         if block not in self._loading:
             self._loading[block] = slot = self._slot()
             file = self._files.on_disk[block]
-            place, _ = file.blocks[block]
+            place, _, checksum = file.blocks[block]
+            if (known := self._source.checksum(block)) is not None:
+                checksum = known
             is_known = file.is_locked and block in self._verified
-            self._disk_threads.submit(self._read_disk, block, file, place, slot, is_known)
+            self._disk_threads.submit(
+                self._read_disk, block, file, place, slot, None if is_known else checksum
+            )
 
     def _read_disk(
-        self, block: int, file: LaneFile, place: int, slot: Slot, is_known: bool
+        self, block: int, file: LaneFile, place: int, slot: Slot, checksum: int | None
     ) -> None:
-        is_whole = False
+        is_whole, nbytes = False, int(self._lengths[block])
         with suppress(OSError, BucketError):
-            length = int(self._lengths[block])
-            view = self._slab.view(slot)[:length] if self._compression is None else None
-            data = memoryview(bytearray(length)) if view is None else view
-            is_whole = file.read(place, data) and (
-                is_known or crc32(data) == int(self._blocks.crc32[block])
-            )
-            if is_whole and view is None:
-                is_whole = False  # unless it can be decompressed
-                self._fill(block, slot, data)
-                is_whole = True
-        self._put(partial(self._note_read, block, file, is_whole))
+            view = self._slab.view(slot)
+            is_plain = self._source.is_as_fetched
+            data = view[:nbytes] if is_plain else memoryview(bytearray(nbytes))
+            if file.read(place, data) and checksum in (None, crc32(data)):
+                filled = nbytes if is_plain else self._source.fill(block, data, view)
+                is_whole, nbytes = isinstance(filled, int), filled if isinstance(filled, int) else 0
+        self._put(partial(self._note_read, block, file, is_whole, nbytes))
 
-    def _note_read(self, block: int, file: LaneFile, is_whole: bool) -> None:
+    def _note_read(self, block: int, file: LaneFile, is_whole: bool, nbytes: int) -> None:
         slot, is_held = self._loading.pop(block), self._residency.is_held(block)
         if is_whole and file.is_locked:
             self._verified.add(block)
@@ -200,21 +221,29 @@ class FetchedBlocks(ABC):
             self._files.remove(block)
             self._residency.forget(block)
         if is_whole and is_held:
-            self._publish(block, slot)
+            self._publish(block, slot, nbytes)
             self._settle(block, None)
             return
         self._slab.give_back(slot)
         if is_held:
-            self._requests.want(self._unit(block), NEEDED)
+            self._want(block, NEEDED)
 
-    def _unit(self, block: int) -> Unit:
-        place = int(self._blocks.first[block]) // self._per_shard, int(self._blocks.offset[block])
-        return Unit(block, *place, int(self._lengths[block]))
+    def _want(self, block: int, rank: Rank) -> None:
+        """Fetch what is missing of a block."""
+        there = self._pieces.get(block, {})
+        for unit in self._source.units(block):
+            if unit.key not in there:
+                self._requests.want(unit, rank)
+
+    def _cancel(self, block: int) -> None:
+        self._pieces.pop(block, None)
+        for unit in self._source.units(block):
+            self._requests.cancel(unit.key)
 
     def _drop(self, blocks: Sequence[int]) -> None:
         """Free the memory of blocks that nobody holds."""
         for block in blocks:
-            self._requests.cancel(block)
+            self._cancel(block)
             if (slot := self._slots.pop(block, None)) is not None:
                 self._table[block] = 0  # before the memory is used again
                 self._slab.give_back(slot)
@@ -239,155 +268,158 @@ class FetchedBlocks(ABC):
     def _perform(self, get: Get, targets: dict[int, _Target]) -> None:
         """Fetch units, verify them and put them where they belong; in a thread."""
         first = get.units[0]
-        wrong: dict[Key, int] = {}
-        parts: dict[Key, memoryview] = {}
-        written: set[int] = set()
+        arrived = _Arrived(get, targets, {}, {}, {}, {})
         error: BucketError | None = None
         try:
-            data = self._bucket.read(shard_name(first.shard), first.offset, get.length)
+            data = self._bytes_of(first.shard, first.offset, get.length)
             for unit in get.units:
                 start = unit.offset - first.offset
                 found = data[start : start + unit.length]
-                if not isinstance(unit.key, int):
-                    parts[unit.key] = found
+                if isinstance(unit.key, tuple) and len(unit.key) == 2:
+                    arrived.parts[unit.key] = found  # of a reader's own
                     continue
-                checksum = crc32(found)
-                if checksum != int(self._blocks.crc32[unit.key]):
-                    wrong[unit.key] = checksum
-                elif self._write(unit.key, targets[unit.key], found):
-                    written.add(unit.key)
+                checksum = arrived.sums[unit.key] = crc32(found)
+                known = self._source.checksum(unit.key) if isinstance(unit.key, int) else None
+                known = self._sums.get(unit.key) if known is None else known
+                if known not in (None, checksum):
+                    arrived.wrong[unit.key] = checksum
+                elif isinstance(unit.key, int):
+                    target = targets[unit.key]
+                    arrived.written[unit.key] = self._write(unit.key, target, found)
+                else:
+                    arrived.parts[unit.key] = found
         except Exception as failure:  # noqa: BLE001 - a full disk, for example
-            words = f"{type(failure).__name__}: {failure}"
-            error = failure if isinstance(failure, BucketError) else BucketError(BROKEN, words)
-        self._put(partial(self._land, get, targets, wrong, parts, written, error))
+            error = _as_bucket_error(failure)
+        self._put(partial(self._land, arrived, error))
+
+    def _bytes_of(self, number: int, offset: int, length: int) -> memoryview:
+        """Return bytes of an object, which must be the same one at each call."""
+        name = self._source.name_of(number)
+        if self._source.has_checksums:
+            return self._bucket.read(name, offset, length)
+        found, tag = self._bucket.read_tagged(name, offset, length)
+        if number not in self._tags and (wanted := self._source.tag(number)) is not None:
+            self._tags[number] = wanted
+        if tag and self._tags.setdefault(number, tag) != tag:
+            raise BucketError(CHANGED, f"its ETag is {tag}, and was {self._tags[number]}")
+        return found
 
     def _put(self, done: Callable[[], None]) -> None:
         self._done.put(done)
         os.eventfd_write(self._wake, 1)
 
-    def _fill(self, block: int, slot: Slot, data: memoryview) -> None:
-        """Write a block into memory, decompressed, for all who read it."""
-        view = self._slab.view(slot)[: int(self._blocks.nbytes[block])]
-        if self._compression is None:
-            view[:] = data
-            return
-        from forebay.caching.record_batches import decompress  # loads Arrow
-
-        try:
-            decompress(data, self._compression, view)
-        except ValueError as error:  # its checksum is that of the index: no other bytes will come
-            raise BucketError(REFUSED, str(error)) from error
-
-    def _write(self, block: int, target: _Target, data: memoryview) -> bool:
-        """Write a block into memory; return whether it is on disk, too."""
-        self._fill(block, target.slot, data)
+    def _write(self, block: int, target: _Target, data: memoryview) -> _Written:
+        """Write a block into memory, and onto the disk if it has a place there."""
+        filled = self._source.fill(block, data, self._slab.view(target.slot))
         with suppress(OSError):  # a broken disk, for example
             if target.file is not None:
                 target.file.write(target.place, data)
-                return True
-        return False
+                return _Written(filled, True, crc32(data))
+        return _Written(filled, False, 0)
 
-    def _land(
-        self,
-        get: Get,
-        targets: dict[int, _Target],
-        wrong: dict[Key, int],
-        parts: dict[Key, memoryview],
-        written: set[int],
-        error: BucketError | None,
-    ) -> None:
-        """Note what a thread did.
-
-        Args:
-            wrong: Checksums that are not those of the index.
-            parts: The bytes of units that are parts.
-            written: The blocks that were written to disk.
-            error: Why there is nothing.
-        """
-        now, done = time.monotonic(), list[Unit]()
+    def _land(self, arrived: _Arrived, error: BucketError | None) -> None:
+        """Note what a thread did; `error` is why there is nothing."""
+        now, done, number = time.monotonic(), list[Unit](), arrived.get.number
         if error is not None:
-            lost = self._requests.failed(get.number, error.kind, str(error), now)
+            lost = self._requests.failed(number, error.kind, str(error), now)
         else:
-            done, lost = self._requests.arrived(get.number, wrong, now)
+            done, lost = self._requests.arrived(number, arrived.wrong, now)
         for unit in done:
+            if not self._source.has_checksums and unit.key in arrived.sums:
+                self._sums.setdefault(unit.key, arrived.sums[unit.key])
             if isinstance(unit.key, int):  # it is held, or it would not be wanted
-                target = targets.pop(unit.key)
-                if target.file is not None:
-                    self._note_written(unit.key, target.file, target.place, written)
-                self._publish(unit.key, target.slot)
-            self._settle(unit.key, parts.get(unit.key))
-        for block, target in targets.items():
-            self._slab.give_back(target.slot)
-            if target.file is not None:
-                target.file.give_back(block, target.place)
+                self._keep(unit.key, arrived.targets.pop(unit.key), arrived.written[unit.key])
+            elif len(unit.key) == 3:
+                self._collect(unit.key, arrived.parts[unit.key])
+                continue
+            self._settle(unit.key, arrived.parts.get(unit.key))
+        for block, target in arrived.targets.items():
+            self._give_back(block, target)
         for each in lost:
-            self._give_up(each)
+            self._lose(each)
 
-    def _note_written(self, block: int, file: LaneFile, place: int, written: set[int]) -> None:
-        if block in written and block not in self._files.on_disk:
-            self._files.add(block, file, place)
+    def _give_back(self, block: int, target: _Target) -> None:
+        self._slab.give_back(target.slot)
+        if target.file is not None:
+            target.file.give_back(block, target.place)
+
+    def _keep(self, block: int, target: _Target, written: _Written) -> None:
+        """Note that a block is in memory, and perhaps on disk."""
+        if target.file is not None:
+            self._note_written(block, target.file, target.place, written)
+        slot, nbytes = target.slot, written.filled
+        if not isinstance(nbytes, int):  # it needs more memory than any block before
+            data, nbytes = nbytes, len(nbytes)
+            self._slab.give_back(slot)
+            self._slab.record_size(nbytes)
+            slot = self._slot()
+            self._slab.view(slot)[:nbytes] = data
+        self._publish(block, slot, nbytes)
+
+    # ---- blocks of several units ---------------------------------------------------------------
+
+    def _collect(self, key: tuple[int, int, int], data: memoryview) -> None:
+        """Note that a unit of a block is there; the last one has the block put together."""
+        block = key[0]
+        pieces = self._pieces.setdefault(block, {})
+        pieces[key] = data
+        units = self._source.units(block)
+        if len(pieces) == len(units):
+            del self._pieces[block]
+            self._assembling.add(block)
+            parts = [pieces[unit.key] for unit in units]
+            self._threads.submit(self._assemble, block, parts, self._target(block))
+
+    def _assemble(self, block: int, parts: list[memoryview], target: _Target) -> None:
+        written, error = None, None
+        try:
+            written = self._write(block, target, self._source.joined(block, parts))
+        except Exception as failure:  # noqa: BLE001 - as of a single unit
+            error = _as_bucket_error(failure)
+        self._put(partial(self._note_assembled, block, target, written, error))
+
+    def _note_assembled(
+        self, block: int, target: _Target, written: _Written | None, error: BucketError | None
+    ) -> None:
+        self._assembling.discard(block)
+        if written is not None and self._residency.is_held(block):
+            self._keep(block, target, written)
+            self._settle(block, None)
+            return
+        self._give_back(block, target)
+        if error is not None:
+            unit = self._source.units(block)[0]
+            self._lose(GivenUp(unit, error.kind, str(error)))
+
+    def _lose(self, lost: GivenUp) -> None:
+        """Give up a unit, and with it the rest of its block."""
+        if isinstance(lost.unit.key, tuple) and len(lost.unit.key) == 3:
+            block = lost.unit.key[0]
+            self._cancel(block)
+            lost = lost._replace(unit=lost.unit._replace(key=block))
+        self._give_up(lost)
+
+    def _note_written(self, block: int, file: LaneFile, place: int, written: _Written) -> None:
+        if written.is_on_disk and block not in self._files.on_disk:
+            self._files.add(block, file, place, written.crc32)
             self._residency.put_on_disk(block)
             self._verified.add(block)
         else:
             file.give_back(block, place)
 
-    def _publish(self, block: int, slot: Slot) -> None:
+    def _publish(self, block: int, slot: Slot, nbytes: int) -> None:
         """Let readers find a block."""
         self._generation += 1
         self._slots[block] = slot
         self._residency.put_in_memory(block)
+        self._table[len(self._lengths) + block] = nbytes
         self._table[block] = entry_of(slot.offset, self._generation)
 
     def _error_of(self, lost: GivenUp) -> ForebayError:
-        unit, kind = lost.unit, lost.kind
-        where = f"{shown_location(self._place.url)}/{shard_name(unit.shard)}"
-        span = f"bytes {unit.offset:,} to {unit.offset + unit.length - 1:,}"
-        if kind in (WRONG, MISSING):
-            with suppress(BucketError):
-                if self._bucket.read(INDEX) != self._index_bytes:
-                    return ChangedError(
-                        f"{where}: the cache was written anew while it was read\n"
-                        "  Samples of both would mix, so nothing more was read. Open it again, and "
-                        "begin the epoch anew."
-                    )
-        if kind == MISSING and self._is_there(unit.shard):
-            return ChangedError(
-                f"{where}: the object ends before {span}, and was longer when it was written\n"
-                "  Nothing more was read. If the cache is being written anew, open it again after "
-                "that; otherwise remove the object and call forebay.cache again, with the same "
-                "dataset and URL: it writes that shard again."
-            )
-        if kind == WRONG:
-            wanted = int(self._blocks.crc32[unit.key])
-            return InputError(
-                f"{where}: {span} have the checksum {lost.message} instead of {wanted:08x}\n"
-                "  They arrived like this twice, so the object is damaged. Remove it and call "
-                "forebay.cache again, with the same dataset and URL: it writes that shard again."
-            )
-        return _refused(f"{where}, {span}", kind, lost.message)
-
-    def _is_there(self, shard: int) -> bool:
-        with suppress(BucketError):
-            return bool(self._bucket.read(shard_name(shard), 0, 1))
-        return False
+        error: ForebayError = self._source.error_of(lost, self._bucket)
+        return error
 
 
-def _refused(where: str, kind: str, words: str) -> ForebayError:
-    known = {
-        MISSING: "Call forebay.cache again, with the same dataset and URL: it writes what is "
-        "missing.",
-        THROTTLED: "Lower the number of nodes that read, or keep more of the cache on disk: disk=.",
-    }
-    otherwise = known.get(kind, "Check the bucket; then make the same call again.")
-    advice = store_advice(BucketError(kind, words), otherwise)
-    what = "it cannot be read" if kind in (BROKEN, REFUSED) else kind
-    return InputError(f"{where}: {what}: {words}\n  {advice}")
-
-
-def _in_memory(name: str, data: bytes) -> int:
-    """Return the descriptor of a file in memory."""
-    file = memory_file(f"forebay-{name}")
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
-    return file
+def _as_bucket_error(failure: Exception) -> BucketError:
+    words = f"{type(failure).__name__}: {failure}"
+    return failure if isinstance(failure, BucketError) else BucketError(BROKEN, words)

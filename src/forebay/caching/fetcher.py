@@ -141,7 +141,7 @@ class Fetcher(FetchedBlocks):
         self._number += 1
         client = self._clients[connection] = _Client(self._number, connection)
         facts = {"id": self._id, "extent": self._slab.extent}
-        shared = [self._index_file, self._blocks_file, self._table_file, self._slab.fileno()]
+        shared = [*self._source.descriptors, self._table_file, self._slab.fileno()]
         try:
             connection.setblocking(False)
             self._selector.register(connection, selectors.EVENT_READ)
@@ -269,7 +269,7 @@ class Fetcher(FetchedBlocks):
         if not 0 <= first < stop <= lanes:
             raise ValueError(f"lanes {first} to {stop} of {lanes}")
         if not self._lanes or lanes > max(self._lanes) + 1:  # those of the loader that has most
-            rows = np.diff(np.append(self._blocks.first, self._samples))
+            rows = np.diff(np.append(self._source.first, self._source.samples))
             self._lanes = dealt(rows, lanes).tolist()
         most = -(-len(self._lengths) // lanes)
         try:

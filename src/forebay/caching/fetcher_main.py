@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
+import pickle
 import resource
 import signal
 import socket
@@ -19,7 +19,6 @@ from forebay.base.process import (
     die_when_memory_runs_out,
 )
 from forebay.caching.fetcher import Fetcher
-from forebay.caching.fetcher_process import Place
 from forebay.caching.link import accepted, error_as_sent, packed_message
 from forebay.errors import ForebayError, InputError, shown_location
 
@@ -29,7 +28,8 @@ def run_fetcher(lock: int, incoming: int, config: int) -> NoReturn:
     for each in signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2:
         signal.signal(each, signal.SIG_IGN)  # these are for the trainer
     with os.fdopen(config, "rb") as file:
-        place = Place(**json.load(file))
+        file.seek(0)
+        place = pickle.load(file)  # noqa: S301 - of the process that started this one
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
     except OSError:  # another one was faster

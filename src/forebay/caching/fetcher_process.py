@@ -13,8 +13,8 @@ the cache.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
+import pickle
 import resource
 import secrets
 import signal
@@ -27,11 +27,16 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from forebay.base.process import descriptors_for_workers, memory_file, standard_library_first
+from forebay.base.process import (
+    descriptors_for_workers,
+    memory_file,
+    memory_file_of,
+    standard_library_first,
+)
 from forebay.errors import InputError, shown_location
 
 # How long a new fetcher may take until it has its lock, and how often a look is taken.
@@ -68,6 +73,12 @@ class Place:
     def name(self) -> str:
         """The name of the folder of this cache in its directory."""
         return sha256(self.url.encode()).hexdigest()[:16]
+
+    def source(self, read_all: Any) -> Any:
+        """Return the `BlockSource` of the cache, in the process that fetches."""
+        from forebay.caching.block_source import CacheSource
+
+        return CacheSource(self.url, read_all)
 
 
 class FetcherProcess:
@@ -208,12 +219,10 @@ class FetcherProcess:
     def _start(self) -> None:
         """Start a fetcher, and wait until it has its lock or has ended."""
         self._started[:] = [each for each in self._started if each.poll() is None]
-        config, write = os.pipe()
+        # In a file without a name, since a command line can be read by everybody.
+        config = memory_file_of("place", pickle.dumps(self.place))
         passed = self._lock, self.descriptors[1], config
         try:
-            with os.fdopen(write, "wb") as file:
-                # In a pipe, since a command line can be read by everybody.
-                file.write(json.dumps(asdict(self.place)).encode())
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-c", _BOOT),

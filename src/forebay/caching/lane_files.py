@@ -32,9 +32,9 @@ from forebay.errors import OutputError
 
 PAGE = mmap.PAGESIZE
 _HEADER = struct.Struct("<16sQ")  # the version of the format, and how many records there may be
-_FORMAT = b"forebay lane 1\0\0"
+_FORMAT = b"forebay lane 2\0\0"
 # The place of each block, plus one, or 0; the check is of all that has to be true.
-_RECORD = np.dtype([("block", "<u8"), ("place", "<u8"), ("check", "<u8")])
+_RECORD = np.dtype([(name, "<u8") for name in ("block", "place", "crc32", "check")])
 # How long another process may keep the lock of the folder, which it has only to allocate space.
 _PATIENCE_S, _LOOK_S = 5.0, 0.02
 
@@ -74,7 +74,7 @@ class LaneFile:
     """A file of blocks.
 
     Attributes:
-        blocks: Those that are there: where each begins in the file, and its record.
+        blocks: Those that are there: where each begins in the file, its record, and its CRC-32.
         is_locked: Whether this process has the lock; otherwise another one may write to the file.
     """
 
@@ -88,7 +88,7 @@ class LaneFile:
     ) -> None:
         self.is_locked = is_locked
         self._file, self._identity, self._lengths = file, identity, lengths
-        self.blocks: dict[int, tuple[int, int]] = {}
+        self.blocks: dict[int, tuple[int, int, int]] = {}
         self._extents, self._records, self._begin = Extents(0), list[int](), 0
 
     @property
@@ -137,23 +137,24 @@ class LaneFile:
         found, end = np.frombuffer(data, _RECORD, len(data) // _RECORD.itemsize), 0
         used = np.flatnonzero(found["place"])
         for record in used[np.argsort(found["place"][used], kind="stable")].tolist():
-            block, place, check = (int(value) for value in found[record])
+            block, place, checksum, check = (int(value) for value in found[record])
             place -= 1
-            if block >= len(self._lengths) or check != self._check(block, place):
+            if block >= len(self._lengths) or check != self._check(block, place, checksum):
                 continue
             length = rounded(int(self._lengths[block]))
             if place % PAGE or not end <= place <= size - length or block in self.blocks:
                 continue
             if place > end:
                 self._extents.give_back(end, place - end)
-            self.blocks[block], end = (place, record), place + length
+            self.blocks[block], end = (place, record, checksum), place + length
         if size > end:
             self._extents.give_back(end, size - end)
-        taken = {record for _, record in self.blocks.values()}
+        taken = {record for _, record, _ in self.blocks.values()}
         self._records = [each for each in range(count)[::-1] if each not in taken]
 
-    def _check(self, block: int, place: int) -> int:
-        return crc32(f"{self._identity} {block} {place} {self._lengths[block]}".encode())
+    def _check(self, block: int, place: int, checksum: int) -> int:
+        words = f"{self._identity} {block} {place} {self._lengths[block]} {checksum}"
+        return crc32(words.encode())
 
     def take(self, block: int) -> int | None:
         """Return where to write a block; None if there is no space."""
@@ -179,22 +180,23 @@ class LaneFile:
             view, at = view[count:], at + count
         return True
 
-    def add(self, block: int, place: int) -> None:
+    def add(self, block: int, place: int, checksum: int) -> None:
         """Note that a block has been written."""
         record = self._records.pop()
-        self._note(record, (block, place + 1, self._check(block, place)))
-        self.blocks[block] = place, record
+        check = self._check(block, place, checksum)
+        self._note(record, (block, place + 1, checksum, check))
+        self.blocks[block] = place, record, checksum
 
     def remove(self, block: int) -> None:
         """Forget a block, whose space is then free."""
-        place, record = self.blocks.pop(block)
+        place, record, _ = self.blocks.pop(block)
         if not self.is_locked:
             return
-        self._note(record, (0, 0, 0))
+        self._note(record, (0, 0, 0, 0))
         self._records.append(record)
         self.give_back(block, place)
 
-    def _note(self, record: int, values: tuple[int, int, int]) -> None:
+    def _note(self, record: int, values: tuple[int, int, int, int]) -> None:
         data = np.array([values], _RECORD).tobytes()
         os.pwrite(self._file.fileno(), data, PAGE + record * _RECORD.itemsize)
 
@@ -338,9 +340,9 @@ class LaneFiles:
                 found[int(number)] = path
         return found
 
-    def add(self, block: int, file: LaneFile, place: int) -> None:
+    def add(self, block: int, file: LaneFile, place: int, checksum: int) -> None:
         """Note that a block has been written to a file."""
-        file.add(block, place)
+        file.add(block, place, checksum)
         self.on_disk[block] = file
 
     def remove(self, block: int) -> None:

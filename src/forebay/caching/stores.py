@@ -57,6 +57,8 @@ class BucketError(Exception):
 class ObjectStore(ABC):
     """The folder that a URL names, for reading; used by many threads at once."""
 
+    _is_silent_at_end = False  # whether nothing comes, and no error, for bytes behind an object
+
     def __init__(self, url: str) -> None:
         """Connect."""
         self.url = url.rstrip("/")
@@ -82,9 +84,13 @@ class ObjectStore(ABC):
         if length is not None and len(found) < length:
             if length > 1:  # MISSING if the object ends before: then no other try helps
                 self.read(name, offset + length - 1, 1)
-            kind = BROKEN if length > 1 else MISSING
+            kind = MISSING if length == 1 and self._is_silent_at_end else BROKEN
             raise BucketError(kind, f"{len(found):,} bytes came instead of {length:,}")
         return found
+
+    def read_tagged(self, name: str, offset: int, length: int) -> tuple[memoryview, str]:
+        """Return bytes, as `read` does, and the ETag of their object; "" if it is not known."""
+        return self.read(name, offset, length), ""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {shown_location(self.url)!r}>"
@@ -92,6 +98,8 @@ class ObjectStore(ABC):
 
 class _Fsspec(ObjectStore):
     """Any file system of fsspec."""
+
+    _is_silent_at_end = True
 
     def renew(self) -> None:
         """See `ObjectStore`."""
@@ -122,6 +130,21 @@ class _Obstore(ObjectStore):
         if length is None:
             return obstore.get(self._store, name).bytes()
         return obstore.get_range(self._store, name, start=offset, length=length)
+
+    def read_tagged(self, name: str, offset: int, length: int) -> tuple[memoryview, str]:
+        """See `ObjectStore`: both come with one answer."""
+        import obstore
+
+        try:
+            options: Any = {"range": (offset, offset + length)}
+            found = obstore.get(self._store, name, options=options)
+            data = memoryview(found.bytes()).cast("B")
+            tag = str(found.meta["e_tag"] or "").strip('"')
+        except Exception as error:
+            raise BucketError.of(error) from error
+        if len(data) != length:
+            return self.read(name, offset, length), tag
+        return data, tag
 
 
 def _settings_of(url: str) -> dict[str, Any]:

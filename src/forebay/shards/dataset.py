@@ -11,13 +11,16 @@ from typing import Any
 
 from forebay.base.files import is_url
 from forebay.base.formatting import byte_size, counted, summary
-from forebay.caching.block_dataset import DECODED_WINDOW, BlockDataset
-from forebay.caching.dataset import window_bytes
+from forebay.caching.block_dataset import DECODED_WINDOW, WINDOW, BlockDataset
+from forebay.caching.dataset import local_folder, window_bytes
 from forebay.errors import InputError, OptionError, short_tracebacks, shown_location
+from forebay.options import parse_bytes
 from forebay.shards.blocks import ShardBlocks
+from forebay.shards.bucket_shards import ShardPlace
 from forebay.shards.format import format_named
 from forebay.shards.local_shards import LocalShards
 from forebay.shards.location import Location, find_shards
+from forebay.shards.shard_reader import ShardReader
 from forebay.shards.sources import given_index, made_index
 
 
@@ -33,11 +36,11 @@ class ShardDataset(BlockDataset):
         window: Bytes of samples that a `DataLoader` with `seed=` shuffles together; None for all.
     """
 
-    _source: LocalShards
+    _source: LocalShards | ShardReader
 
     def __init__(
         self,
-        source: LocalShards,
+        source: LocalShards | ShardReader,
         transform: Callable[[Any], Any] | None = None,
         window: int | None = None,
     ) -> None:
@@ -91,6 +94,11 @@ class ShardDataset(BlockDataset):
             "window": "all" if self.window is None else byte_size(self.window),
         }
         return summary("ShardDataset", facts)
+
+    @property
+    def remote(self) -> ShardReader | None:
+        """See `BlockDataset`."""
+        return None if isinstance(self._source, LocalShards) else self._source
 
     def __reduce__(self) -> Any:
         return ShardDataset, (self._source, self.transform, self.window)
@@ -148,12 +156,16 @@ def open_shards(
     if columns is not None and len({*columns}) < len([*columns]):
         raise OptionError(f"columns={columns!r} names a column twice\n  Name each once.")
     found = find_shards(location, format)
-    if is_url(found.root):
-        raise InputError("shards at a URL cannot be read yet")
-    if directory is not None or disk != 0:
+    nbytes = parse_bytes(disk, "disk") if disk else 0
+    if not is_url(found.root) and (directory is not None or nbytes):
         raise OptionError(
             "directory= and disk= are for shards in a bucket, and these are local\n"
             "  Leave them out: the shards are read from where they are."
+        )
+    if bool(nbytes) != (directory is not None):
+        raise OptionError(
+            f"disk={disk!r} with directory={directory!r}: disk= is how much is kept in directory=, "
+            "and one of them is missing\n  Nothing was started. Give both, or neither."
         )
     opened = given_index(index, found) if index is not None else made_index(found, format, progress)
     if not opened.index.samples:
@@ -161,7 +173,11 @@ def open_shards(
             f"{shown_location(found.root)!r}: there are no samples in "
             f"{counted(len(found.shards), 'shard')}"
         )
-    names = None if columns is None else [*columns]
+    names = None if columns is None else tuple(columns)
+    if is_url(found.root):
+        folder = None if directory is None else str(local_folder(directory))
+        place = ShardPlace(found.root, folder, nbytes, names, opened.identity, opened)
+        return ShardDataset(ShardReader(place), transform, window_bytes(window, WINDOW))
     source = LocalShards(found.root, opened, names)
     is_plain = (opened.index.starts_at >= 0).all() and not opened.index.codecs.any()
     usual = None if is_plain else DECODED_WINDOW

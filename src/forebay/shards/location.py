@@ -220,7 +220,7 @@ def _looked_up(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]
             for path, info in infos.items():
                 url = path if is_url(path) else f"{protocol}://{path.lstrip('/')}"
                 if info["type"] != "directory":
-                    found[url] = Listed(url, int(info["size"] or 0), _tag_of(info))
+                    found[url] = Listed(url, int(info["size"] or 0), tag_of(info))
 
         for each in filter(_has_magic, named):
             steady.append(_steady(each))
@@ -258,7 +258,7 @@ def _infos(system: Any, names: Sequence[str], folder: str) -> Iterator[tuple[str
             raise InputError(f"{where!r}: there is no such object or folder") from error
 
 
-def _tag_of(info: Mapping[str, Any]) -> str:
+def tag_of(info: Mapping[str, Any]) -> str:
     """Return what a store says of an object that changes with its content."""
     for name in ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "created"):
         if value := info.get(name):

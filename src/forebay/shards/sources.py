@@ -10,10 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forebay.base.file_stores import Folder, Store, folder_at
 from forebay.base.files import atomic_file, is_url
 from forebay.base.machine import usable_cores
-from forebay.caching.arrow_shards import mapped_file
 from forebay.caching.stores import ObjectStore, fsspec_bucket
 from forebay.errors import ChangedError, InputError, shown_location
 from forebay.observe.progress import Progress, log, run_label
@@ -35,7 +36,7 @@ class OpenIndex:
     def __init__(self, path: str, data: bytes, identity: str) -> None:
         """Open it; raise ChangedError if the file is another one by now."""
         self.path, self._data = path, data
-        content = mapped_file(path).data if path else memoryview(data)
+        content = np.memmap(path, np.uint8, "r").data if path else memoryview(data)
         self.index = ShardIndex.read(content, repr(path) if path else "the index")
         self.identity = identity or self.index.identity
         if self.index.identity != self.identity:
@@ -43,11 +44,6 @@ class OpenIndex:
                 f"{path!r} was written anew while its shards were read\n"
                 "  Samples would be others. Open the shards again, and begin the epoch anew."
             )
-
-    @property
-    def data(self) -> bytes:
-        """Its bytes, if it has no file."""
-        return self._data
 
     def __reduce__(self) -> Any:
         return OpenIndex, (self.path, self._data, self.identity)
@@ -77,9 +73,14 @@ def _read(place: Store | Folder) -> OpenIndex | None:
         with suppress(FileNotFoundError):
             return OpenIndex(place.locate(INDEX_NAME), b"", "")
         return None
-    size = place.size(INDEX_NAME)
-    data = None if size is None else place.read(INDEX_NAME, size)
+    data = content_of(place, INDEX_NAME)
     return None if data is None else _kept(data, f"url-{place.url}-{len(data)}", is_new=True)
+
+
+def content_of(place: Store | Folder, name: str) -> bytes | None:
+    """Return a file, however large; None if there is none."""
+    size = place.size(name)
+    return None if size is None else place.read(name, size)
 
 
 def check_shards(index: ShardIndex, found: ShardList, where: str) -> None:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from forebay.errors import InputError, shortened
+from forebay.errors import InputError
 from forebay.shards.format import (
     BlockDecoder,
     FoundBlocks,
@@ -72,8 +72,7 @@ class TarShards(ShardFormat):
                 seen.add(named[1])
         except ValueError as error:
             raise InputError(
-                f"{shard.name} cannot be read as a tar: {shortened(error)}\n"
-                "  Write it again; or leave it out."
+                f"{shard.name} cannot be read as a tar: {error}\n  Write it again; or leave it out."
             ) from error
         return blocks_of(begins, min(end, shard.size))
 

@@ -1,0 +1,156 @@
+"""Shards in a bucket, read there: the same batches as of files, whatever breaks or dies."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from reading import await_no_fetcher, fetchers
+from written import SAMPLES, hashed, loader_of, sample, write_tar
+
+import forebay
+from forebay.caching import bucket_reader
+from kit.range_faults import Fault
+from kit.range_server import RangeServer
+
+URL = "s3://bucket/tars"
+FAULTS = "slowdown", "reset", "short", "flip", "stall"
+
+pytestmark = pytest.mark.slow
+
+
+def opened(location=URL, **options):
+    """Open shards without a bar."""
+    return forebay.open_shards(location, progress=False, **{"window": "200KB"} | options)
+
+
+def ask(dataset, epochs=1, **arguments):
+    """Return the hash of each epoch of a loader."""
+    with loader_of(dataset, 48, **arguments) as loader:
+        return [hashed(loader).hexdigest() for _ in range(epochs)]
+
+
+@pytest.fixture(scope="module")
+def whole(root):
+    """Return the hashes of two epochs of the files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forebay.shards.format.BLOCK_BYTES", 20_000)
+        return ask(opened(root / "bucket" / "tars"), epochs=2)
+
+
+def test_samples_are_those_of_the_files(endpoint, monkeypatch):
+    """By whole blocks, or by a stretch for each sample."""
+    monkeypatch.setattr(bucket_reader, "SMALL_BYTES", 0)
+    samples = opened()
+    assert repr(samples) == f"<ShardDataset {URL!r}: 400 samples in 5 shards, shuffled by 200 kB>"
+    order = np.random.default_rng(0).permutation(SAMPLES).tolist()
+    assert all(samples[at] == sample(at) for at in order[:50])
+    assert samples.__getitems__(order[50:100]) == [sample(at) for at in order[50:100]]
+    endpoint.set()
+    one = samples[7]
+    assert one == sample(7) and endpoint.counters()["bytes"] < 6_000
+    assert [*samples] == [sample(at) for at in range(SAMPLES)]
+
+
+@pytest.mark.parametrize(
+    ("disk", "workers"),
+    [
+        ("300KB", 1),
+        (0, 0),
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in (("50MB", 2),)),
+    ],
+)
+def test_batches_are_those_of_files_whatever_is_on_disk(endpoint, whole, tmp_path, disk, workers):
+    """Also from the disk of an earlier job, of which every block is compared."""
+    folder = tmp_path / "kept" if disk else None
+    for _ in range(2 if disk else 1):
+        samples = opened(disk=disk, directory=folder)
+        assert ask(samples, epochs=2, num_workers=workers) == whole
+        del samples
+        gc.collect()
+        await_no_fetcher()
+        for path in (tmp_path / "kept").rglob("lane-*.blocks"):
+            data = bytearray(path.read_bytes())
+            data[-5000] ^= 1  # somebody else wrote there
+            path.write_bytes(data)
+
+
+def test_broken_answers_change_no_batch(endpoint, whole):
+    """503, resets, short bodies, flipped bits, answers that hang: one hash."""
+    samples = opened()
+    faults = [Fault(kind, share=0.05, keys="*/train-*", seconds=0.5) for kind in FAULTS]
+    endpoint.set(faults=faults)
+    assert ask(samples, num_workers=1) == whole[:1]
+    assert {*endpoint.counters()["faults"]} >= {"slowdown", "reset", "short", "flip"}
+
+
+@pytest.mark.parametrize("who", ["fetcher", pytest.param("worker", marks=pytest.mark.thorough)])
+def test_a_kill_costs_no_batch(endpoint, whole, tmp_path, who):
+    """The fetcher is started again by whoever needs it."""
+    samples = opened(disk="200KB", directory=tmp_path / "kept")
+    buffer = forebay.Buffer(max_batches=3)
+    with loader_of(samples, 48, num_workers=1, buffer=buffer) as loader:
+        found = hashed(())
+        for number, batch in enumerate(loader):
+            if number in (1, 4):
+                pool = loader._loader_progress.pipeline.feed.pool
+                for pid in fetchers() if who == "fetcher" else [*pool.pids.values()]:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            hashed([batch], found)
+    assert found.hexdigest() == whole[0]
+
+
+@pytest.fixture
+def copied(root, tmp_path, endpoint, monkeypatch):
+    """Serve a copy of the tars that a test may change."""
+    subprocess.run(["cp", "-r", root / "bucket", tmp_path / "bucket"], check=True)
+    with RangeServer(tmp_path) as other:
+        for name, value in other.environment.items():
+            monkeypatch.setenv(name, value)
+        yield tmp_path / "bucket" / "tars"
+        gc.collect()
+        await_no_fetcher()
+
+
+def test_a_shard_that_changed_is_never_mixed_in(copied):
+    """Written again, or cut, while it was read; and one that is damaged names the bytes."""
+    samples = opened()
+    assert samples[0] == sample(0)
+    path = copied / "train-004.tar"
+    body = bytearray(path.read_bytes())
+    state = path.stat()
+    write_tar(path, range(500, 580))
+    with pytest.raises(forebay.ChangedError, match=r"train-004\.tar changed after it was indexed"):
+        list(samples)
+    with pytest.raises(forebay.ChangedError, match=r"index_shards"):
+        samples.__getitems__([*range(360, 400)])
+    body[-30_000] ^= 1
+    with path.open("r+b") as file:  # the same file to the server, by name, time and size
+        file.truncate(len(body))
+        file.write(body)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    with pytest.raises(forebay.InputError, match=r"train-004\.tar: bytes .* have the checksum"):
+        list(samples)
+
+
+def test_what_is_missing_is_named(endpoint):
+    """At opening and later, with what to do."""
+    with pytest.raises(forebay.InputError, match=r"train-009\.tar.*no such object"):
+        opened(f"{URL}/train-{{008..009}}.tar")
+    samples = opened()
+    endpoint.set(faults=[Fault("missing", keys="*/train-003*")])
+    with pytest.raises(forebay.InputError, match=r"train-003\.tar, bytes .*missing"):
+        list(samples)
+
+
+@pytest.mark.parametrize("given", [{"disk": "1GB"}, {"directory": "x"}, {"columns": ["jpg"]}])
+def test_settings_that_do_not_fit_are_refused(endpoint, given):
+    """In words."""
+    with pytest.raises(forebay.OptionError, match=r"disk=|read as a whole"):
+        opened(**given)

@@ -1,0 +1,84 @@
+"""The index of shards as a run: continued, extended, and one bad shard fails alone."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from click.testing import CliRunner
+from written import sample, write_tar, write_tars
+
+import forebay
+from forebay.cli import cli
+
+
+@pytest.fixture
+def tars(tmp_path):
+    """Return a folder of three tars."""
+    (tmp_path / "tars").mkdir()
+    write_tars(tmp_path / "tars", 60, 3)
+    return tmp_path / "tars"
+
+
+def indexed(tars, **options):
+    """Index tars in this process."""
+    options = {"num_workers": 0, "progress": False} | options
+    return forebay.index_shards(tars, tars.parent / "index", **options)
+
+
+def opened(tars):
+    """Open them by their index."""
+    return forebay.open_shards(tars, index=tars.parent / "index", progress=False)
+
+
+def test_an_index_serves_until_shards_change(tars, capfd):
+    """New ones are left out, changed and missing ones an error; another call reads only these."""
+    assert indexed(tars).done == 3 and [*opened(tars)] == [sample(at) for at in range(60)]
+    write_tar(tars / "train-003.tar", range(60, 70))
+    before = opened(tars)
+    assert len(before) == 60  # the others are known
+    report = indexed(tars)
+    assert (report.done, report.resumed) == (4, 3)
+    assert [*opened(tars)] == [sample(at) for at in range(70)]
+    os.utime(tars / "train-001.tar", ns=(1, 1))
+    with pytest.raises(forebay.ChangedError, match=r"train-001\.tar changed after it was indexed"):
+        opened(tars)
+    assert indexed(tars).resumed == 3 and len(opened(tars)) == 70
+    (tars / "train-000.tar").unlink()
+    with pytest.raises(forebay.InputError, match=r"train-000\.tar is in the index.*not there"):
+        opened(tars)
+    capfd.readouterr()
+    assert indexed(tars).resumed == 3 and len(opened(tars)) == 50
+    assert "'train-000.tar' were in the index and are gone" in capfd.readouterr().err
+
+
+def test_a_bad_shard_fails_alone(tars):
+    """It is named, and the others are read."""
+    (tars / "train-001.tar").write_bytes(b"x" * 2000)
+    report = indexed(tars)
+    assert report.failed == 1 and "is no number" in str(report.failures[0])
+    assert [*opened(tars)] == [sample(at) for at in (*range(20), *range(40, 60))]
+    for name in ("train-000.tar", "train-002.tar"):
+        (tars / name).write_bytes(b"x" * 2000)
+    with pytest.raises(forebay.InputError, match="none of 3 shards could be indexed"):
+        indexed(tars)
+
+
+def test_where_there_is_no_index_the_error_says_how_to_make_one(tars):
+    """And one that is damaged is never used."""
+    with pytest.raises(forebay.InputError, match=r"there is no index"):
+        opened(tars)
+    indexed(tars)
+    path = tars.parent / "index" / "shards.index"
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(forebay.InputError, match=r"shards\.index' is damaged.*truncated"):
+        opened(tars)
+
+
+@pytest.mark.slow
+def test_the_command_indexes_shards_with_workers(tars):
+    """With the exit code of other runs."""
+    call = [str(tars / "train-{000..002}.tar"), str(tars.parent / "index"), "--num-workers", "1"]
+    result = CliRunner().invoke(cli, ["index", *call, "--quiet"], standalone_mode=False)
+    assert result.return_value == 0, result.output
+    assert opened(tars)[59] == sample(59)
