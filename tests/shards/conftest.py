@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from written import SAMPLES, write_tars
+from written import SAMPLES, use, write_tars
 
 from kit.range_server import RangeServer
 
@@ -51,8 +51,7 @@ def endpoint(running, monkeypatch):
     """Have the endpoint without faults, and clients find it."""
     from reading import await_no_fetcher
 
-    for name, value in running.environment.items():
-        monkeypatch.setenv(name, value)
+    use(running, monkeypatch)
     running.set()
     yield running
     gc.collect()

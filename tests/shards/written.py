@@ -68,3 +68,12 @@ def loader_of(dataset, batch=24, **arguments):
     """Return a loader with a seed."""
     usual = {"shuffle": True, "seed": 3, "collate_fn": texts, "drop_last": True}
     return forebay.DataLoader(dataset, batch, **usual | arguments)
+
+
+def use(server, monkeypatch):
+    """Have clients find a server; fsspec remembers the one before."""
+    import s3fs
+
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
