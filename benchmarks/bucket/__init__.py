@@ -5,6 +5,9 @@ from __future__ import annotations
 from benchmarks.bucket.epochs import disk, epochs, ranks
 from benchmarks.bucket.exact import faults, grid, kills
 from benchmarks.bucket.index import index
+from benchmarks.bucket.shards import epochs as shard_epochs
+from benchmarks.bucket.shards import faults as shard_faults
+from benchmarks.bucket.shards import index as shard_index
 
 TABLES = {
     "bucket-epochs": epochs,
@@ -14,4 +17,7 @@ TABLES = {
     "bucket-faults": faults,
     "bucket-kills": kills,
     "bucket-index": index,
+    "shards-epochs": shard_epochs,
+    "shards-index": shard_index,
+    "shards-faults": shard_faults,
 }

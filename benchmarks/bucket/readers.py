@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +147,37 @@ def mosaic(target: Target) -> Epochs:
     yield from _epochs(StreamingDataLoader, dataset, target)
 
 
-def webdataset(target: Target) -> Epochs:
+def shards(target: Target) -> Epochs:
+    """Shards that others wrote, by blocks, with an index that was made before."""
+    import forebay
+
+    given = target.options
+    dataset = forebay.open_shards(
+        f"s3://{BUCKET}/{given['form']}",
+        index=given.get("index"),
+        columns=given.get("columns"),
+        window=given["window"],
+        progress=False,
+    )
+    with forebay.DataLoader(
+        dataset,
+        batch_size=BATCH,
+        shuffle=True,
+        seed=0,
+        num_workers=target.workers,
+        collate_fn=keep,
+        persistent_workers=target.workers > 0,
+    ) as loader:
+        for _ in range(target.epochs):
+            yield loader
+
+
+def webdataset(target: Target, form: str = "webdataset") -> Epochs:
     """By tar files in sequence, one connection of curl for each worker."""
     import webdataset as wds
 
-    names = sorted(path.name for path in Path(target.folder, BUCKET, "webdataset").glob("*.tar"))
-    urls = [f"{target.url}/{BUCKET}/webdataset/{name}" for name in names]
+    names = sorted(path.name for path in Path(target.folder, BUCKET, form).glob("*.tar"))
+    urls = [f"{target.url}/{BUCKET}/{form}/{name}" for name in names]
     dataset = (
         wds.WebDataset(urls, shardshuffle=len(urls), empty_check=False, seed=0)
         .shuffle(SHUFFLED // target.workers)
@@ -165,21 +191,22 @@ def webdataset(target: Target) -> Epochs:
         yield loader
 
 
-def huggingface(target: Target) -> Epochs:
+def huggingface(target: Target, form: str = "parquet") -> Epochs:
     """By row groups of Parquet files."""
     import pyarrow as pa
     import pyarrow.dataset as ds
     from datasets import disable_progress_bars, load_dataset
 
     disable_progress_bars()
-    names = sorted(path.name for path in Path(target.folder, BUCKET, "parquet").glob("*"))
+    names = sorted(path.name for path in Path(target.folder, BUCKET, form).glob("*"))
     client = {"endpoint_url": target.url}
     dataset = load_dataset(
         "parquet",
-        data_files=[f"s3://{BUCKET}/parquet/{name}" for name in names],
+        data_files=[f"s3://{BUCKET}/{form}/{name}" for name in names],
         split="train",
         streaming=True,
         storage_options={"client_kwargs": client},
+        columns=target.options.get("columns"),
         # As its documentation advises for streaming: ahead, and in large ranges.
         fragment_scan_options=ds.ParquetFragmentScanOptions(
             cache_options=pa.CacheOptions(prefetch_limit=1, range_size_limit=128 << 20)
@@ -272,8 +299,40 @@ def bare(target: Target) -> Epochs:
             yield ([nbytes] for nbytes in pool.map(get, spans))
 
 
+def bare_shards(target: Target) -> Epochs:
+    """GETs of the bytes of shards that forebay needs, which are dropped."""
+    import obstore
+    from obstore.store import S3Store
+
+    from forebay.shards.blocks import ShardBlocks
+    from forebay.shards.sources import INDEX_NAME, OpenIndex
+
+    index = OpenIndex(f"{target.options['index']}/{INDEX_NAME}", b"", "").index
+    blocks = ShardBlocks(index, target.options["columns"])
+    form = target.options["form"]
+    spans = [
+        (f"{form}/{index.listed(index.shard_of(block)).name}", *span)
+        for block in range(len(blocks))
+        for span in blocks.requests(block)
+    ]
+    store = S3Store(BUCKET, endpoint=target.url, client_options={"allow_http": True})
+
+    def get(span: tuple[str, int, int]) -> int:
+        name, start, length = span
+        return len(obstore.get_range(store, name, start=start, length=length))
+
+    with ThreadPoolExecutor(target.threads) as pool:
+        for _ in range(target.epochs):
+            random.shuffle(spans)
+            yield ([nbytes] for nbytes in pool.map(get, spans))
+
+
 READERS: dict[str, Callable[[Target], Epochs]] = {
     "bare": bare,
+    "bare-shards": bare_shards,
+    "shards": shards,
+    "webdataset-tars": partial(webdataset, form="tars"),
+    "huggingface-parquets": partial(huggingface, form="parquets"),
     "forebay": forebay,
     "litdata": litdata,
     "mosaic": mosaic,

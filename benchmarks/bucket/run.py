@@ -22,6 +22,10 @@ from kit.range_server import control
 # Imported before the clock starts.
 IMPORTS = {
     "forebay": ("forebay", "forebay.caching.bucket_reader", "forebay.loading.kinds"),
+    "shards": ("forebay", "forebay.shards.dataset", "forebay.shards.tar", "forebay.loading.kinds"),
+    "bare-shards": ("obstore.store",),
+    "webdataset-tars": ("webdataset",),
+    "huggingface-parquets": ("datasets", "s3fs"),
     "litdata": ("litdata",),
     "webdataset": ("webdataset",),
     "huggingface": ("datasets", "s3fs"),
@@ -35,7 +39,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def image_of(sample: Any) -> Any:
     """Return the bytes of a sample, in any library's form."""
-    return sample["image"] if isinstance(sample, dict) else sample[0]
+    if isinstance(sample, dict):
+        return sample["jpg"] if "jpg" in sample else sample["image"]
+    return sample[0]
 
 
 def measure(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +67,7 @@ def measure(name: str, given: dict[str, Any]) -> dict[str, Any]:
         for batch in epoch:
             if found["first_s"] is None:
                 found["first_s"] = time.perf_counter() - began
-            if name == "bare":
+            if name.startswith("bare"):
                 continue
             for each in batch:
                 number = number_of(image_of(each))
@@ -75,8 +81,8 @@ def measure(name: str, given: dict[str, Any]) -> dict[str, Any]:
         found["epochs"].append(
             {
                 "seconds": now - last,
-                "samples": target.count if name == "bare" else samples,
-                "lost": 0 if name == "bare" else target.count - sum(seen),
+                "samples": target.count if name.startswith("bare") else samples,
+                "lost": 0 if name.startswith("bare") else target.count - sum(seen),
                 "twice": wrong,
                 "counters": _counters(target.url),
             }

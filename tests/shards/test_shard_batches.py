@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 
 import pytest
-from written import SAMPLES, hashed, loader_of, sample, write_tars
+from written import SAMPLES, hashed, loader_of, texts, write_records, write_tars
 
 import forebay
 
-FORMATS = {"tar": lambda folder: write_tars(folder, SAMPLES, 5)}
+FORMATS = {
+    "tar": lambda folder: write_tars(folder, SAMPLES, 5),
+    **{
+        suffix: partial(write_records, suffix=suffix)
+        for suffix in (".parquet", ".jsonl", ".jsonl.gz", ".arrow", ".mds")
+    },
+}
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -17,7 +24,8 @@ def written(request, tmp_path_factory):
     """Return a folder with shards of a format."""
     folder = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forebay.shards.format.BLOCK_BYTES", 20_000)
+        for module in ("format", "json_lines"):
+            patch.setattr(f"forebay.shards.{module}.BLOCK_BYTES", 20_000)
         FORMATS[request.param](folder)
         yield folder, forebay.open_shards(folder, window="200KB", progress=False)
 
@@ -85,7 +93,7 @@ def test_a_run_continues_in_mid_epoch_on_other_ranks(written, whole):
 
 def test_an_epoch_has_every_sample_once_in_another_order(written):
     """By windows."""
-    with loader_of(written[1], 24, collate_fn=list, drop_last=False) as loader:
-        one, other = ([each["__key__"] for batch in loader for each in batch] for _ in range(2))
+    with loader_of(written[1], 24, drop_last=False) as loader:
+        one, other = ([each for batch in loader for each in batch] for _ in range(2))
     assert one != other
-    assert sorted(one) == sorted(other) == [sample(at)["__key__"] for at in range(SAMPLES)]
+    assert sorted(one) == sorted(other) == sorted(texts(written[1]))

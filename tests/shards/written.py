@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
+import json
 import tarfile
 
 import numpy as np
+import pyarrow as pa
+from tables import arrow_bytes, parquet_bytes
 
 import forebay
+from kit.mds_writer import mds_shard
 
 SAMPLES = 400
 
@@ -48,6 +53,32 @@ def write_tars(folder, samples, shards):
     for number in range(shards):
         first = number * each
         write_tar(folder / f"train-{number:03}.tar", range(first, min(first + each, samples)))
+
+
+def record(index):
+    """Return a sample as a table has it."""
+    rng = np.random.default_rng(index)
+    return {"number": index, "text": rng.bytes(int(rng.integers(0, 900))).hex()}
+
+
+def write_records(folder, suffix, shards=5):
+    """Write samples to shards of a format by the end of their names."""
+    for number in range(shards):
+        found = [record(at) for at in range(number * 80, number * 80 + 80)]
+        path = folder / f"shard.{number:05}{suffix}"
+        if suffix in (".parquet", ".arrow"):
+            table = pa.Table.from_pylist(found)
+            data = (
+                parquet_bytes(table, row_group_size=20)
+                if suffix == ".parquet"
+                else arrow_bytes(table, 20, is_stream=number % 2 == 0)
+            )
+        elif suffix == ".mds":
+            data = mds_shard({"number": "int", "text": "str"}, found)
+        else:
+            data = "".join(json.dumps(each) + "\n" for each in found).encode()
+            data = gzip.compress(data, mtime=0) if suffix.endswith(".gz") else data
+        path.write_bytes(data)
 
 
 def texts(samples):

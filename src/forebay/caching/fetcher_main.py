@@ -27,9 +27,6 @@ def run_fetcher(lock: int, incoming: int, config: int) -> NoReturn:
     """Run the process; the lock is released when it ends, however it does."""
     for each in signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2:
         signal.signal(each, signal.SIG_IGN)  # these are for the trainer
-    with os.fdopen(config, "rb") as file:
-        file.seek(0)
-        place = pickle.load(file)  # noqa: S301 - of the process that started this one
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
     except OSError:  # another one was faster
@@ -41,13 +38,19 @@ def run_fetcher(lock: int, incoming: int, config: int) -> NoReturn:
     continue_when_driver_ends(incoming)
     source = socket.socket(fileno=incoming)
     try:
+        where = "the folder"
         try:
+            # With the lock: what a place is may take a while to import.
+            with os.fdopen(config, "rb") as file:
+                file.seek(0)
+                place = pickle.load(file)  # noqa: S301 - of the process that started this one
+            where = shown_location(place.url)
             fetcher = Fetcher(place, source)
         except Exception as error:  # noqa: BLE001 - of the disk, for example
             if not isinstance(error, ForebayError):
                 traceback.print_exc()
                 error = InputError(
-                    f"{shown_location(place.url)}: the process that fetches its blocks cannot "
+                    f"{where}: the process that fetches its blocks cannot "
                     f"start: {type(error).__name__}: {error}\n"
                     "  Nothing was fetched. Its traceback is on stderr; another call tries again."
                 )
