@@ -138,6 +138,17 @@ def test_a_shard_that_changed_is_never_mixed_in(copied):
         list(samples)
 
 
+def test_a_copy_of_all_shards_is_read_from_disk(endpoint, whole, tmp_path):
+    """Made once; a shard that it lost, or that is another one now, is copied again."""
+    given = {"disk": "all", "directory": tmp_path / "copy"}
+    assert ask(opened(**given), epochs=2, num_workers=1) == whole
+    endpoint.set()
+    (tmp_path / "copy" / "train-002.tar").unlink()
+    assert opened(**given)[399] == sample(399)
+    size = (tmp_path / "copy" / "train-002.tar").stat().st_size
+    assert size <= endpoint.counters()["bytes"] < 2 * size
+
+
 def test_what_is_missing_is_named(endpoint):
     """At opening and later, with what to do."""
     with pytest.raises(forebay.InputError, match=r"train-005\.tar.*no such object"):

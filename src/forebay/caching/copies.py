@@ -14,12 +14,13 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
+from typing import TypeVar
 
 import numpy as np
 
@@ -51,6 +52,7 @@ THREADS = 16
 PAUSE_S = 0.1
 # How long to wait for downloads to end after Ctrl-C or an error; then they end with the process.
 ENDING_S = 2.0
+_T = TypeVar("_T")
 _OF_THE_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 
 
@@ -62,7 +64,7 @@ def copy_cache(store: Store, folder: Path, progress: bool) -> Index | None:
     index = Index.from_json(wanted, shown_location(store.locate(INDEX)))
     try:
         if not _is_finished(index, wanted, here):
-            with _held(folder, progress):
+            with held(folder, progress):
                 if not _is_finished(index, wanted, here):
                     _Copy(store, index, wanted, here).finish(progress)
     except OSError as error:
@@ -87,18 +89,18 @@ def _lost(index: Index, here: Folder) -> dict[str, int]:
 
 
 @contextmanager
-def _held(folder: Path, progress: bool) -> Iterator[None]:
-    """Hold the folder; wait for another process that does."""
+def held(folder: Path, progress: bool, call: str = "open_cache") -> Iterator[None]:
+    """Hold the folder; wait for another process that does, by the same call."""
     say, is_said = note if progress else log.warning, False
     refuse_foreign(folder / PRIVATE)
     (folder / PRIVATE).mkdir(parents=True, exist_ok=True)
     while True:
         try:
-            lock = FolderLock(folder / PRIVATE / LOCK_NAME, "forebay.open_cache")
+            lock = FolderLock(folder / PRIVATE / LOCK_NAME, f"forebay.{call}")
             break
         except BusyError as error:
             if not is_said:
-                say(f"{str(error).partition(chr(10))[0]}; open_cache waits until it is copied")
+                say(f"{str(error).partition(chr(10))[0]}; {call} waits until it is copied")
                 is_said = True
             time.sleep(PAUSE_S)
     with closing(lock):
@@ -166,34 +168,12 @@ class _Copy:
         """Download shards in threads; raise the first error."""
         total, label = len(self._index.sizes), run_label("copy", self._store.url)
         shown = Progress(total, total - len(lost), progress, unit="shard", label=label)
-        ended: SimpleQueue[BaseException | None] = SimpleQueue()
-        todo = iter(lost)
 
-        def work() -> None:
-            for number in todo:
-                try:
-                    self._fetch(shard_name(number), partial(self._damage, number))
-                    ended.put(None)
-                except BaseException as error:  # noqa: BLE001 - it is raised below
-                    ended.put(error)
-                    return
+        def fetch(number: int) -> None:
+            self._fetch(shard_name(number), partial(self._damage, number))
 
-        count = min(len(lost), THREADS if self._store.is_parallel else 1)
-        # Daemons, so that a server which does not answer cannot keep the process from ending.
-        threads = [Thread(target=work, name="forebay-copy", daemon=True) for _ in range(count)]
-        try:
-            for thread in threads:
-                thread.start()
-            for _ in lost:
-                if (error := _next_of(ended)) is not None:
-                    raise error
-                shown.update(1, 0)
-        finally:
-            self._ending.set()
-            until = time.monotonic() + ENDING_S
-            for thread in filter(Thread.is_alive, threads):
-                thread.join(max(until - time.monotonic(), 0.0))
-            shown.close()
+        count = THREADS if self._store.is_parallel else 1
+        in_threads(lost, fetch, count, self._ending, shown)
 
     def _fetch(self, name: str, damage: Callable[[Path], str]) -> None:
         """Download a file under a temporary name, and give it its name if it is undamaged."""
@@ -273,6 +253,48 @@ class _Copy:
 
 class _DamagedError(Exception):
     """A file that was downloaded is not what was written; says how it differs."""
+
+
+def in_threads(
+    todo: Sequence[_T], work: Callable[[_T], None], count: int, ending: Event, shown: Progress
+) -> None:
+    """Do something in threads; raise the first error.
+
+    Args:
+        count: How many threads.
+        ending: Is set when nothing more is of use.
+        shown: Counts what is done; it is closed.
+    """
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+    left = iter(todo)
+
+    def work_off() -> None:
+        for each in left:
+            try:
+                work(each)
+                ended.put(None)
+            except BaseException as error:  # noqa: BLE001 - it is raised below
+                ended.put(error)
+                return
+
+    # Daemons, so that a server which does not answer cannot keep the process from ending.
+    threads = [
+        Thread(target=work_off, name="forebay-copy", daemon=True)
+        for _ in range(min(len(todo), count))
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in todo:
+            if (error := _next_of(ended)) is not None:
+                raise error
+            shown.update(1, 0)
+    finally:
+        ending.set()
+        until = time.monotonic() + ENDING_S
+        for thread in filter(Thread.is_alive, threads):
+            thread.join(max(until - time.monotonic(), 0.0))
+        shown.close()
 
 
 def _next_of(queue: SimpleQueue[BaseException | None]) -> BaseException | None:

@@ -28,9 +28,14 @@ _AGAIN = "Call forebay.index_shards again, which reads only the shards that are 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlace(Place):
-    """Where shards are, which of their columns are read, and their index."""
+    """Where shards are, which of their columns are read, and their index.
+
+    Attributes:
+        by_column: Whether a sample is a `ColumnRow`.
+    """
 
     columns: tuple[str, ...] | None = None
+    by_column: bool = False
     identity: str = ""
     opened: OpenIndex | None = field(default=None, compare=False, repr=False)
 
@@ -44,7 +49,7 @@ class ShardPlace(Place):
     def blocks(self) -> ShardBlocks:
         """The blocks, opened anew."""
         assert self.opened is not None, "a place of shards has their index"
-        return ShardBlocks(self.opened.index, self.columns)
+        return ShardBlocks(self.opened.index, self.columns, by_column=self.by_column)
 
     def source(self, read_all: Any) -> Any:
         """See `Place`."""

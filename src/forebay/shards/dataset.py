@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from forebay.base.files import is_url
@@ -21,7 +22,7 @@ from forebay.shards.format import format_named
 from forebay.shards.local_shards import LocalShards
 from forebay.shards.location import Location, find_shards
 from forebay.shards.shard_reader import ShardReader
-from forebay.shards.sources import given_index, made_index
+from forebay.shards.sources import OpenIndex, given_index, made_index
 
 
 class ShardDataset(BlockDataset):
@@ -135,7 +136,8 @@ def open_shards(
         transform: Called with each sample each time it is read; it may change it in place.
         columns: Names of the columns to read, in this order, where the format has columns.
         directory: For a URL: the local folder for what is kept.
-        disk: For a URL: how much to keep there, as in `open_cache`.
+        disk: For a URL: how much to keep there, or "all" for a copy of all shards, as in
+            `open_cache`.
         window: As in `open_cache`. "auto" is 4 GB for a URL. For local shards, it is 256 MB if
             blocks are decoded or decompressed as a whole, and otherwise None: an exact shuffle.
         progress: Show on stderr how many shards are indexed.
@@ -148,6 +150,7 @@ def open_shards(
         OptionError: A setting is impossible.
         InputError: There are no shards, or one is missing, damaged or cannot be read.
         ChangedError: A shard is not the one that is in the index.
+        OutputError: `directory` cannot be written to.
     """
     if format is not None:
         format_named(format)
@@ -156,13 +159,13 @@ def open_shards(
     if columns is not None and len({*columns}) < len([*columns]):
         raise OptionError(f"columns={columns!r} names a column twice\n  Name each once.")
     found = find_shards(location, format)
-    nbytes = parse_bytes(disk, "disk") if disk else 0
-    if not is_url(found.root) and (directory is not None or nbytes):
+    nbytes = parse_bytes(disk, "disk") if disk and disk != "all" else 0
+    if not is_url(found.root) and (directory is not None or disk != 0):
         raise OptionError(
             "directory= and disk= are for shards in a bucket, and these are local\n"
             "  Leave them out: the shards are read from where they are."
         )
-    if bool(nbytes) != (directory is not None):
+    if bool(disk) != (directory is not None):
         raise OptionError(
             f"disk={disk!r} with directory={directory!r}: disk= is how much is kept in directory=, "
             "and one of them is missing\n  Nothing was started. Give both, or neither."
@@ -176,9 +179,21 @@ def open_shards(
     names = None if columns is None else tuple(columns)
     if is_url(found.root):
         folder = None if directory is None else str(local_folder(directory))
-        place = ShardPlace(found.root, folder, nbytes, names, opened.identity, opened)
+        if disk == "all" and folder is not None:
+            from forebay.shards.copying import copy_shards
+
+            copy_shards(found.root, opened.index, Path(folder), progress)
+            source = LocalShards(folder, opened, names, is_copy=True)
+            return ShardDataset(source, transform, window_bytes(window, _usual_window(opened)))
+        place = ShardPlace(
+            found.root, folder, nbytes, names, identity=opened.identity, opened=opened
+        )
         return ShardDataset(ShardReader(place), transform, window_bytes(window, WINDOW))
     source = LocalShards(found.root, opened, names)
+    return ShardDataset(source, transform, window_bytes(window, _usual_window(opened)))
+
+
+def _usual_window(opened: OpenIndex) -> int | None:
+    """Return what `window="auto"` is for local shards."""
     is_plain = (opened.index.starts_at >= 0).all() and not opened.index.codecs.any()
-    usual = None if is_plain else DECODED_WINDOW
-    return ShardDataset(source, transform, window_bytes(window, usual))
+    return None if is_plain else DECODED_WINDOW

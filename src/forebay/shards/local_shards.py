@@ -48,9 +48,11 @@ class LocalShards:
         columns: Sequence[str] | None,
         *,
         by_column: bool = False,
+        is_copy: bool = False,
     ) -> None:
+        """Read shards from a folder; those of a copy have times of their own."""
         self.location, self._index, self._columns = root, index, columns
-        self._by_column = by_column
+        self._by_column, self._is_copy = by_column, is_copy
         self.blocks = ShardBlocks(index.index, columns, by_column=by_column)
         self._starts = memoryview(self.index.starts)
         self._plain: dict[int, _PlainBlock] = {}
@@ -66,11 +68,13 @@ class LocalShards:
 
     def __reduce__(self) -> Any:
         given = self.location, self._index, self._columns
-        return partial(LocalShards, *given, by_column=self._by_column), ()
+        options = {"by_column": self._by_column, "is_copy": self._is_copy}
+        return partial(LocalShards, *given, **options), ()
 
     def of_columns(self, columns: Sequence[str]) -> LocalShards:
         """Return a source of the same shards, of which a sample is a `ColumnRow`."""
-        return LocalShards(self.location, self._index, columns, by_column=True)
+        options = {"by_column": True, "is_copy": self._is_copy}
+        return LocalShards(self.location, self._index, columns, **options)
 
     def sample(self, position: int, *, is_copy: bool = False) -> Any:
         """Return a sample."""
@@ -165,7 +169,8 @@ class LocalShards:
                 "  It was there when the shards were opened. Bring it back, or index the shards "
                 "that are left: forebay.index_shards."
             ) from error
-        if (len(data), str(state.st_mtime_ns)) != (listed.size, listed.tag):
+        is_same_time = self._is_copy or str(state.st_mtime_ns) == listed.tag
+        if len(data) != listed.size or not is_same_time:
             raise changed_error(path, listed.size, len(data))
         if len(self._maps) >= MOST_MAPS:
             with suppress(RuntimeError):  # another thread is removing one, too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,15 @@ class ShardReader(BucketReader):
     def index(self) -> ShardIndex:
         """The index."""
         return self._blocks.index
+
+    @property
+    def decoded(self) -> tuple[int, int]:
+        """None were decoded in this process: the fetcher does that once for all."""
+        return 0, 0
+
+    def of_columns(self, columns: Sequence[str]) -> ShardReader:
+        """Return a source of the same shards, of which a sample is a `ColumnRow`."""
+        return ShardReader(replace(self.place, columns=tuple(columns), by_column=True))
 
     def _share(self, link: Link) -> Shared:
         return Shared(link)
