@@ -176,7 +176,7 @@ class CacheSource(BlockSource):
         again = (
             "Call forebay.cache again, with the same dataset and URL: it writes what is missing."
         )
-        return refused(f"{where}, {span}", kind, lost.message, again)
+        return refused_by_bucket(f"{where}, {span}", kind, lost.message, again)
 
 
 def span_of(unit: Unit) -> str:
@@ -190,7 +190,7 @@ def _is_there(bucket: ObjectStore, name: str) -> bool:
     return False
 
 
-def refused(where: str, kind: str, words: str, if_missing: str = "") -> InputError:
+def refused_by_bucket(where: str, kind: str, words: str, if_missing: str = "") -> InputError:
     """Return the error for what a bucket does not give."""
     known = {
         MISSING: if_missing,

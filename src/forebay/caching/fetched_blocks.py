@@ -27,7 +27,7 @@ import numpy as np
 
 from forebay.base.process import memory_file_of
 from forebay.base.store_errors import BROKEN, MISSING, store_advice
-from forebay.caching.block_source import BlockSource, refused
+from forebay.caching.block_source import BlockSource, refused_by_bucket
 from forebay.caching.fetch_policy import (
     CHANGED,
     MOST_REQUESTS,
@@ -107,7 +107,7 @@ class FetchedBlocks(ABC):
         try:
             self._bucket = bucket_at(place.url)
         except BucketError as error:
-            raise refused(shown_location(place.url), error.kind, str(error)) from error
+            raise refused_by_bucket(shown_location(place.url), error.kind, str(error)) from error
         self._threads = ThreadPoolExecutor(MOST_REQUESTS, "forebay-fetch")
         self._source: BlockSource = place.source(
             lambda names: [*self._threads.map(self._read, names)]
@@ -162,7 +162,7 @@ class FetchedBlocks(ABC):
                     f"{where}: there is no such object, so there is no finished cache\n"
                     f"  The bucket said: {str(error).rstrip('.')}. {advice}"
                 ) from error
-            raise refused(where, error.kind, str(error)) from error
+            raise refused_by_bucket(where, error.kind, str(error)) from error
 
     def _known(self, blocks: Any) -> list[int]:
         found = [int(block) for block in blocks]

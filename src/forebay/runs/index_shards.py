@@ -27,7 +27,7 @@ from forebay.shards.format import ShardFormat, format_named, register_format
 from forebay.shards.index import IndexedShard, ShardIndex
 from forebay.shards.indexing import index_shard
 from forebay.shards.location import Listed, Location, ShardList, find_shards
-from forebay.shards.sources import INDEX_NAME, content_of
+from forebay.shards.sources import INDEX_NAME, whole_file
 
 # Shards are indexed again if what is found in them has another form.
 _VERSION = "1"
@@ -144,7 +144,7 @@ def _file_of(listed: Listed) -> str:
 def _indexed(place: Store | Folder, found: ShardList) -> Iterator[IndexedShard]:
     """Yield what is known of the shards that were indexed."""
     for listed in found.shards:
-        if (data := content_of(place, _file_of(listed))) is None:
+        if (data := whole_file(place, _file_of(listed))) is None:
             continue
         shard = ShardIndex.read(data, f"the index of {listed.name!r}").indexed(0)
         if shard.listed == listed:
@@ -153,7 +153,7 @@ def _indexed(place: Store | Folder, found: ShardList) -> Iterator[IndexedShard]:
 
 def _names(place: Store | Folder) -> set[str]:
     """Return the shards of the index that is there."""
-    data = content_of(place, INDEX_NAME)
+    data = whole_file(place, INDEX_NAME)
     if data is None:
         return set()
     try:

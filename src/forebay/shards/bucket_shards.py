@@ -13,7 +13,7 @@ from typing import Any
 
 from forebay.base.files import connect_url
 from forebay.base.store_errors import MISSING, REFUSED
-from forebay.caching.block_source import BlockSource, refused, span_of
+from forebay.caching.block_source import BlockSource, refused_by_bucket, span_of
 from forebay.caching.fetch_policy import CHANGED, WRONG, GivenUp, Key, Unit
 from forebay.caching.fetcher_process import Place
 from forebay.caching.stores import BucketError, ObjectStore
@@ -127,4 +127,6 @@ class ShardSource(BlockSource):
                 "when they were indexed, or first read\n"
                 f"  They came like this twice, so the object is damaged. Write it again. {_AGAIN}"
             )
-        return refused(f"{where}, {span_of(unit)}", kind, lost.message, f"Bring it back. {_AGAIN}")
+        return refused_by_bucket(
+            f"{where}, {span_of(unit)}", kind, lost.message, f"Bring it back. {_AGAIN}"
+        )

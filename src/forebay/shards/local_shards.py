@@ -68,13 +68,13 @@ class LocalShards:
 
     def __reduce__(self) -> Any:
         given = self.location, self._index, self._columns
-        options = {"by_column": self._by_column, "is_copy": self._is_copy}
-        return partial(LocalShards, *given, **options), ()
+        made = partial(LocalShards, by_column=self._by_column, is_copy=self._is_copy)
+        return made, given
 
     def of_columns(self, columns: Sequence[str]) -> LocalShards:
         """Return a source of the same shards, of which a sample is a `ColumnRow`."""
-        options = {"by_column": True, "is_copy": self._is_copy}
-        return LocalShards(self.location, self._index, columns, **options)
+        given = self.location, self._index, columns
+        return LocalShards(*given, by_column=True, is_copy=self._is_copy)
 
     def sample(self, position: int, *, is_copy: bool = False) -> Any:
         """Return a sample."""

@@ -73,11 +73,11 @@ def _read(place: Store | Folder) -> OpenIndex | None:
         with suppress(FileNotFoundError):
             return OpenIndex(place.locate(INDEX_NAME), b"", "")
         return None
-    data = content_of(place, INDEX_NAME)
+    data = whole_file(place, INDEX_NAME)
     return None if data is None else _kept(data, f"url-{place.url}-{len(data)}", is_new=True)
 
 
-def content_of(place: Store | Folder, name: str) -> bytes | None:
+def whole_file(place: Store | Folder, name: str) -> bytes | None:
     """Return a file, however large; None if there is none."""
     size = place.size(name)
     return None if size is None else place.read(name, size)
