@@ -147,6 +147,7 @@ def seed_of(number: int) -> int:
 SEEDS = [seed_of(number) for number in range(4 * THREADS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", GLOBAL.values(), ids=GLOBAL)
 def test_samples_draw_side_by_side_as_if_alone(draw: Callable[[], Any]) -> None:
     """Each before, between and after others do, and from the second round on none is made twice."""

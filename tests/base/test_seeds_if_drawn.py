@@ -103,6 +103,7 @@ def make_seeds(request, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
 @pytest.mark.parametrize("first", range(4))
 @pytest.mark.parametrize("is_between", [True, False])

@@ -318,6 +318,7 @@ SAMPLED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_generators")
 @pytest.mark.parametrize("way", SAMPLED)
 def test_a_sampler_with_a_large_state_goes_on_from_any_batch(way):
@@ -339,6 +340,7 @@ def test_a_sampler_with_a_large_state_goes_on_from_any_batch(way):
     assert states[-1]["kind_state"]["drawn"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["workers", "here", "persistent", "seed", "buffer"])
 def test_a_batch_sampler_with_a_large_state_goes_on_into_later_epochs(way):
     """With batches of its own, which count on from epoch to epoch."""
@@ -380,6 +382,7 @@ def test_other_workers_go_on_with_what_a_sampler_drew():
         assert lists(again) == expected[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["workers", "seed, workers"])
 def test_without_strict_what_a_sampler_drew_comes_in_batches_of_another_size(way):
     """No sample is lost or repeated, and a state of that epoch can be saved again."""

@@ -244,6 +244,8 @@ OTHER_WAYS = [{"num_workers": 1}, {"num_workers": 5}, {"backend": "thread"}]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_preprocessing_writes_the_same_bytes(tmp_path):
     """However many workers there are, and whichever input comes first."""
     sources, found = [], []

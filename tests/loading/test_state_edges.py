@@ -155,6 +155,7 @@ def test_weights_that_are_set_after_a_state_was_loaded_count():
     assert len(rest) == 70
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("was", "now"),
     [

@@ -234,6 +234,7 @@ OUT_OF_ORDER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", OUT_OF_ORDER.values(), ids=OUT_OF_ORDER)
 def test_out_of_order_the_position_in_an_epoch_is_not_known(make):
     """Batches that others have overtaken may be left; before and after an epoch none is."""

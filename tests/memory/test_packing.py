@@ -295,6 +295,7 @@ def test_tensors_come_back_equal(slab, packer, route, tensor):
     assert slab.out == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
 def test_arrays_come_back_equal(slab, packer, route, array):
     """Dtype, shape, bits, order of dimensions; and they can be written to."""

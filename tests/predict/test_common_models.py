@@ -160,6 +160,7 @@ UNFIT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "words"), UNFIT.values(), ids=UNFIT)
 def test_what_fits_no_column_fails_its_sample_alone(make, words, tmp_path):
     """It is named; the others of its batch are predicted."""

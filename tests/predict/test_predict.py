@@ -57,6 +57,7 @@ OUTPUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "shapes"), OUTPUTS.values(), ids=OUTPUTS)
 def test_what_a_model_may_return(tmp_path, model, shapes):
     """Each output is a column of its own, with its shape."""

@@ -88,6 +88,7 @@ def test_a_function_gets_the_rows_as_dicts(tmp_path, make):
     assert (again.done, again.resumed) == (2, 2)
 
 
+@pytest.mark.slow
 @each_library
 def test_only_new_and_changed_rows_are_processed(tmp_path, make):
     """A row is the same input wherever it stands now."""

@@ -667,6 +667,7 @@ def value(held: object) -> str:
     return dict(describe(functools.partial(len, x=held)).parameters)["x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "other"),
     [
