@@ -17,16 +17,14 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import Dataset
 
 from forebay.base.batches import items_in, leaves, mapped
-from forebay.base.datasets import getitems_of, is_map_style
+from forebay.base.datasets import cached_samples, getitems_of
 from forebay.base.formatting import counted, noun_for
-from forebay.columns.slicing import ColumnDataset
+from forebay.columns.token_counts import token_counts
 from forebay.errors import InputError, OptionError, short_tracebacks
 from forebay.options import check_positive
-from forebay.packed import PackedSequence
 from forebay.sample_rows import (
     PatternsOf,
     SampleRows,
@@ -46,6 +44,8 @@ Cost = Callable[[npt.NDArray[np.float64]], npt.ArrayLike]
 RATIO = 1.03
 # The first and last token of a piece have 32 bits.
 LONGEST = 2**31 - 1
+# Samples that are packed together at least, where they are read by blocks: rows are well filled.
+PACKED_TOGETHER = 1024
 # A first dimension of a field of two that is no longer is its channels, as of a waveform.
 MOST_CHANNELS = 2
 
@@ -86,7 +86,9 @@ def pack_sequences(
         long: What to do with a sample of more than `size` tokens: "split" it into pieces,
             "truncate" it to its first `size` tokens, "drop" it, or "raise" an error.
         window: Samples that are packed together: the first `window` ones, the next, and so on.
-            None packs all of them together, which fills rows best.
+            None packs all of them together, which fills rows best. Of a dataset that a loader reads
+            by windows of blocks, it is how many samples the blocks have at least whose samples are
+            packed together, and None is 1,024; a loader reads the rows by windows then, too.
         cost: What a sample costs in a step, as a function of an array of lengths; None for the
             square of the length, which is what attention costs.
 
@@ -101,15 +103,16 @@ def pack_sequences(
     check_positive("size", size)
     if long not in _LONG:
         raise OptionError(f"long={long!r} is not valid; it must be one of {', '.join(_LONG)}")
-    known = _lengths(dataset, lengths)
+    known = token_counts(dataset, lengths)
     if long == "raise":
         _check_longest(known, size, "size")
     firsts, sizes = _pieces(known, size, long)
-    bounds = _bounds(known, window)
+    bounds = _bounds(dataset, known, window)
     if firsts is not None:
-        bounds = np.unique(firsts[bounds])
-    rows = _rows(sizes, cost, partial(packed_patterns, size=size), bounds)
-    return SequenceRows(dataset, known, rows, size, int(sizes.sum()), firsts)
+        bounds = firsts[bounds]
+    rows = _rows(sizes, cost, partial(packed_patterns, size=size), np.unique(bounds))
+    blocks = _blocks(dataset, window, bounds, rows)
+    return SequenceRows(dataset, known, rows, size, int(sizes.sum()), firsts, by_blocks=blocks)
 
 
 @short_tracebacks
@@ -153,106 +156,14 @@ def batch_by_length(
     check_positive("max_tokens", max_tokens)
     if max_samples is not None:
         check_positive("max_samples", max_samples, " or None")
-    known = _lengths(dataset, lengths)
+    known = token_counts(dataset, lengths)
     _check_longest(known, max_tokens, "max_tokens")
     patterns = partial(grouped_patterns, max_tokens=max_tokens, max_samples=max_samples)
-    rows = _rows(known, cost, patterns, _bounds(known, window), ratio=RATIO)
-    return SequenceRows(dataset, known, rows, max_tokens, int(known.sum()), is_packed=False)
-
-
-# ---- lengths -------------------------------------------------------------------------------------
-
-
-def _lengths(dataset: Any, lengths: Any) -> Integers:
-    """Return the number of tokens of each sample."""
-    if not is_map_style(dataset):
-        raise OptionError(
-            f"lengths decide which samples share a row, so the dataset needs __getitem__ and "
-            f"__len__; got {type(dataset).__name__}\n"
-            "  forebay.cache(dataset, directory) makes such a dataset of the samples."
-        )
-    if callable(lengths) and not isinstance(lengths, torch.Tensor):
-        lengths = lengths(dataset)
-    if isinstance(lengths, str):
-        lengths = _column(dataset, lengths)
-    try:
-        found = np.asarray(lengths)
-    except ValueError:  # lists of different lengths
-        found = np.array(lengths, object)
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise OptionError(
-            f"lengths takes one integer for each sample; got {found.dtype} of shape {found.shape}"
-        )
-    if len(found) != len(dataset):
-        raise InputError(
-            f"there are {len(found):,} lengths for {counted(len(dataset), 'sample')}\n"
-            "  Nothing was packed. Give one length for each sample of the dataset, in its order."
-        )
-    if not len(found):
-        raise InputError("the dataset has no samples\n  There is nothing to pack.")
-    if found.min() < 1 or found.max() > LONGEST:
-        wrong = (found < 1) | (found > LONGEST)
-        at = int(np.argmax(wrong))
-        raise InputError(
-            f"the length of sample {at} is {found[at]}; {int(wrong.sum()):,} of {len(found):,} "
-            f"lengths are wrong\n  A length is from 1 to {LONGEST:,}. Nothing was packed. Leave "
-            "samples without tokens out: torch.utils.data.Subset(dataset, indices)."
-        )
-    return found.astype(np.int32)
-
-
-def _column(dataset: Any, name: str) -> Any:
-    """Return the numbers in a column, or the lengths of its values, without reading a sample."""
-    import pyarrow as pa
-
-    if isinstance(dataset, Subset):
-        return _column(dataset.dataset, name)[list(dataset.indices)]
-    if isinstance(dataset, ConcatDataset):
-        return np.concatenate([_column(each, name) for each in dataset.datasets])
-    names, items = getattr(dataset, "columns", ()), getattr(dataset, "items", None)
-    if hasattr(dataset, "select_columns"):  # Hugging Face, which names the columns in its error
-        table = dataset.select_columns([name]).with_format("arrow")[:]
-    elif hasattr(dataset, "table"):  # a cache
-        table = dataset.table()
-    elif hasattr(dataset, "counts_of"):  # shards
-        return np.asarray(dataset.counts_of(name))
-    elif isinstance(items, PackedSequence):  # the rows of a table
-        table = pa.table({name: [row[names.index(name)] for row in items]} if name in names else {})
-    elif isinstance(dataset, ColumnDataset):
-        columns = dataset.columns
-        names = tuple(columns.types)
-        table = pa.table({name: columns.counts(name)} if name in names else {})
-    else:
-        raise OptionError(
-            f"lengths={name!r} names a column, but a {type(dataset).__name__} has no columns\n"
-            "  Give the lengths themselves, or a function that returns them for the dataset."
-        )
-    if name not in table.column_names:
-        known = ", ".join(names or table.column_names) or "none"
-        raise OptionError(f"there is no column {name!r}; the columns are: {known}")
-    found = [_counted(chunk, name) for chunk in table[name].chunks]
-    return pa.chunked_array(found, pa.int64()).to_numpy()
-
-
-def _counted(values: Any, name: str) -> Any:
-    """Return the integers of an Arrow array, or the lengths of its lists or tensors; 0 for null."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kind = values.type
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return pa.array(np.full(len(values), kind.shape[0]))
-    if pa.types.is_struct(kind) and "shape" in kind.names:  # a cache's tensors
-        values = pc.list_element(values.field("shape"), 0)
-    elif not pa.types.is_integer(kind):
-        try:
-            values = pc.list_value_length(values)
-        except pa.ArrowNotImplementedError as error:
-            raise OptionError(
-                f"the column {name!r} has values of type {kind}, which have no number of tokens\n"
-                "  Name a column of integers, or of lists or tensors of tokens."
-            ) from error
-    return pc.fill_null(values.cast(pa.int64()), 0)
+    bounds = _bounds(dataset, known, window)
+    rows = _rows(known, cost, patterns, bounds, ratio=RATIO)
+    blocks = _blocks(dataset, window, bounds, rows)
+    tokens = int(known.sum())
+    return SequenceRows(dataset, known, rows, max_tokens, tokens, is_packed=False, by_blocks=blocks)
 
 
 def _check_longest(lengths: Integers, most: int, name: str) -> None:
@@ -267,11 +178,32 @@ def _check_longest(lengths: Integers, most: int, name: str) -> None:
         )
 
 
-def _bounds(lengths: Integers, window: int | None) -> Integers:
+def _bounds(dataset: Any, lengths: Integers, window: int | None) -> Integers:
     """Return where each window of samples begins, and the end of the last."""
     if window is not None:
         check_positive("window", window, " or None")
+    if (groups := _groups(dataset, window)) is not None:
+        return np.asarray(groups[:, 0])
     return np.append(np.arange(0, len(lengths), window or len(lengths)), len(lengths))
+
+
+def _groups(dataset: Any, window: int | None) -> Integers | None:
+    """Return where groups of blocks begin, of a dataset that a loader reads by windows of these."""
+    cached = cached_samples(dataset)
+    if cached is None or cached.window is None:
+        return None
+    found: Integers = cached.groups(window or PACKED_TOGETHER)
+    return found
+
+
+def _blocks(dataset: Any, window: int | None, bounds: Integers, rows: SampleRows) -> Any:
+    """Return what says how rows are read by blocks; None if samples may come from anywhere."""
+    cached, groups = cached_samples(dataset), _groups(dataset, window)
+    if cached is None or groups is None:
+        return None
+    kept = np.diff(bounds) > 0  # no sample is left of some groups with long="drop"
+    ranges = np.stack([groups[:-1, 1], groups[1:, 1]], axis=1)[kept]
+    return cached.rows_of(ranges, rows.bounds)
 
 
 def _pieces(lengths: Integers, size: int, long: Long) -> tuple[Integers | None, Integers]:
@@ -338,6 +270,7 @@ class SequenceRows(Dataset[Any]):
         tokens: Tokens of all rows.
         firsts: The first piece of each sample, and their number; None if each is one piece.
         is_packed: Whether a row is packed; otherwise it is a batch to be padded.
+        by_blocks: What says how rows are read by blocks; None if rows come in any order.
     """
 
     dataset: Any
@@ -347,6 +280,7 @@ class SequenceRows(Dataset[Any]):
     tokens: int
     firsts: Integers | None = None
     is_packed: bool = True
+    by_blocks: Any = None
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -161,6 +161,7 @@ class SampleRows:
         firsts: How many samples of its class earlier rows take, for each part's first row.
         costs: What a row costs, for each pattern.
         space: Tokens of all rows, if each sample is as long as the longest class of its row.
+        bounds: The first row of each window, and the number of rows.
     """
 
     members: Integers
@@ -172,6 +173,7 @@ class SampleRows:
     firsts: Integers
     costs: npt.NDArray[np.float64]
     space: int
+    bounds: Integers
 
     def __len__(self) -> int:
         return int(self.row_starts[-1])
@@ -246,9 +248,9 @@ def arranged(
     if padded:
         row_costs = samples * np.maximum.reduceat(costs[kind], begins)
     space = int(np.sum(rows * samples * np.maximum.reduceat(longest[kind], begins)))
-    return SampleRows(
-        members, starts, row_starts, part_starts, classes, each, firsts, row_costs, space
-    )
+    window_rows = np.append(0, np.cumsum([int(window[-1].sum()) for window in found]))
+    kept = members, starts, row_starts, part_starts, classes, each, firsts, row_costs
+    return SampleRows(*kept, space, window_rows)
 
 
 def tally(values: Integers, kinds: int) -> Integers:

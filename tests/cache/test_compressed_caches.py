@@ -43,6 +43,11 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr("forebay.runs.cache.LEAST_SHARDS", 8)
 
 
+def firsts_of(batch):
+    """Return the first token of each sample."""
+    return [int(sample[0]) for row in batch for sample in row]
+
+
 def blocks_of(folder):
     return Index.read(Folder(folder)).read_blocks(Folder(folder))
 
@@ -136,6 +141,66 @@ def test_a_loader_reads_a_compressed_cache(tmp_path, small_blocks):
     assert sorted(chain(*before, *after)) == sorted(plain[at]["name"] for at in range(SAMPLES))
 
 
+def test_lengths_are_a_column_of_a_compressed_cache(tmp_path, small_blocks, monkeypatch):
+    """One shard at a time is decompressed for it, also where shards differ in shape."""
+    lengths = [3 + (at > 250) * at % 5 for at in range(300)]
+    dataset = Made(lambda at: {"wave": torch.arange(lengths[at]), "at": at + 1}, 300)
+    found = make(dataset, tmp_path, "lz4")
+    monkeypatch.setattr(forebay.CachedDataset, "table", None)
+    assert forebay.pack_sequences(found, "wave", size=16).lengths.tolist() == lengths
+    assert forebay.pack_sequences(found, "at", size=400).lengths.tolist() == [*range(1, 301)]
+
+
+def test_rows_of_a_compressed_cache_come_by_windows(tmp_path, small_blocks, monkeypatch):
+    """So each block is decompressed a few times, and not for each sample of a row."""
+    lengths = [1 + at * 7 % 40 for at in range(2000)]
+    dataset = Made(lambda at: torch.full((lengths[at],), at), 2000)
+    make(dataset, tmp_path)
+    made: list[int] = []
+    monkeypatch.setattr(
+        arrow_shards, "decompress", lambda *given: (made.append(len(given[2])), decompress(*given))
+    )
+    monkeypatch.setattr(arrow_shards, "KEPT_BYTES", 120_000)
+    found = forebay.open_cache(tmp_path, window="60KB")
+    blocks = len(blocks_of(tmp_path))
+    rows = forebay.pack_sequences(found, lengths, size=64, window=50)
+    assert rows.filled > 0.9
+    assert sorted(chain(*map(rows.members, range(len(rows))))) == list(range(2000))
+    batches = []
+    with forebay.DataLoader(
+        rows,
+        8,
+        shuffle=True,
+        seed=1,
+        collate_fn=firsts_of,
+    ) as loader:
+        coming = iter(loader)
+        batches += [next(coming) for _ in range(11)]
+        state = loader.state_dict()
+        rest = [*coming]
+    assert sorted(chain(*batches, *rest)) == list(range(2000))
+    assert blocks <= len(made) < 3 * blocks < 1000
+    exact = forebay.pack_sequences(forebay.open_cache(tmp_path, window=None), lengths, size=64)
+    assert exact.by_blocks is None and len(exact) <= len(rows)
+    with forebay.DataLoader(
+        rows,
+        8,
+        shuffle=True,
+        seed=1,
+        collate_fn=firsts_of,
+    ) as loader:
+        loader.load_state_dict(state)
+        assert [*loader] == rest
+    ranks = [
+        forebay.DataLoader(
+            rows, 4, shuffle=True, seed=1, collate_fn=firsts_of, world_size=2, rank=rank
+        )
+        for rank in (0, 1)
+    ]
+    both = [sorted(chain(*each)) for each in zip(*ranks, strict=True)]
+    assert both[:-1] == [sorted(each) for each in (*batches, *rest)][:-1]
+
+
 def test_a_cache_keeps_its_compression(tmp_path):
     """It is continued with it, and another one is an error, before anything is changed."""
     make(Pictures(), tmp_path)
@@ -219,6 +284,24 @@ def test_a_compressed_cache_in_a_bucket_is_read_there(endpoint, local, there, tm
     again = forebay.open_cache(url, directory=tmp_path / "kept", disk="4MB", window="60KB")
     assert ask(again, num_workers=2) == wanted[:1]
     assert endpoint.counters()["bytes"] < size / 2
+
+
+def test_rows_of_samples_in_a_bucket_come_by_windows(endpoint, there):
+    """The same as of a folder, and hardly more is fetched than each block once."""
+    url, folder = there
+    size = sum(path.stat().st_size for path in folder.glob("shard-*"))
+
+    def names_of(location):
+        cached = forebay.open_cache(location, window="100KB")
+        rows = forebay.pack_sequences(cached, [3] * SAMPLES, size=12, window=20)  # of the image
+        with forebay.DataLoader(rows, 6, shuffle=True, seed=2, collate_fn=list) as loader:
+            return [[each["name"] for row in batch for each in row] for batch in loader]
+
+    wanted = names_of(folder)
+    assert sorted(chain(*wanted)) == sorted(f"sample {at}" for at in range(SAMPLES))
+    endpoint.set()
+    assert names_of(url) == wanted
+    assert endpoint.counters()["bytes"] < 2 * size  # some is for the epoch that follows
 
 
 def test_a_compressed_cache_is_copied(local, there, tmp_path):

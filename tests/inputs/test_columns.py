@@ -475,18 +475,19 @@ def test_a_file_that_is_replaced_while_row_groups_are_read_is_an_error(large):
 
 @pytest.mark.parametrize("names", [["number"], ["word", "number"]])
 def test_a_loader_shuffles_row_groups_by_windows(large, groups_read, monkeypatch, names):
-    """Each is decoded once an epoch, though few are kept; a state continues the same order."""
+    """Each is decoded about once an epoch, not for each batch; a state continues the order."""
     monkeypatch.setattr("forebay.shards.dataset.DECODED_WINDOW", 20_000)
     monkeypatch.setattr("forebay.shards.local_shards.KEPT_BYTES", 40_000)
     dataset = from_table(large, columns=names)
     groups_read.clear()
-    with DataLoader(dataset, batch_size=20, shuffle=True, seed=1, num_workers=2) as loader:
+    with DataLoader(dataset, batch_size=20, shuffle=True, seed=1) as loader:
         batches = iter(loader)
         first = [next(batches)["number"].tolist() for _ in range(7)]
         state = loader.state_dict()
         rest = [batch["number"].tolist() for batch in batches]
     assert sorted(chain(*first, *rest)) == list(range(LARGE)) != [*chain(*first, *rest)]
-    assert sorted(groups_read) == list(range(LARGE // GROUP))
+    assert sorted({*groups_read}) == list(range(LARGE // GROUP))
+    assert len(groups_read) < 3 * LARGE // GROUP  # an exact shuffle would decode some 500
     with DataLoader(dataset, batch_size=20, shuffle=True, seed=1) as loader:
         loader.load_state_dict(state)
         assert [batch["number"].tolist() for batch in loader] == rest

@@ -9,7 +9,9 @@ import subprocess
 from contextlib import suppress
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from reading import await_no_fetcher, fetchers
 from written import SAMPLES, hashed, loader_of, sample, use, write_tar
 
@@ -104,6 +106,31 @@ def test_a_kill_costs_no_batch(endpoint, whole, tmp_path, who):
                         os.kill(pid, signal.SIGKILL)
             hashed([batch], found)
     assert found.hexdigest() == whole[0]
+
+
+def test_columns_of_tables_in_a_bucket_make_batches(endpoint, root):
+    """By windows, and with the bytes of these columns only; lengths too are a column."""
+    folder, rng = root / "bucket" / "tables", np.random.default_rng(0)
+    folder.mkdir()
+    for first in range(0, 2000, 500):
+        numbers = np.arange(first, first + 500)
+        columns = {"number": numbers, "word": [f"w{each}" for each in numbers]}
+        columns |= {"tokens": [[each % 9] * (each % 9 + 1) for each in numbers]}
+        columns |= {"other": [rng.bytes(200) for _ in numbers]}
+        parquet.write_table(pa.table(columns), folder / f"{first:04}.parquet", row_group_size=50)
+    dataset = forebay.from_table("s3://bucket/tables/*.parquet", columns=["number", "word"])
+    endpoint.set()
+    found: list[int] = []
+    with forebay.DataLoader(dataset, batch_size=50, shuffle=True, seed=1) as loader:
+        for batch in loader:
+            found += (numbers := batch["number"].tolist())
+            assert batch["word"] == [f"w{each}" for each in numbers]
+    assert sorted(found) == [*range(2000)] != found
+    assert dataset[1234]["word"] == "w1234"
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert endpoint.counters()["bytes"] < size / 4
+    rows = forebay.pack_sequences(opened("s3://bucket/tables"), "tokens", size=32)
+    assert rows.lengths.tolist() == [each % 9 + 1 for each in range(2000)]
 
 
 @pytest.fixture

@@ -60,14 +60,13 @@ def sequence_rows(dataset: Any) -> dict[str, Any]:
 
 
 def cached_samples(dataset: Any) -> Any | None:
-    """Return a dataset if it is one of `cache`, `open_cache` or `open_shards`, else None."""
-    slicing = sys.modules.get("forebay.columns.slicing")
-    if slicing is not None and type(dataset) is slicing.ColumnDataset:
-        dataset = getattr(dataset.columns, "dataset", None)  # of columns that are read by blocks
-    caching = sys.modules.get("forebay.caching.block_dataset")
-    if caching is None or not isinstance(dataset, caching.BlockDataset):
-        return None
-    return dataset if type(dataset).__module__.startswith("forebay.") else None  # no subclass
+    """Return what says how the samples of one of forebay's datasets are read by blocks.
+
+    That is a dataset of `cache`, `open_cache` or `open_shards` itself. None for other ones, and
+    for subclasses of these, whose samples may be others.
+    """
+    own = type(dataset).__module__.startswith("forebay.")
+    return getattr(dataset, "by_blocks", None) if own else None
 
 
 def is_mixture(dataset: object) -> bool:

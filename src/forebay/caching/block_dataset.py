@@ -6,7 +6,8 @@ source: mapped files, or blocks of a bucket ──> sample
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from forebay.caching.bucket_reader import BucketReader
     from forebay.caching.lookahead import Lookahead
     from forebay.observe.measurements import Fetched
-    from forebay.windows import Windows
+    from forebay.windows import InOrder, Window, Windows
 
 # What `window="auto"` is for a bucket.
 WINDOW = 4_000_000_000
@@ -111,6 +112,11 @@ class BlockDataset(Dataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
 
+    @property
+    def by_blocks(self) -> BlockDataset:
+        """What says how samples are read by blocks."""
+        return self
+
     def windows(self, batch: int) -> Windows | None:
         """Return the order of samples for global batches of a size; None for an exact one."""
         if self.window is None:
@@ -119,7 +125,7 @@ class BlockDataset(Dataset[Any]):
         if key not in self._orders:
             from forebay.windows import Windows, lanes_for
 
-            blocks = self._source.blocks
+            blocks = self.block_table
             together = max(int(self.window / blocks.mean_bytes), 1)
             lanes = lanes_for(batch, len(blocks), together)
             order = Windows(self._starts, batch, lanes, max(together // lanes, 1))
@@ -133,7 +139,7 @@ class BlockDataset(Dataset[Any]):
             batch: The global batch size.
             shuffle: Whether the order is random.
         """
-        blocks, order = self._source.blocks, self.windows(batch) if shuffle else None
+        blocks, order = self.block_table, self.windows(batch) if shuffle else None
         if shuffle and order is None:
             return f"shuffled exactly, each sample by a request of its own: {len(self):,} an epoch"
         how = "in order"
@@ -148,9 +154,35 @@ class BlockDataset(Dataset[Any]):
             f"{how}; an epoch is {counted(len(blocks), 'request')} for {nbytes}, less what is kept"
         )
 
+    def groups(self, least: int) -> npt.NDArray[np.int64]:
+        """Return the first sample and the first block of each group, and then where all end.
+
+        A group is some consecutive blocks that have at least so many samples together.
+        """
+        starts, firsts = self._starts, [0]
+        while (block := int(starts.searchsorted(starts[firsts[-1]] + least))) < len(starts) - 1:
+            firsts.append(block)
+        blocks = np.array([*firsts, len(starts) - 1])
+        return np.stack([starts[blocks], blocks], axis=1)
+
+    def rows_of(self, blocks: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> BlockDataset:
+        """Return how rows are read that are made of the samples of groups.
+
+        Args:
+            blocks: The first block of each group, and where it ends: [groups, 2].
+            rows: The first row of each group, and how many rows there are.
+        """
+        return RowBlocks(self, blocks, rows)
+
+    @property
+    def block_table(self) -> BlockTable:
+        """Where the samples are."""
+        table: BlockTable = self._source.blocks
+        return table
+
     @property
     def _starts(self) -> npt.NDArray[np.int64]:
-        return np.append(self._source.blocks.first, len(self))
+        return np.append(self.block_table.first, len(self))
 
     def lookahead(
         self, batch: int, first: int, count: int, shuffle: bool, fetched: Fetched
@@ -164,7 +196,6 @@ class BlockDataset(Dataset[Any]):
             shuffle: Whether the order is random.
             fetched: Where to note what is fetched.
         """
-        from forebay.caching.lookahead import Lookahead
         from forebay.windows import InOrder
 
         if self.remote is None:
@@ -172,7 +203,12 @@ class BlockDataset(Dataset[Any]):
         order = self.windows(batch) if shuffle else InOrder(self._starts, batch)
         if order is None:  # nothing to fetch ahead, but what is fetched is counted
             order = InOrder(self._starts[:1], batch)
-        lanes = order.lanes_of(first, count)
+        return self._lookahead(order, order.lanes_of(first, count), fetched)
+
+    def _lookahead(self, order: Any, lanes: range, fetched: Fetched) -> Lookahead | None:
+        from forebay.caching.lookahead import Lookahead
+
+        assert self.remote is not None
         return Lookahead(self.remote, order, lanes, self.window, fetched)
 
     @property
@@ -186,3 +222,88 @@ class BlockDataset(Dataset[Any]):
         if not 0 <= position < self._samples:
             raise IndexError(f"there is no sample {index}: there are {len(self):,}")
         return position
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+# Each group of blocks is to rows what a block is to samples: its rows come from a window together.
+
+
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """A `BlockTable` of groups."""
+
+    first: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    total_bytes: int
+
+    @property
+    def mean_bytes(self) -> float:
+        return max(float(self.nbytes.sum()), 1.0) / max(len(self), 1)
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+@dataclass(frozen=True, eq=False)
+class _OfGroups:
+    """An order of groups, as one of their blocks."""
+
+    order: Windows | InOrder
+    blocks: npt.NDArray[np.int64]
+
+    @property
+    def batch(self) -> int:
+        return self.order.batch
+
+    @property
+    def lanes(self) -> int:
+        return self.order.lanes
+
+    def windows(
+        self, seed: int, epoch: int, lanes: Iterable[int], batch: int = 0
+    ) -> Iterator[Window]:
+        """See `Windows.windows`."""
+        for window in self.order.windows(seed, epoch, lanes, batch):
+            ranges = [np.arange(*self.blocks[group]) for group in window.blocks]
+            yield window._replace(blocks=np.concatenate(ranges))
+
+
+class RowBlocks(BlockDataset):
+    """What says how rows of `pack_sequences` are read: in which order, and which blocks when.
+
+    Args:
+        dataset: That of the samples.
+        blocks: The first block of each group, and where it ends: [groups, 2].
+        rows: The first row of each group, and how many rows there are.
+    """
+
+    def __init__(
+        self,
+        dataset: BlockDataset,
+        blocks: npt.NDArray[np.int64],
+        rows: npt.NDArray[np.int64],
+    ) -> None:
+        self._dataset, self._blocks = dataset, blocks
+        table = dataset.block_table
+        until = np.append(0, np.cumsum(table.nbytes, dtype=np.int64))
+        nbytes = until[blocks[:, 1]] - until[blocks[:, 0]]
+        super().__init__(None, int(rows[-1]), None, dataset.window)
+        self._groups = _Groups(rows[:-1], nbytes, table.total_bytes)
+
+    @property
+    def block_table(self) -> Any:
+        """See `BlockDataset`."""
+        return self._groups
+
+    @property
+    def remote(self) -> Any:
+        """See `BlockDataset`."""
+        return self._dataset.remote
+
+    def _lookahead(self, order: Any, lanes: range, fetched: Fetched) -> Lookahead | None:
+        # The rows of a global batch are dealt to ranks by their costs: any rank may have any.
+        del lanes
+        return super()._lookahead(_OfGroups(order, self._blocks), range(order.lanes), fetched)
+
+    def __repr__(self) -> str:
+        return f"<rows of {self._dataset!r}>"

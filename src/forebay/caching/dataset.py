@@ -7,7 +7,7 @@ index ──> source: mapped shards of a folder, or blocks of a bucket ──> l
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,12 +71,20 @@ class CachedDataset(BlockDataset):
         Raises:
             OptionError: The cache is in a bucket.
         """
+        return self._shards().table()
+
+    def shard_tables(self) -> Iterator[pa.Table]:
+        """Yield the samples of one shard after the other, each as an Arrow table; see `table`."""
+        shards = self._shards()
+        return (shards[at].table() for at in range(len(shards)))
+
+    def _shards(self) -> Shards:
         if not isinstance(self._source, Shards):
             raise OptionError(
                 f"{shown_location(str(self.directory))!r} is in a bucket, and a table is of mapped "
                 'files\n  Copy the cache first: forebay.open_cache(url, directory=..., disk="all").'
             )
-        return self._source.table()
+        return self._source
 
     @property
     def remote(self) -> CacheReader | None:

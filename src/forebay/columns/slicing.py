@@ -67,6 +67,11 @@ class ColumnDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.columns)
 
+    @property
+    def by_blocks(self) -> Any:
+        """What says how columns of a file are read by blocks; None for columns in memory."""
+        return getattr(self.columns, "dataset", None)
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return a row: tensors, strings and bytes by column."""
         return self.__getitems__([index])[0]
