@@ -25,7 +25,7 @@ MOST = {
     "prediction": 77,
     "batch": 38,
     "diagnosis": 9,
-    "bucket sample": 7,
+    "bucket sample": 8,
 }
 PROGRAM = '''
 import json, os, sys, threading
