@@ -196,10 +196,14 @@ class _Number(shard_format.BlockDecoder):
 
 
 def test_a_format_from_outside_can_be_registered(tmp_path, monkeypatch):
-    """By a class with two methods, and one of what it makes."""
+    """By a class with three methods; whoever gets a dataset gets it, too."""
     monkeypatch.setattr(shard_format, "_registered", dict(shard_format._registered))
     (tmp_path / "a.numbers").write_bytes(b"".join(at.to_bytes(8, "little") for at in range(50)))
     with pytest.raises(forebay.InputError, match="no shards"):
         opened(tmp_path)
     forebay.register_format(Numbers())
-    assert [*opened(tmp_path)] == [*range(50)]
+    samples = opened(tmp_path)
+    assert [*samples] == [*range(50)]
+    sent = pickle.dumps(samples)
+    shard_format._registered.clear()  # as in a worker that is a new interpreter
+    assert [*pickle.loads(sent)] == [*range(50)]

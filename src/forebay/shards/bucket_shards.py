@@ -23,6 +23,7 @@ from forebay.shards.index import UNKNOWN
 from forebay.shards.location import tag_of
 from forebay.shards.sources import OpenIndex
 
+_MOST_AT_FIRST = 1 << 28
 _AGAIN = "Call forebay.index_shards again, which reads only the shards that are new or changed."
 
 
@@ -62,7 +63,8 @@ class ShardSource(BlockSource):
     def __init__(self, url: str, blocks: ShardBlocks, identity: str) -> None:
         self.url, self._blocks, self._index = url, blocks, blocks.index
         self.samples, self.first, self.lengths = blocks.index.samples, blocks.first, blocks.length
-        self.most_bytes = int(max(blocks.nbytes.max(), blocks.length.max()))
+        # An index may be anybody's; memory for a block that is larger is found when it is there.
+        self.most_bytes = min(int(max(blocks.nbytes.max(), blocks.length.max())), _MOST_AT_FIRST)
         self.identity = f"{identity} {blocks.columns}"
         is_known = blocks.columns is None and (blocks.index.crc32 != UNKNOWN).all()
         self.has_checksums = bool(is_known)

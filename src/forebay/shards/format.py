@@ -180,12 +180,19 @@ _registered: dict[str, ShardFormat] = {}
 def register_format(form: ShardFormat) -> None:
     """Let `open_shards` and `index_shards` read another format, in this process.
 
-    Workers that are new interpreters register it too, if that happens when its module is imported.
+    Datasets of its shards take it along to workers and to the process that fetches, so its class
+    has to be in a module that these can import.
 
     Args:
         form: One of a name or suffix that is known already takes its place.
     """
     _registered[form.name] = form
+
+
+def registered_formats(names: Sequence[str]) -> list[ShardFormat]:
+    """Return those of some formats that are from outside."""
+    forms = [_registered[name] for name in names if name in _registered]
+    return [form for form in forms if not type(form).__module__.startswith("forebay.shards.")]
 
 
 def format_named(name: str) -> ShardFormat:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from forebay.base.machine import usable_cores
 from forebay.caching.stores import ObjectStore, fsspec_bucket
 from forebay.errors import ChangedError, InputError, shown_location
 from forebay.observe.progress import Progress, log, run_label
+from forebay.shards.format import ShardFormat, register_format, registered_formats
 from forebay.shards.index import IndexedShard, ShardIndex
 from forebay.shards.indexing import index_shard
 from forebay.shards.location import Listed, ShardList
@@ -46,7 +48,15 @@ class OpenIndex:
             )
 
     def __reduce__(self) -> Any:
-        return OpenIndex, (self.path, self._data, self.identity)
+        """Take formats from outside along: the process that fetches is a new interpreter."""
+        forms = registered_formats(self.index.forms)
+        return _received, (self.path, self._data, self.identity, forms)
+
+
+def _received(path: str, data: bytes, identity: str, forms: Sequence[ShardFormat]) -> OpenIndex:
+    for form in forms:
+        register_format(form)
+    return OpenIndex(path, data, identity)
 
 
 def given_index(location: str | os.PathLike[str], found: ShardList) -> OpenIndex:
