@@ -360,6 +360,9 @@ def _attributes(path: str, value: Any, kinds: tuple[type, ...]) -> Iterator[tupl
     for kind in type(value).__mro__:
         if not kind.__flags__ & _HEAP_TYPE:  # built into Python: its slots are not of the user
             continue
+        # A Tensor has more methods than most datasets have objects, and none has a generator.
+        is_torchs = kind.__module__.partition(".")[0] == "torch"
+        wanted = kinds if is_torchs else (FunctionType, *kinds)
         for name, slot in vars(kind).items():
             if isinstance(slot, MemberDescriptorType):
                 try:
@@ -368,7 +371,7 @@ def _attributes(path: str, value: Any, kinds: tuple[type, ...]) -> Iterator[tupl
                     continue
                 if not issubclass(type(each), _PLAIN):
                     yield f"{path}.{name}", each
-            elif issubclass(type(slot), (FunctionType, *kinds)):
+            elif issubclass(type(slot), wanted):
                 yield f"{path}.{name}", slot
 
 

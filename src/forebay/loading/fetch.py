@@ -35,6 +35,7 @@ TIMED_S = 0.0001
 TIMED_BATCHES = 16
 FEW_SAMPLES = 4
 
+NONE_OWNED = OwnedGenerators()
 # Calls a function with one that seeds the generators; returns what it returns.
 RunSeeded = Callable[[Callable[[SetSeed], Any]], Any]
 
@@ -170,7 +171,7 @@ class MapFetcher(BatchFetcher):
             spec.dataset.load_state_dict(unpickled(self._continued.dataset))
         turns, seeds = self._turns, self._seeds
         self._untimed = 0  # batches until the next one whose samples are timed
-        self._owned, self._epoch = OwnedGenerators(), -1
+        self._owned, self._epoch = NONE_OWNED, -1
         self._found: OwnedGenerators | None = None  # before the first batch of an epoch
         self._run_seeded: RunSeeded = (
             (lambda call: call(seed_generators)) if turns is None else turns.run

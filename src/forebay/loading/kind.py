@@ -212,8 +212,9 @@ class LoaderKind(LoaderArguments, ABC):
         Not for a sampler or dataset of the user that has `set_epoch`, since its next epoch depends
         on a call that is still to come.
         """
-        takes_call = takes_set_epoch(self.dataset) or takes_set_epoch(self.index_sampler)
-        return self.is_filled and not takes_call
+        return self.is_filled and not (
+            takes_set_epoch(self.dataset) or takes_set_epoch(self.index_sampler)
+        )
 
     # ---- seeds ---------------------------------------------------------------------------------
 
