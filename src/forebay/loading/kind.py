@@ -140,7 +140,7 @@ class LoaderKind(LoaderArguments, ABC):
         return Setup(
             num_workers=self.num_workers,
             most_workers=int(self.num_workers) if is_auto else None,
-            concurrency=None if self.one_at_a_time else self.at_once_each,
+            concurrency=self.at_once_each if self.num_workers and not self.one_at_a_time else None,
             backend=backend_name(self.backend),
             takes_turns=self.turns() is not None,
             in_order=self.returns_in_order,

@@ -56,7 +56,8 @@ class LocalFeed:
         self._queue: deque[NewTask] = deque()
         # Those before the queue's: None or a cancelled one is left to the caller.
         self._ahead: deque[tuple[NewTask, Future[Result] | None]] = deque()
-        self._most_ahead, self._job_ahead = kind.sliced_ahead, LocalJob(spec)
+        self._most_ahead = kind.sliced_ahead
+        self._job_ahead = LocalJob(spec) if self._most_ahead else self._job  # of the thread
         self._thread: ThreadPoolExecutor | None = None
         self._owner = os.getpid()
         self.in_use = threading.RLock()

@@ -68,8 +68,8 @@ class Planner:
         self.shared_seed: int | None = None
         self.is_over = True
         self._feed: Feed | LocalFeed | None = None
-        self._setup, self._runs_ahead = kind.setup, kind.runs_ahead
-        self._depth = Depth(self._setup)
+        self._setup, self._depth = kind.setup, Depth(kind.setup)
+        self._runs_ahead = self._setup.crosses_epochs
         # Whether the thread that runs the engine makes the requests; whether some are made ahead.
         self._is_driven = self._setup.fills_by_itself and kind.is_arithmetic
         self._asks_ahead = self._setup.requests > 0 or self._setup.first_requests > 0
