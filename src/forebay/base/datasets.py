@@ -353,15 +353,13 @@ def _attributes(path: str, value: Any, kinds: tuple[type, ...]) -> Iterator[tupl
         own = object.__getattribute__(value, "__dict__")
     except AttributeError:
         own = {}
-    if isinstance(own, dict):
-        for name, each in list(own.items()):
-            if not issubclass(type(each), _PLAIN):
-                yield f"{path}.{name}", each
+    for name, each in list(own.items()) if isinstance(own, dict) else ():
+        if not issubclass(type(each), _PLAIN):
+            yield f"{path}.{name}", each
     for kind in type(value).__mro__:
         if not kind.__flags__ & _HEAP_TYPE:  # built into Python: its slots are not of the user
             continue
-        # A Tensor has more methods than most datasets have objects, and none has a generator.
-        is_torchs = kind.__module__.partition(".")[0] == "torch"
+        is_torchs = kind.__module__.partition(".")[0] == "torch"  # many methods, no generators
         wanted = kinds if is_torchs else (FunctionType, *kinds)
         for name, slot in vars(kind).items():
             if isinstance(slot, MemberDescriptorType):
