@@ -199,8 +199,9 @@ def from_table(
             them a column. With `columns` also a dict of arrays, tensors or lists; a local file
             ending in .arrow or .feather; and several .parquet files, or several of Arrow: a folder,
             with its folders, such as the output of `predict`; a glob, or a pattern with braces; a
-            list of these. Their rows come in the sorted order of their paths, and their columns
-            need the same types.
+            list of these; paths, or URLs of one bucket, whose row groups are fetched when they are
+            needed, by windows. Rows come in the sorted order of the paths, and columns need the
+            same types in all files.
         load: Called with a row when its sample is requested; it returns the sample. Without it the
             row is the sample.
         columns: Names of columns, to make batches by column.

@@ -55,6 +55,7 @@ def blocks_of(folder):
 # ---- in a folder ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", CODECS)
 def test_samples_are_those_without_compression(tmp_path, small_blocks, compression):
     """Of every kind of leaf, in any order, one by one and in batches; they own their memory."""
@@ -77,6 +78,7 @@ def test_samples_are_those_without_compression(tmp_path, small_blocks, compressi
     assert opened[5] == "sample 5"
 
 
+@pytest.mark.slow
 def test_a_table_of_a_compressed_cache_has_its_rows(tmp_path, small_blocks):
     """Decompressed, and the same as without compression, where shards differ, too."""
     dataset = Made(lambda at: {"wave": torch.arange(3 + (at > 250) * at % 5), "at": at}, 300)
@@ -85,6 +87,7 @@ def test_a_table_of_a_compressed_cache_has_its_rows(tmp_path, small_blocks):
     found.validate(full=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", CODECS)
 def test_a_sample_that_does_not_fit_begins_another_file(tmp_path, small_blocks, compression):
     """What was compressed with the narrower layout is written again with the wider one."""
@@ -116,6 +119,7 @@ def test_decompressed_blocks_are_kept_up_to_a_number_of_bytes(tmp_path, small_bl
     assert len(made) == 5 and len(kept) == 1  # the last one stays
 
 
+@pytest.mark.slow
 def test_a_loader_reads_a_compressed_cache(tmp_path, small_blocks):
     """With workers, by windows, and from the middle of an epoch, as one without compression."""
     dataset = Made(sample, SAMPLES)
@@ -127,15 +131,13 @@ def test_a_loader_reads_a_compressed_cache(tmp_path, small_blocks):
     assert len(blocks_of(tmp_path / "plain")) == len(blocks_of(tmp_path / "made"))
     exact = [forebay.open_cache(tmp_path / name, window=None) for name in ("plain", "made")]
     assert forebay.open_cache(tmp_path / "made").window == 256_000_000
-    assert ask(exact[0]) == ask(exact[1], num_workers=2)
+    assert ask(exact[0]) == ask(exact[1], num_workers=1)
     with forebay.DataLoader(found, 24, shuffle=True, seed=3, collate_fn=list) as loader:
         batches = iter(loader)
         before = [[each["name"] for each in next(batches)] for _ in range(5)]
         state = loader.state_dict()
         after = [[each["name"] for each in batch] for batch in batches]
-    with forebay.DataLoader(
-        found, 24, shuffle=True, seed=3, collate_fn=list, num_workers=1
-    ) as loader:
+    with forebay.DataLoader(found, 24, shuffle=True, seed=3, collate_fn=list) as loader:
         loader.load_state_dict(state)
         assert [[each["name"] for each in batch] for batch in loader] == after
     assert sorted(chain(*before, *after)) == sorted(plain[at]["name"] for at in range(SAMPLES))
@@ -151,6 +153,7 @@ def test_lengths_are_a_column_of_a_compressed_cache(tmp_path, small_blocks, monk
     assert forebay.pack_sequences(found, "at", size=400).lengths.tolist() == [*range(1, 301)]
 
 
+@pytest.mark.slow
 def test_rows_of_a_compressed_cache_come_by_windows(tmp_path, small_blocks, monkeypatch):
     """So each block is decompressed a few times, and not for each sample of a row."""
     lengths = [1 + at * 7 % 40 for at in range(2000)]
@@ -201,6 +204,7 @@ def test_rows_of_a_compressed_cache_come_by_windows(tmp_path, small_blocks, monk
     assert both[:-1] == [sorted(each) for each in (*batches, *rest)][:-1]
 
 
+@pytest.mark.slow
 def test_a_cache_keeps_its_compression(tmp_path):
     """It is continued with it, and another one is an error, before anything is changed."""
     make(Pictures(), tmp_path)
@@ -224,6 +228,7 @@ def test_a_cache_keeps_its_compression(tmp_path):
         make(Pictures(), tmp_path / "plain")
 
 
+@pytest.mark.slow
 def test_named_samples_are_taken_over_from_compressed_shards(tmp_path):
     """New ones are added, and none is read again."""
     asked = []
@@ -267,6 +272,7 @@ def there(request, root):
     return f"s3://bucket/{request.param}", folder
 
 
+@pytest.mark.slow
 def test_a_compressed_cache_in_a_bucket_is_read_there(endpoint, local, there, tmp_path):
     """Samples, and each byte of it once an epoch; kept on disk it is compressed."""
     url, folder = there
@@ -286,6 +292,7 @@ def test_a_compressed_cache_in_a_bucket_is_read_there(endpoint, local, there, tm
     assert endpoint.counters()["bytes"] < size / 2
 
 
+@pytest.mark.slow
 def test_rows_of_samples_in_a_bucket_come_by_windows(endpoint, there):
     """The same as of a folder, and hardly more is fetched than each block once."""
     url, folder = there
@@ -304,6 +311,7 @@ def test_rows_of_samples_in_a_bucket_come_by_windows(endpoint, there):
     assert endpoint.counters()["bytes"] < 2 * size  # some is for the epoch that follows
 
 
+@pytest.mark.slow
 def test_a_compressed_cache_is_copied(local, there, tmp_path):
     """By disk="all": the files, as they are."""
     _, folder = there
@@ -397,6 +405,7 @@ def test_forged_record_batches_are_errors():
     assert 20 < refused < 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("said", "words"), [(None, "are compressed"), ("lz4", "not with 'lz4'")])
 def test_a_shard_is_compressed_only_as_the_index_says(tmp_path, said, words):
     """Another index makes none of it readable."""
@@ -414,6 +423,7 @@ def test_a_shard_is_compressed_only_as_the_index_says(tmp_path, said, words):
         forebay.open_cache(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_bucket_whose_blocks_have_other_sizes_is_an_error(endpoint, there):
     """The fetcher says it once, without trying again: their checksums are those of the index."""
     folder = there[1]
