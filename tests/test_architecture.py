@@ -55,7 +55,7 @@ PURE = (
             *("figures", "tuner"),
         )
     ),
-    *(f"base/{name}" for name in ("formatting", "earlier_rows", "store_errors")),
+    *(f"base/{name}" for name in ("formatting", "store_errors")),
     "ledger/identity",
     "caching/fetch_policy",
     "caching/residency",

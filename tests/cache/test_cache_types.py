@@ -24,12 +24,12 @@ from same import assert_same
 from torch.utils.data import default_collate
 
 import forebay
-from forebay.base.earlier_rows import EarlierRows
 from forebay.base.value_classes import MisfitError
 from forebay.caching import arrow_shards
 from forebay.caching.index import CachePlan
 from forebay.caching.shard_writer import ShardWork, layout_of
 from forebay.errors import MAX_TEXT
+from forebay.ledger.records import EarlierRows
 from forebay.runs.ranges import failed_samples
 
 # `forebay.cache` is the function.

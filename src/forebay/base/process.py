@@ -18,9 +18,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from forebay.base.machine import PROC, process_limits, read_proc
-from forebay.errors import WorkerDiedError
+from forebay.errors import OptionError, WorkerDiedError
 
 # ---- identity ------------------------------------------------------------------------------------
 # Tell a process from a later one with the same ID, and from one of another machine.
@@ -425,3 +426,47 @@ def adopt_orphans() -> None:
 
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+# ---- workers -------------------------------------------------------------------------------------
+# Whether this process is a worker, or imports the user's code for workers.
+
+_is_loading, _is_worker = False, False
+
+
+def check_not_loading(call: str) -> None:
+    """Raise OptionError if a module that a worker imports makes this call when it is imported."""
+    if not _is_loading:
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    where = "a module" if frame is None else f"{frame.f_code.co_filename}, line {frame.f_lineno},"
+    raise OptionError(
+        f"{where} calls forebay.{call} when it is imported, and workers import it for a function "
+        "in it: each would make the call again\n"
+        "  No input was processed. Put the call into a function, or under "
+        "`if __name__ == '__main__':`."
+    )
+
+
+def is_worker() -> bool:
+    """Return whether this process is one of forebay's workers, or forks them."""
+    return _is_worker
+
+
+def become_worker() -> None:
+    """Note that this process is a worker, or forks them."""
+    global _is_worker  # noqa: PLW0603 - of this process
+    _is_worker = True
+
+
+@contextmanager
+def importing_work() -> Iterator[None]:
+    """Note, in the block, that modules are imported for what workers run."""
+    global _is_loading  # noqa: PLW0603 - of this process
+    _is_loading = True
+    try:
+        yield
+    finally:
+        _is_loading = False

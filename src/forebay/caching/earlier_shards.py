@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from forebay.base.earlier_rows import Taken
 from forebay.base.files import local_file
 from forebay.caching.structure import MISSING
+from forebay.ledger.records import Taken
 
 
 @contextmanager

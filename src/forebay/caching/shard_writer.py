@@ -28,7 +28,6 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.base.datasets import OwnedGenerators
-from forebay.base.earlier_rows import EarlierRows
 from forebay.base.randomness import seed_generators, seed_of_text
 from forebay.base.value_classes import MisfitError
 from forebay.base.value_inference import named_misfit, spec_of, widened
@@ -53,6 +52,7 @@ from forebay.caching.structure import (
 )
 from forebay.errors import FailuresError, message_of
 from forebay.failures import Failure, failure_to_json
+from forebay.ledger.records import EarlierRows
 
 
 def specs_of(names: list[str], leaves: list[Any]) -> list[Spec]:

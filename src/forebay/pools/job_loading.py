@@ -1,4 +1,4 @@
-"""Unpickle the user's code in the process that forks the workers.
+"""Load the user's code in the process that forks the workers, or in workers that are spawned.
 
     driver: cloudpickle ── functions of __main__ by value ──> zygote: load_job ──> __main__.square
 
@@ -10,69 +10,32 @@ get the names that they had in the driver.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import sys
-from contextlib import contextmanager
+from contextlib import suppress
 from importlib.util import find_spec
-from types import FrameType, ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from forebay.base.process import importing_work
 from forebay.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from multiprocessing.context import BaseContext
 
 # What cloudpickle makes functions and classes with.
 _CLOUDPICKLE, _MAKERS = "cloudpickle.cloudpickle", ("_make_function", "_make_skeleton_class")
 
-_is_loading, _is_worker = False, False
-
 
 def load_job(data: bytes) -> Any:
     """Return what cloudpickle pickled; functions and classes in it get their names."""
-    with _loading():
+    with importing_work():
         loader = _Loader(io.BytesIO(data))
         found = loader.load()
     for each in loader.made:
         _name(each)
     return found
-
-
-def check_not_loading(call: str) -> None:
-    """Raise OptionError if a module that a worker imports makes this call when it is imported."""
-    if not _is_loading:
-        return
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "<module>":
-        frame = frame.f_back
-    where = "a module" if frame is None else f"{frame.f_code.co_filename}, line {frame.f_lineno},"
-    raise OptionError(
-        f"{where} calls forebay.{call} when it is imported, and workers import it for a function "
-        "in it: each would make the call again\n"
-        "  No input was processed. Put the call into a function, or under "
-        "`if __name__ == '__main__':`."
-    )
-
-
-def is_worker() -> bool:
-    """Return whether this process is one of forebay's workers, or forks them."""
-    return _is_worker
-
-
-def become_worker() -> None:
-    """Note that this process is a worker, or forks them."""
-    global _is_worker  # noqa: PLW0603 - of this process
-    _is_worker = True
-
-
-@contextmanager
-def _loading() -> Iterator[None]:
-    global _is_loading  # noqa: PLW0603 - of this process
-    _is_loading = True
-    try:
-        yield
-    finally:
-        _is_loading = False
 
 
 class _Loader(pickle.Unpickler):
@@ -107,3 +70,52 @@ def _name(made: Any) -> None:
             return  # it can be imported, with all that is in it
         module = sys.modules[home] = ModuleType(home)
     setattr(module, name, made)
+
+
+# ---- main module ---------------------------------------------------------------------------------
+# What another interpreter needs of it, where workers are spawned.
+
+# Why no worker can begin in another interpreter.
+NOT_BEGUN = (
+    "workers cannot begin: the first process ended before it had loaded what they run, with the "
+    "error printed above\n"
+    "  Workers that are spawned, or come from a forkserver, import the main module again, and find "
+    "classes and functions by their names. Put what the program starts under\n"
+    '      if __name__ == "__main__":\n'
+    "  and the dataset's class, collate_fn and worker_init_fn at the top of a module that can be "
+    "imported. Or leave multiprocessing_context out: forebay's own workers need neither."
+)
+
+
+class _Names(pickle.Pickler):
+    """Records the classes and functions of the main module that are pickled by name."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+        self.found: list[str] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Record one; pickle it as usual."""
+        if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
+            self.found.append(obj.__qualname__)
+        return NotImplemented
+
+
+def check_main(context: BaseContext, *things: Any) -> None:
+    """Refuse classes and functions of a main module that another interpreter cannot import."""
+    main = sys.modules.get("__main__")
+    if getattr(main, "__spec__", None) is not None or os.path.exists(
+        getattr(main, "__file__", None) or ""
+    ):
+        return
+    names = _Names()
+    with suppress(Exception):  # what cannot be pickled is refused later, with its own error
+        names.dump(things)
+    if names.found:
+        raise OptionError(
+            f"multiprocessing_context={context.get_start_method()!r} cannot find "
+            f"{', '.join(dict.fromkeys(names.found))}: workers import it by name, and this program "
+            "has no file (a notebook, python -c, or standard input)\n"
+            "  Nothing was started. Move it into a module, or leave multiprocessing_context out: "
+            "forebay's own workers get it as it is."
+        )

@@ -271,7 +271,7 @@ class ProcessPool(Pool):
         self._end_zygote(patience_s=0.0)
         failure = Failure("crash", "WorkerDiedError", why)
         if ended is not None and ended.has_failed:
-            from forebay.pools.main_module import NOT_BEGUN
+            from forebay.pools.job_loading import NOT_BEGUN
 
             failure = Failure("exception", "WorkerDiedError", NOT_BEGUN)
         for incarnation in list(self._workers):

@@ -36,6 +36,7 @@ from forebay.base.process import (
     FOR_THE_PROGRAM,
     OOM_AFTER_WORKERS,
     adopt_orphans,
+    become_worker,
     continue_when_driver_ends,
     die_when_memory_runs_out,
     die_with,

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from forebay.base.earlier_rows import EarlierRows
 from forebay.base.file_stores import Folder, Store, folder_at
 from forebay.base.files import is_url, local_path, location_in
 from forebay.base.output_names import PRIVATE
@@ -30,7 +29,7 @@ from forebay.base.value_types import schema_of
 from forebay.errors import OutputError
 from forebay.failures import Failure, failure_from_json, failure_to_json
 from forebay.ledger.database import DAMAGES
-from forebay.ledger.records import Todo
+from forebay.ledger.records import EarlierRows, Todo
 from forebay.predicting.part_writer import Rows, types_from_json, types_to_json
 from forebay.runs.ranges import range_of
 from forebay.runs.run import Session

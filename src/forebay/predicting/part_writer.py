@@ -14,7 +14,6 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from forebay.base.arrow_arrays import array_of, check_memory
-from forebay.base.earlier_rows import Taken
 from forebay.base.files import local_file, location_in
 from forebay.base.formatting import counted
 from forebay.base.value_classes import MisfitError
@@ -22,6 +21,7 @@ from forebay.base.value_inference import named_misfit, widened_alike
 from forebay.base.value_types import Spec, arrow_type, nulls, type_from_json, type_to_json
 from forebay.errors import OutputError, shown_location
 from forebay.ledger.database import DAMAGES
+from forebay.ledger.records import Taken
 from forebay.predicting.data import INDEX
 
 # Size of the rows in one row group of the file.

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import torch
 
-from forebay.base.earlier_rows import EarlierRows
 from forebay.devices.device import Device
 from forebay.errors import FailuresError, OptionError
 from forebay.failures import MAX_KEPT, MAX_TRACED, Failure, FailureLog, failure_to_json
 from forebay.ledger.database import InputRow, reading
-from forebay.ledger.records import Todo
+from forebay.ledger.records import EarlierRows, Todo
 from forebay.observe.progress import log_samples_failed
 from forebay.observe.record import Trace
 from forebay.pools.events import Refusal

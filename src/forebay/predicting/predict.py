@@ -14,9 +14,8 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from forebay.base.earlier_rows import EarlierRows
 from forebay.errors import FailuresError, OptionError, OutputError, short_tracebacks
-from forebay.ledger.records import Todo
+from forebay.ledger.records import EarlierRows, Todo
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, check_killable, cluster_of
 from forebay.runs.calls import saying_what_stays, settings_to_json
@@ -189,7 +188,7 @@ def predict(
             again = before.failing if retry_failed and not session.has_waited else []
             todo = [*ledger.todo(has_failed=not session.has_waited), *again]
             resumed = before.samples - sum(range_of(each.row)[1] for each in again)
-            resumed += earlier.count
+            resumed += earlier.samples
             diagnosis: Callable[[], Any] = partial(of_parts.diagnosis, trace)
             factory = None
             if has_factory:

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from forebay.base.datasets import is_map_style
-from forebay.base.earlier_rows import EarlierRows
 from forebay.base.file_stores import Folder, Store, folder_at
 from forebay.base.files import read_regular
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
@@ -39,6 +38,7 @@ from forebay.errors import (
 )
 from forebay.failures import Failure
 from forebay.ledger.database import reading
+from forebay.ledger.records import EarlierRows
 from forebay.ledger.snapshot import read_entries
 from forebay.options import SHARD_BYTES, PreprocessOptions, Ray
 from forebay.runs.calls import settings_to_json
@@ -281,7 +281,7 @@ def _made(
             session.options = replace(session.options, timeout=timeout * plan.per_shard)
         doing = ShardWork(dataset, plan, marks, earlier, samples.name_of)
         session.start_workers("rows", doing=doing, seeds_owned=False)
-        done = min(counts.done * cut.size + earlier.count, total)
+        done = min(counts.done * cut.size + earlier.samples, total)
         progress = SampleProgress(session, cut, done)
         report = session.process_inputs(progress=progress)
         if report.failed:

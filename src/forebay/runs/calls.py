@@ -28,6 +28,7 @@ from typing import Any
 
 from forebay.base.files import is_url, local_path, location_text
 from forebay.base.formatting import counted
+from forebay.base.process import is_worker
 from forebay.errors import (
     BusyError,
     ForebayError,
@@ -44,7 +45,6 @@ from forebay.ledger.lock import Holder
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, plain_number
 from forebay.outputs.folder import OutputFolder
 from forebay.outputs.places import snapshot_of
-from forebay.pools.job_loading import is_worker
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.source_code import reference_of
 

@@ -27,14 +27,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forebay.base.earlier_rows import EarlierRows
 from forebay.base.formatting import counted
 from forebay.base.output_names import EARLIER, recorded_name
 from forebay.errors import shortened
 from forebay.ledger.database import DONE, InputRow, files_of, reading
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.ledger import Ledger
-from forebay.ledger.records import NAMED, Input, Leftover, key_of
+from forebay.ledger.records import NAMED, EarlierRows, Input, Leftover, key_of
 from forebay.outputs.folder import OutputFolder
 from forebay.runs.ranges import (
     Cut,

@@ -25,7 +25,7 @@ from forebay.base.draw_detection import ThreadTurns
 from forebay.base.files import download, location_text
 from forebay.base.formatting import counted
 from forebay.base.output_names import PRIVATE, table_name
-from forebay.base.process import fewer_collections, join_thread
+from forebay.base.process import check_not_loading, fewer_collections, join_thread
 from forebay.base.randomness import generators_kept, generators_restored
 from forebay.errors import (
     ChangedError,
@@ -42,7 +42,6 @@ from forebay.observe.progress import Progress, log, note, run_label
 from forebay.observe.record import PUBLISH_S
 from forebay.options import PreprocessOptions
 from forebay.pools.base import Pool
-from forebay.pools.job_loading import check_not_loading
 from forebay.pools.processes import ProcessPool, occupy_standard_descriptors
 from forebay.runs import notes
 from forebay.runs.calls import SETTINGS, call_id, open_place, take_folder
