@@ -87,7 +87,7 @@ class PreprocessJob:
         outputs.function = name_of_work(work, kind, save)
         self._fetch = fetch
         self._directory: str | None = None
-        self._owned = OwnedGenerators()
+        self._owned: OwnedGenerators  # once it is open
         self._parent = "", Path()  # the folder of the last input, as a string and parsed
 
     def open(self, incarnation: int, worker_id: int) -> None:
@@ -98,8 +98,8 @@ class PreprocessJob:
         with suppress(FileNotFoundError):  # it was removed
             self._directory = os.getcwd()
         seed_on_import(True)
-        if self._seeds_owned:
-            self._owned = OwnedGenerators(work=self._work, save=self._save)
+        roots = {"work": self._work, "save": self._save} if self._seeds_owned else {}
+        self._owned = OwnedGenerators(**roots)
         if self._concurrency > 1:
             self._open_copies(outputs, incarnation)
         elif self._owned and self._turns is not None:
