@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from forebay.base.files import rename_new
 from forebay.base.output_names import STAGING
 from forebay.errors import OutputError
 from forebay.ledger.records import FileChange, FileFields
 from forebay.outputs import publishing
 from forebay.outputs.bucket import BucketFolder
 from forebay.outputs.folder import OutputFolder
-from forebay.outputs.publishing import rename_new
 from forebay.outputs.staging import Output, Staging
 
 

@@ -12,6 +12,7 @@ from driving import make_inputs, published
 from works import copy, row_alone
 
 import forebay
+from forebay.base import files
 from forebay.base.output_names import TABLE_FORMATS
 from forebay.cli import cli
 from forebay.errors import OutputError
@@ -204,11 +205,11 @@ def without(way, monkeypatch):
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
     ways = {
-        "renameat2": publishing._WAYS,
-        "link": (unsupported, publishing._by_link),
+        "renameat2": files._WAYS,
+        "link": (unsupported, files._by_link),
         "look": (),
     }
-    monkeypatch.setattr(publishing, "_WAYS", ways[way])
+    monkeypatch.setattr(files, "_WAYS", ways[way])
 
 
 @pytest.mark.parametrize("way", ["renameat2", "link", "look"])
@@ -217,15 +218,15 @@ def test_a_rename_to_a_free_name(tmp_path, way, monkeypatch):
     without(way, monkeypatch)
     old, new = str(tmp_path / "old"), str(tmp_path / "new")
     with pytest.raises(FileNotFoundError):
-        publishing.rename_new(old, new)
+        files.rename_new(old, new)
     (tmp_path / "old").write_text("1")
-    publishing.rename_new(old, new)
+    files.rename_new(old, new)
     with pytest.raises(FileNotFoundError):  # though the other is there: it is done
-        publishing.rename_new(old, new)
+        files.rename_new(old, new)
     assert (tmp_path / "new").read_text() == "1"
     (tmp_path / "old").write_text("2")
     with pytest.raises(FileExistsError):
-        publishing.rename_new(old, new)
+        files.rename_new(old, new)
     assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["1", "2"]
 
 
@@ -234,7 +235,7 @@ def test_a_rename_that_a_kill_left_half_done_is_finished(tmp_path, monkeypatch):
     without("link", monkeypatch)
     (tmp_path / "old").write_text("1")
     os.link(tmp_path / "old", tmp_path / "new")
-    publishing.rename_new(str(tmp_path / "old"), str(tmp_path / "new"))
+    files.rename_new(str(tmp_path / "old"), str(tmp_path / "new"))
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 

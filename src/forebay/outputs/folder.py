@@ -20,11 +20,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forebay.base.files import refuse_foreign
+from forebay.base.files import refuse_foreign, rename_new
 from forebay.base.output_names import (
     PRIVATE,
     STAGING,
@@ -33,7 +34,7 @@ from forebay.base.output_names import (
 )
 from forebay.errors import OutputError
 from forebay.ledger.records import FileChange, Unpublished
-from forebay.outputs.publishing import Publisher, rename_new
+from forebay.outputs.publishing import Publisher
 from forebay.outputs.staging import Staging
 
 if TYPE_CHECKING:
@@ -72,7 +73,10 @@ class OutputFolder:
                 f"the output folder {str(path)!r} cannot be written to: {error.strerror}\n"
                 "  Nothing was started. Choose another folder, or check its permissions and space."
             ) from error
-        self._publisher = Publisher(path)
+
+    @cached_property
+    def _publisher(self) -> Publisher:
+        return Publisher(self.path)
 
     def ledger(self, command: str = "", call: str = "") -> AbstractContextManager[Ledger]:
         """Open the ledger, for one driver at a time."""

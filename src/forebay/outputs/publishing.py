@@ -9,18 +9,16 @@ never overwritten; and only if no folder on its path is a symbolic link.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
+from forebay.base.files import rename_new
 from forebay.base.output_names import (
     PRIVATE,
     STAGING,
@@ -32,64 +30,6 @@ from forebay.base.output_names import (
     staged_name,
 )
 from forebay.ledger.records import FileChange, Unpublished
-
-# Renaming a file to a free name in one step, so that an existing file is never overwritten.
-#
-# renameat2(RENAME_NOREPLACE)   Linux: ext4, XFS, Btrfs, tmpfs, overlayfs and others
-# link, then unlink             where there are hard links instead: NFS, macOS
-# look, then rename             elsewhere; another process could come between the two
-
-_AT_FDCWD, _NOREPLACE = -100, 1
-_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
-# Errors of a file system or kernel that lacks an operation.
-_UNSUPPORTED = frozenset(
-    {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM, errno.EMLINK}
-)
-
-
-_libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-_renameat2 = getattr(_libc, "renameat2", None)
-
-
-def rename_new(old: str, new: str) -> None:
-    """Rename a file to a name that is free."""
-    for rename in _WAYS:
-        try:
-            rename(old, new)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-        else:
-            return
-    os.lstat(old)
-    if os.path.lexists(new):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
-    os.replace(old, new)
-
-
-def _by_renameat2(old: str, new: str) -> None:
-    if _renameat2 is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), new)
-    # As `os.fsencode` does, which takes four times as long.
-    first, second = old.encode(*_ENCODING), new.encode(*_ENCODING)
-    if _renameat2(_AT_FDCWD, first, _AT_FDCWD, second, _NOREPLACE):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), new)
-
-
-def _by_link(old: str, new: str) -> None:
-    try:
-        os.link(old, new, follow_symlinks=False)
-    except FileExistsError:
-        # NFS may have created the link and lost the reply; or a kill came before the unlink.
-        if not os.path.samestat(os.lstat(old), os.lstat(new)):
-            raise
-    with suppress(FileNotFoundError):
-        os.unlink(old)
-
-
-_WAYS = (_by_renameat2, _by_link)
-
 
 # How many files are published before the loop serves the workers: a few milliseconds of work.
 PUBLISHED_AT_ONCE = 256
