@@ -25,9 +25,8 @@ from forebay.base.row_values import python_values
 from forebay.columns.slicing import ColumnDataset, sample_number
 from forebay.errors import InputError, OptionError, short_tracebacks, shortened
 from forebay.inputs.chosen_columns import columns_of_table, no_table
-from forebay.inputs.file_columns import file_column, path_among, with_open_path
 from forebay.inputs.listing import is_table, list_folder
-from forebay.inputs.row_paths import located, path_in
+from forebay.inputs.row_paths import file_column, located, path_among, path_in, with_open_path
 from forebay.inputs.search import matches, patterns_of
 from forebay.inputs.tables import find_table, read_memory_table, read_table, tables_in
 from forebay.packed import PackedSequence

@@ -24,7 +24,7 @@ from forebay.base.row_values import json_value
 from forebay.base.table_files import refuse, table_file
 from forebay.base.table_formats import NO_BYTES, LocatedRow, format_of
 from forebay.errors import InputError
-from forebay.inputs.row_paths import PATH_COLUMNS, files_named, path_in
+from forebay.inputs.row_paths import PATH_COLUMNS, file_column, files_named, path_in
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input, shown_input
 
@@ -147,8 +147,6 @@ def first_file_column(
     columns: Sequence[str], rows: Iterator[LocatedRow], folder: str | None
 ) -> str:
     """Return the column that names files, if none has a usual name for that; "" for none."""
-    from forebay.inputs.file_columns import file_column
-
     return file_column(columns, (row for _, row in rows), folder)
 
 

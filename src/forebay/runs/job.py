@@ -19,7 +19,7 @@ from forebay.base.files import NoInputError, is_url
 from forebay.base.output_names import path_elsewhere
 from forebay.base.randomness import SetSeed, seed_generators, seed_of_text, seed_on_import
 from forebay.errors import OutputError
-from forebay.inputs.row_paths import located
+from forebay.inputs.row_paths import located, with_open_path
 from forebay.ledger.records import FileFields, key_of
 from forebay.outputs.staging import Output, Staging, current
 from forebay.pools.events import Answer, Assignment, Refusal
@@ -245,8 +245,6 @@ class PreprocessJob:
             if self._folder:
                 listed = located(listed, self._folder)
             if source and self._folder:
-                from forebay.inputs.file_columns import with_open_path
-
                 listed = with_open_path(listed, source, self._folder)
             return self._returned_for(listed, out), out.name_of
         if is_url(source) and self._fetch is not None:
