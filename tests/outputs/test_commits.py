@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+import forebay
 from forebay.base.output_names import STAGING
 from forebay.engine.commands import DeliverResult, ReportFailure, ReportRetry
+from forebay.engine.engine import Engine
 from forebay.errors import OutputError
 from forebay.failures import Failure
 from forebay.ledger.database import DONE, FAILED, TODO
@@ -169,3 +171,28 @@ def test_nothing_is_recorded_after_files_that_could_not_be_published(
         assert len(ledger.file_changes()) == 3
         assert perform_pending(ledger, place) == []
         assert published(place) == ["1.txt", "2.txt", "3.txt"]
+
+
+def test_a_run_whose_slots_all_wait_commits_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the caller's process nothing else runs, so it neither waits nor asks again and again."""
+    steps, step = list[None](), Engine.step
+
+    def counted(engine: Engine, *given: Any, **named: Any) -> Any:
+        steps.append(None)
+        return step(engine, *given, **named)
+
+    monkeypatch.setattr(Engine, "step", counted)
+    monkeypatch.setattr("forebay.runs.processing.SLOTS", 4)
+    for number in range(40):
+        (tmp_path / f"{number}.in").write_text("x")
+    report = forebay.preprocess(
+        lambda path: {"n": path.name},
+        f"{tmp_path}/*.in",
+        tmp_path / "out",
+        num_workers=0,
+        progress=False,
+    )
+    assert report.done == 40
+    assert len(steps) <= 2 * 40

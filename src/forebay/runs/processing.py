@@ -101,9 +101,10 @@ class Processing:
         began, before = time.monotonic(), _used_by_workers(self._pool)
         try:
             while not engine.finished or self.commits.waiting:
-                self._take_outcomes(engine)
+                # Nothing runs if all slots wait for a commit.
+                is_idle = not self._take_outcomes(engine) and not engine.flow.busy_workers()
                 self._look_at_workers(engine)
-                commit = self._commit(at_once=at_once, is_last=engine.finished)
+                commit = self._commit(at_once=at_once or is_idle, is_last=engine.finished)
                 if commit is not None:
                     engine.release(commit.delivered)
                     self._progress.update(commit.done, commit.failed, commit.metadata)
@@ -143,8 +144,8 @@ class Processing:
             silent_s=None if self._progress.unit == "input" else RANGE_S,
         )
 
-    def _take_outcomes(self, engine: Engine) -> None:
-        """Wait for outcomes; count them, and have results committed."""
+    def _take_outcomes(self, engine: Engine) -> bool:
+        """Wait for outcomes; count them, and have results committed; return whether any came."""
         trace, budget = self._progress.trace, self._budget
         trace.num_workers = engine.flow.limits.num_workers if self._options.workers else 0
         trace.publish(time.monotonic())
@@ -161,6 +162,7 @@ class Processing:
             budget.succeeded()
         for outcome in outcomes if others else ():  # in their order: some are in a row
             self._stop_if_due(outcome)
+        return bool(outcomes)
 
     def _look_at_workers(self, engine: Engine) -> None:
         """Read what the workers did, now and then, and maybe change their number."""
