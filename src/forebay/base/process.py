@@ -1,4 +1,4 @@
-"""This process, and others of this program: identity, threads, descriptors, `sys.path`, ends."""
+"""This process: what identifies it, its threads, descriptors and files in memory, `sys.path`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import gc
 import os
 import resource
 import signal
-import socket
 import stat
-import struct
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 
 from forebay.base.machine import PROC, process_limits, read_proc
@@ -339,28 +336,7 @@ def private_folder() -> str | None:
     return None
 
 
-# ---- processes of this program -------------------------------------------------------------------
-# Calls of Linux: a process ends or continues when another has ended, or is the first to be killed.
-
-# Values for /proc/PID/oom_score_adj: which process of this program the kernel kills first.
-OOM_FIRST, OOM_AFTER_WORKERS = 1000, 999
-
-
-def die_when_memory_runs_out(score: int = OOM_FIRST) -> None:
-    """Make the kernel's out-of-memory killer choose this process before the program that began it.
-
-    Args:
-        score: OOM_FIRST for a worker, OOM_AFTER_WORKERS for a process that workers need.
-    """
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(score))
-
-
-# From <linux/prctl.h>.
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_CREDENTIALS = struct.Struct("3i")  # of a socket's maker: process, user, group
-
+# ---- signals -------------------------------------------------------------------------------------
 
 # What schedulers and users send to all processes of a program, whose own process handles it.
 FOR_THE_PROGRAM = signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
@@ -386,46 +362,6 @@ def leave_signals_to_program() -> None:
         if callable(signal.getsignal(each)):
             signal.signal(each, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def continue_when_driver_ends(control: int) -> None:
-    """Have the kernel continue this process, should it be stopped, when the driver is gone.
-
-    A stopped process does not notice that its socket was closed. The kernel also sends SIGCONT with
-    each order, and when the thread that started this process ends; a running process ignores it.
-    """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # also if a fork of the driver lives on
-    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
-    fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
-
-
-def watch_maker_of(control: socket.socket) -> list[int]:
-    """Return a descriptor that is ready to read when the process that made the socket has ended.
-
-    The socket itself stays open while a fork of that process lives, which has a copy. The list is
-    empty if the kernel or this Python has no such descriptors, or the process has already ended.
-    """
-    credentials = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    with suppress(AttributeError, OSError):
-        return [os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])]
-    return []
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent has ended."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 # ---- workers -------------------------------------------------------------------------------------
