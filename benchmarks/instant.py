@@ -42,8 +42,12 @@ class InstantPool(Pool):
         """Start a worker, which is this process."""
         self._events.append(WorkerStarted(incarnation))
 
-    def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
+    def send_to_all(self, groups: Sequence[tuple[int, Sequence[Assignment]]]) -> None:
         """Answer."""
+        for group in groups:
+            self._answer(*group)
+
+    def _answer(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
         self.last_at = time.perf_counter()
         if self.first_at is None:
             self.first_at = self.last_at

@@ -123,10 +123,6 @@ class SimulatedPool(Pool):
         with self._clock.stopped():
             self.nodes.start(self._clock.now(), incarnation)
 
-    def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
-        """Send an order to the worker's host."""
-        self.send_to_all([(incarnation, assignments)])
-
     def send_to_all(self, groups: Sequence[tuple[int, Sequence[Assignment]]]) -> None:
         """Send one order to the host of each node."""
         clock, nodes = self._clock, self.nodes

@@ -24,7 +24,7 @@ class WrittenPool(Pool):
 
     def _ignore(self, *_: object) -> None: ...
 
-    start = send = kill = stop = wake = close = take_stacks = _ignore
+    start = send_to_all = kill = stop = wake = close = take_stacks = _ignore
 
 
 def outcomes_until_it_gives_up(*events: list[Event]) -> tuple[list[Outcome], str]:

@@ -55,7 +55,7 @@ class SilentPool(Pool):
 
     def _ignore(self, *_: object) -> None: ...
 
-    start = send = kill = stop = wake = close = _ignore
+    start = send_to_all = kill = stop = wake = close = _ignore
 
 
 def an_engine(pool: Pool) -> Engine:

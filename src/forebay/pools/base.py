@@ -49,14 +49,16 @@ class Pool(ABC):
     def start(self, incarnation: int, worker_id: int) -> None:
         """Start a worker; `wait` returns `WorkerStarted` or `WorkerDied` for it later."""
 
-    @abstractmethod
     def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
-        """Send tasks, to be run in this order; never blocks; no-op for a dead worker."""
+        """Send tasks to one worker; see `send_to_all`."""
+        self.send_to_all([(incarnation, assignments)])
 
+    @abstractmethod
     def send_to_all(self, groups: Sequence[tuple[int, Sequence[Assignment]]]) -> None:
-        """Send tasks to several workers, as pairs of incarnation and tasks; otherwise as `send`."""
-        for incarnation, assignments in groups:
-            self.send(incarnation, assignments)
+        """Send tasks to workers, as pairs of incarnation and tasks, to be run in this order.
+
+        It never blocks, and does nothing for a dead worker.
+        """
 
     @abstractmethod
     def kill(self, incarnation: int) -> None:
@@ -118,9 +120,10 @@ class InlinePool(Pool):
         self._open.add(incarnation)
         self._events.append(WorkerStarted(incarnation))
 
-    def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
+    def send_to_all(self, groups: Sequence[tuple[int, Sequence[Assignment]]]) -> None:
         """Keep the tasks for the next calls of `wait`."""
-        self._held.extend((incarnation, each) for each in assignments)
+        for incarnation, assignments in groups:
+            self._held.extend((incarnation, each) for each in assignments)
 
     def kill(self, incarnation: int) -> None:
         """Do nothing: the worker is the calling thread."""
@@ -210,10 +213,11 @@ class ThreadPool(Pool):
         job = copy.copy(self._job)
         self._workers[incarnation] = _Worker(incarnation, worker_id, job, self._events)
 
-    def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
-        """Put the tasks into the thread's queue."""
-        if incarnation in self._workers:
-            self._workers[incarnation].tasks.put(assignments)
+    def send_to_all(self, groups: Sequence[tuple[int, Sequence[Assignment]]]) -> None:
+        """Put the tasks into the threads' queues."""
+        for incarnation, assignments in groups:
+            if incarnation in self._workers:
+                self._workers[incarnation].tasks.put(assignments)
 
     def kill(self, incarnation: int) -> None:
         """Abandon a thread, and record where it hangs."""

@@ -122,9 +122,10 @@ class ProcessPool(Pool):
         self._workers[incarnation] = channel = Channel(get, put)
         self._selector.register(channel, selectors.EVENT_READ, incarnation)
 
-    def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
-        """Queue the tasks in the worker's channel."""
-        self._queue(incarnation, [tuple(each) for each in assignments])
+    def send_to_all(self, groups: Sequence[tuple[int, Sequence[Assignment]]]) -> None:
+        """Queue the tasks in the workers' channels."""
+        for incarnation, assignments in groups:
+            self._queue(incarnation, [tuple(each) for each in assignments])
 
     def stop(self, incarnation: int) -> None:
         """Queue the end in the worker's channel; the zygote reports when its process is gone."""

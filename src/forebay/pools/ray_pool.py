@@ -163,10 +163,6 @@ class RayPool(RayHosts, Pool):
         self._waiting.append((incarnation, worker_id))
         self._to_place = True
 
-    def send(self, incarnation: int, assignments: Sequence[Assignment]) -> None:
-        """Order the worker's host to send the tasks to it."""
-        self.send_to_all([(incarnation, assignments)])
-
     def send_to_all(self, groups: Sequence[tuple[int, Sequence[Assignment]]]) -> None:
         """Send one order to each of the workers' hosts."""
         orders: dict[int, list[tuple[int, list[Any]]]] = {}
