@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 import forebay
-from forebay.runs.references import load_work
+from forebay.runs.source_code import load_work
 
 ROOT = Path(__file__).parents[1]
 RECORDINGS = sorted((ROOT / "examples" / "recordings").glob("*.flac"))

@@ -12,7 +12,7 @@ import torch
 from pyarrow import parquet
 
 from documents import disagreements, program
-from forebay.runs.references import load_work
+from forebay.runs.source_code import load_work
 
 pytestmark = pytest.mark.full
 

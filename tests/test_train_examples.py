@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import forebay
-from forebay.runs.references import load_work
+from forebay.runs.source_code import load_work
 
 pytestmark = pytest.mark.full
 

@@ -41,7 +41,7 @@ from forebay.runs.commits import perform_pending
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.preprocess import preprocess, retry
 from forebay.runs.ranges import verb_of
-from forebay.runs.references import load_work
+from forebay.runs.source_code import load_work
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -10,7 +10,7 @@ import click
 from forebay.base.output_names import TABLE_FORMATS
 from forebay.errors import OptionError
 from forebay.options import BACKENDS, Ray
-from forebay.runs.references import load_work, parse_reference
+from forebay.runs.source_code import load_work, parse_reference
 
 
 class Reference(click.Path):

@@ -22,7 +22,7 @@ from forebay.ledger.lock import LOCK_NAME, FolderLock
 from forebay.ledger.records import Counts
 from forebay.observe.progress import Progress
 from forebay.runs.ranges import read_run_state
-from forebay.runs.references import load_work
+from forebay.runs.source_code import load_work
 from kit.leaks import no_leaks
 
 

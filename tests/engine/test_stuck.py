@@ -14,7 +14,7 @@ import forebay
 from forebay.engine import engine as loop
 from forebay.engine.engine import Engine
 from forebay.engine.limits import Limits
-from forebay.engine.stuck import StuckWorker, warn_of_stuck_worker
+from forebay.engine.notices import StuckWorker, warn_of_stuck_worker
 from forebay.pools.base import Pool
 from forebay.pools.events import Event, StacksTaken, TaskFinished, WorkerStarted
 from kit import faults

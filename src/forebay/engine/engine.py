@@ -171,7 +171,7 @@ class Engine:
             self._stuck = incarnation
             self._pool.take_stacks(incarnation)
             return
-        from forebay.engine.stuck import StuckWorker, warn_of_stuck_worker
+        from forebay.engine.notices import StuckWorker, warn_of_stuck_worker
 
         self._has_warned = True
         name = None if task is None else self._name_of(self._payloads[task])
@@ -211,7 +211,7 @@ class Engine:
                     log_retry(name, command.attempt, command.failure)
                     self._outcomes.append(command)
                 case LowerHighMark():
-                    from forebay.engine.full_memory import warn_of_full_memory
+                    from forebay.engine.notices import warn_of_full_memory
 
                     self._lowered = command
                     self._outcomes.append(command)
@@ -265,7 +265,7 @@ def _unstartable(failure: Failure, lowered: LowerHighMark | None) -> ForebayErro
         begin = "workers cannot be kept alive"
         why = f"{MAX_DEATHS_IN_A_ROW} times in a row, workers died without finishing a task"
     if lowered is not None:
-        from forebay.engine.full_memory import full_memory
+        from forebay.engine.notices import full_memory
 
         raise WorkerDiedError(full_memory(lowered, f"{why}, so forebay gave up."))
     return WorkerDiedError(

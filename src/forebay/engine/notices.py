@@ -1,4 +1,4 @@
-"""What to say of workers from which nothing has come for long: where the longest task is.
+"""What to say of workers from which nothing has come for long, and of memory that ran out.
 
 Loaded only when there is something to say.
 """
@@ -12,7 +12,8 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from forebay.base.formatting import counted, duration
+from forebay.base.formatting import byte_size, counted, duration
+from forebay.engine.commands import LowerHighMark
 from forebay.errors import printable, without_credentials
 
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
@@ -99,3 +100,32 @@ def _is_users(frame: tuple[str, int, str]) -> bool:
     file = frame[0]
     library = sysconfig.get_paths()["stdlib"] + os.sep
     return not (file.startswith(library) or _INSTALLED.search(file))
+
+
+# ---- full memory ---------------------------------------------------------------------------------
+# Memory runs out because of the results that wait to be consumed.
+
+
+def warn_of_full_memory(found: LowerHighMark) -> None:
+    """Warn that a buffer is too large for the memory, and that less is buffered from now on."""
+    did = (
+        f"No batch failed and none is lost: at most {byte_size(found.most)} of batches are "
+        "buffered from now on, and no worker starts until the rest was taken."
+    )
+    warnings.warn(full_memory(found, did), RuntimeWarning, stacklevel=2)
+
+
+def full_memory(found: LowerHighMark, did: str) -> str:
+    """Return the message.
+
+    Args:
+        did: What forebay did, as a sentence.
+    """
+    return (
+        f"memory ran out, and a worker was killed: batches that are ready or in use take "
+        f"{byte_size(found.held)} of the {byte_size(found.memory)} that this program may use\n"
+        f"  {did}\n"
+        f'  Set a smaller buffer, such as buffer="{found.most >> 20}MiB", or with directory= one '
+        "on a disk; lower num_workers or prefetch_factor; or raise the limit of the container or "
+        "job (memory.max, --memory, --mem)."
+    )
