@@ -237,7 +237,7 @@ def feed_of(
     from forebay.loading.feed import Feed
 
     if kind.start_method != "fork" and kind.cluster is None:
-        from forebay.pools.main_module import check_main
+        from forebay.pools.job_loading import check_main
 
         check_main(kind.start_method, spec.dataset, spec.collate_fn, spec.worker_init_fn)
     try:

@@ -285,20 +285,6 @@ def roomy_pipe() -> tuple[int, int]:
     return ends
 
 
-def as_sent(event: Event) -> Any:
-    """Return an event in the form in which it travels between processes.
-
-    An answer is a plain tuple: pickle calls Python code for each named one.
-    """
-    return tuple(event) if type(event) is TaskFinished else event
-
-
-def as_received(sent: Any) -> Any:
-    """Return the event that `as_sent` was called with."""
-    # Calls no Python code, as the class would.
-    return tuple.__new__(TaskFinished, sent) if type(sent) is tuple else sent
-
-
 class Channel:
     """One end: a pipe to read from and one to write to, both owned.
 

@@ -48,7 +48,7 @@ from forebay.base.process_ties import (
 )
 from forebay.failures import Failure
 from forebay.pools.events import Assignment, Event, Job, TaskFailed, TaskFinished
-from forebay.pools.job_loading import become_worker, load_job
+from forebay.pools.job_loading import load_job
 from forebay.pools.worker import (
     Channel,
     as_sent,
