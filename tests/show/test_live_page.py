@@ -17,7 +17,7 @@ import pytest
 from torch.utils.data import Dataset
 
 from forebay import DataLoader
-from forebay.base import process
+from forebay.base import machine
 from forebay.loading.facts import LiveLoader
 from forebay.observe import diagnosis
 from forebay.observe.diagnosis import LEAST_STEPS
@@ -166,8 +166,8 @@ def test_a_folder_that_others_may_enter_is_not_used(folder, monkeypatch, kind) -
         folder.chmod(0o755 if kind == "open" else 0o700)
     if kind == "foreign":
         user = os.geteuid()
-        monkeypatch.setattr(process.os, "geteuid", lambda: user + 1)
-    assert not process.is_private(str(folder))
+        monkeypatch.setattr(machine.os, "geteuid", lambda: user + 1)
+    assert not machine.is_private(str(folder))
     monkeypatch.setattr(process, "private_folders", lambda: [str(folder)])
     LivePage()({"a": 1})
     assert list(other.iterdir()) == []

@@ -302,10 +302,10 @@ def test_a_loader_that_cannot_show_itself_trains_on(script, monkeypatch) -> None
     """Without a folder to write to, there is nothing to see, and no error."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/none")
     code = f"""
-        from forebay.base import process
+        from forebay.base import machine
         from forebay.observe import record as observe_record
         tried = []
-        process.private_folders = lambda: tried.append(1) or ["/proc/none/forebay"]
+        machine.private_folders = lambda: tried.append(1) or ["/proc/none/forebay"]
         {textwrap.indent(textwrap.dedent(TRAINER), "        ").strip()}
                     if tried:
                         break

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -342,3 +343,48 @@ def private_bytes() -> int:
             if line.startswith(b"Private_Dirty:"):
                 return int(line.split()[1]) * 1024
     return 0
+
+
+# ---- private folder ------------------------------------------------------------------------------
+# The folder of the pages that `forebay top` reads: one per user and machine.
+#
+# It is in the user's runtime folder, or in the temporary one where that is missing. A link, a
+# folder of another user, or one that others may enter is not used.
+
+
+def private_folders() -> list[str]:
+    """Return where the folder may be, best first.
+
+    A program and a later shell may differ in their variables, so a reader looks at all of them.
+    """
+    import tempfile  # not above: it imports `random`, and a user's module may have that name
+
+    user = os.geteuid()
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    bases = [runtime] if os.path.isabs(runtime) else []
+    if os.path.isdir(f"/run/user/{user}"):
+        bases.append(f"/run/user/{user}")
+    found = [os.path.join(base, "forebay") for base in bases]
+    shared = (tempfile.gettempdir(), "/tmp")  # noqa: S108 - what is found there is checked
+    found += [os.path.join(base, f"forebay-{user}") for base in shared]
+    return list(dict.fromkeys(found))
+
+
+def is_private(folder: str) -> bool:
+    """Return whether a path is a folder of this user that nobody else may enter, and no link."""
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return False
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return is_own and not status.st_mode & 0o077
+
+
+def private_folder() -> str | None:
+    """Return the folder to write to, created if missing; None if there cannot be one."""
+    for folder in private_folders():
+        with suppress(OSError):
+            os.mkdir(folder, 0o700)
+        if is_private(folder):
+            return folder
+    return None

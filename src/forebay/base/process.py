@@ -1,4 +1,4 @@
-"""This process: what identifies it, its threads, descriptors and files in memory, `sys.path`."""
+"""This process: what identifies it, its threads, descriptors, `sys.path`; ties to other ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import gc
 import os
 import resource
 import signal
+import socket
 import stat
+import struct
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 from forebay.base.machine import PROC, process_limits, read_proc
@@ -291,51 +294,6 @@ def _is_standard(folder: str) -> bool:
     return folder == _STANDARD_LIBRARY or os.path.basename(folder) == "lib-dynload"
 
 
-# ---- private folder ------------------------------------------------------------------------------
-# The folder of the pages that `forebay top` reads: one per user and machine.
-#
-# It is in the user's runtime folder, or in the temporary one where that is missing. A link, a
-# folder of another user, or one that others may enter is not used.
-
-
-def private_folders() -> list[str]:
-    """Return where the folder may be, best first.
-
-    A program and a later shell may differ in their variables, so a reader looks at all of them.
-    """
-    import tempfile  # not above: it imports `random`, and a user's module may have that name
-
-    user = os.geteuid()
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    bases = [runtime] if os.path.isabs(runtime) else []
-    if os.path.isdir(f"/run/user/{user}"):
-        bases.append(f"/run/user/{user}")
-    found = [os.path.join(base, "forebay") for base in bases]
-    shared = (tempfile.gettempdir(), "/tmp")  # noqa: S108 - what is found there is checked
-    found += [os.path.join(base, f"forebay-{user}") for base in shared]
-    return list(dict.fromkeys(found))
-
-
-def is_private(folder: str) -> bool:
-    """Return whether a path is a folder of this user that nobody else may enter, and no link."""
-    try:
-        status = os.lstat(folder)
-    except OSError:
-        return False
-    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    return is_own and not status.st_mode & 0o077
-
-
-def private_folder() -> str | None:
-    """Return the folder to write to, created if missing; None if there cannot be one."""
-    for folder in private_folders():
-        with suppress(OSError):
-            os.mkdir(folder, 0o700)
-        if is_private(folder):
-            return folder
-    return None
-
-
 # ---- signals -------------------------------------------------------------------------------------
 
 # What schedulers and users send to all processes of a program, whose own process handles it.
@@ -362,6 +320,69 @@ def leave_signals_to_program() -> None:
         if callable(signal.getsignal(each)):
             signal.signal(each, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+# ---- ties ----------------------------------------------------------------------------------------
+# Calls of Linux: a process ends or continues when another has ended, or is the first to be killed.
+
+# Values for /proc/PID/oom_score_adj: which process of this program the kernel kills first.
+OOM_FIRST, OOM_AFTER_WORKERS = 1000, 999
+
+
+def die_when_memory_runs_out(score: int = OOM_FIRST) -> None:
+    """Make the kernel's out-of-memory killer choose this process before the program that began it.
+
+    Args:
+        score: OOM_FIRST for a worker, OOM_AFTER_WORKERS for a process that workers need.
+    """
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(score))
+
+
+# From <linux/prctl.h>.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_CREDENTIALS = struct.Struct("3i")  # of a socket's maker: process, user, group
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def continue_when_driver_ends(control: int) -> None:
+    """Have the kernel continue this process, should it be stopped, when the driver is gone.
+
+    A stopped process does not notice that its socket was closed. The kernel also sends SIGCONT with
+    each order, and when the thread that started this process ends; a running process ignores it.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # also if a fork of the driver lives on
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(control, fcntl.F_SETSIG, signal.SIGCONT)
+    fcntl.fcntl(control, fcntl.F_SETFL, fcntl.fcntl(control, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def watch_maker_of(control: socket.socket) -> list[int]:
+    """Return a descriptor that is ready to read when the process that made the socket has ended.
+
+    The socket itself stays open while a fork of that process lives, which has a copy. The list is
+    empty if the kernel or this Python has no such descriptors, or the process has already ended.
+    """
+    credentials = control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    with suppress(AttributeError, OSError):
+        return [os.pidfd_open(_CREDENTIALS.unpack(credentials)[0])]
+    return []
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent has ended."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 # ---- workers -------------------------------------------------------------------------------------

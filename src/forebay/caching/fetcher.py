@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from forebay.base.process_ties import watch_maker_of
+from forebay.base.process import watch_maker_of
 from forebay.base.store_errors import BROKEN, REFUSED, THROTTLED
 from forebay.caching.fetch_policy import (
     NEEDED,

@@ -13,7 +13,7 @@ import traceback
 from contextlib import suppress
 from typing import NoReturn
 
-from forebay.base.process_ties import (
+from forebay.base.process import (
     OOM_AFTER_WORKERS,
     continue_when_driver_ends,
     die_when_memory_runs_out,

@@ -34,16 +34,14 @@ from typing import NoReturn
 from forebay.base.libraries import keep_freed, use_one_thread
 from forebay.base.process import (
     FOR_THE_PROGRAM,
-    become_worker,
-    leave_signals_to_program,
-    memory_file,
-)
-from forebay.base.process_ties import (
     OOM_AFTER_WORKERS,
     adopt_orphans,
+    become_worker,
     continue_when_driver_ends,
     die_when_memory_runs_out,
     die_with,
+    leave_signals_to_program,
+    memory_file,
     watch_maker_of,
 )
 from forebay.failures import Failure

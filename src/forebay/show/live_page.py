@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from forebay.base.process import is_alive, is_private, kernel, private_folder, state_and_start
+from forebay.base.machine import is_private, private_folder
+from forebay.base.process import is_alive, kernel, state_and_start
 from forebay.errors import shown_location
 from forebay.observe.progress import Progress, RunTrace
 from forebay.observe.record import Trace

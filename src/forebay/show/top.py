@@ -19,7 +19,8 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from forebay.base.formatting import byte_size, counted, duration, short_number
-from forebay.base.process import is_private, kernel, private_folders
+from forebay.base.machine import is_private, private_folders
+from forebay.base.process import kernel
 from forebay.observe.figures import LARGEST_NUMBER, checked_number, checked_text, top_figures
 from forebay.show.live_page import MAX_LANES, SECONDS, living_pages
 
