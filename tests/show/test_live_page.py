@@ -168,7 +168,7 @@ def test_a_folder_that_others_may_enter_is_not_used(folder, monkeypatch, kind) -
         user = os.geteuid()
         monkeypatch.setattr(machine.os, "geteuid", lambda: user + 1)
     assert not machine.is_private(str(folder))
-    monkeypatch.setattr(process, "private_folders", lambda: [str(folder)])
+    monkeypatch.setattr(machine, "private_folders", lambda: [str(folder)])
     LivePage()({"a": 1})
     assert list(other.iterdir()) == []
     assert kind in ("link", "file") or list(folder.iterdir()) == []

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from forebay.base import process
+from forebay.base import machine
 from forebay.show import top as show_top
 from forebay.show.live_page import LivePage, read_page
 from forebay.show.top import live_views
