@@ -93,7 +93,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("PYTHONIOENCODING", "utf-8")
     found = str(runtime / "forebay")
-    for module in (process, show_top):  # others may run on this machine
+    for module in (machine, show_top):  # others may run on this machine
         monkeypatch.setattr(module, "private_folders", lambda: [found])
     return runtime / "forebay"
 
