@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import click
 
 import forebay
+from forebay.base.datasets import is_map_style
 from forebay.base.files import is_url
 from forebay.base.formatting import byte_size, counted
 from forebay.base.output_names import SUFFIXES, path_elsewhere
@@ -33,7 +34,6 @@ from forebay.errors import (
     printable,
     shown_location,
 )
-from forebay.options import is_map_style
 from forebay.outputs.places import snapshot_of
 from forebay.predicting.predict import predict
 from forebay.runs.calls import open_place, recorded_settings, settings_shown

@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from forebay.base.datasets import getitems_of, sequence_rows
+from forebay.base.datasets import getitems_of, is_map_style, sequence_rows
 from forebay.base.formatting import summary
 from forebay.errors import OptionError, short_tracebacks
 from forebay.mixture import Mixture
-from forebay.options import check_positive, is_map_style
+from forebay.options import check_positive
 from forebay.seeds import EPOCH, Integers
 
 Schedule = tuple[tuple[int, tuple[float, ...]], ...]

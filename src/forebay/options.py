@@ -23,17 +23,6 @@ MAX_WORKERS_FLOOR, MAX_WORKERS_CEILING = 8, 64
 _NOT_CUSTOM = ("CPU", "GPU", "memory", "object_store_memory")
 
 
-def is_map_style(dataset: object) -> bool:
-    """Return whether samples have an index: whether there are `__getitem__` and `__len__`.
-
-    An IterableDataset of torch may have a length, and inherits a `__getitem__` that only raises.
-    """
-    torch_data = sys.modules.get("torch.utils.data")
-    if torch_data is not None and isinstance(dataset, torch_data.IterableDataset):
-        return False
-    return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-
-
 def plain_number(value: Any) -> Any:
     """Return Python's number for one of NumPy's; anything else unchanged."""
     if isinstance(value, bool | int | float):  # subclasses, too, such as AutoWorkers

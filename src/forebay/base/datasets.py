@@ -1,4 +1,4 @@
-"""What forebay looks for in a user's dataset: methods, and random generators of its own."""
+"""What forebay looks for in a user's dataset: its style, and random generators of its own."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ def defines(thing: Any, *names: str) -> bool:
     if isinstance(thing, type):
         return False
     return all(callable(own.get(name) or getattr(type(thing), name, None)) for name in names)
+
+
+def is_map_style(dataset: object) -> bool:
+    """Return whether samples have an index: whether there are `__getitem__` and `__len__`.
+
+    An IterableDataset of torch may have a length, and inherits a `__getitem__` that only raises.
+    """
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and isinstance(dataset, torch_data.IterableDataset):
+        return False
+    return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
 
 
 def getitems_of(dataset: Any) -> Any:

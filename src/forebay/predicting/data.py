@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, default_collate
 
 from forebay.base.arrow_arrays import array_of
+from forebay.base.datasets import is_map_style
 from forebay.base.files import file_name, is_url, local_file, names_among, shown_values
 from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.devices.device import Device, copying_device
@@ -41,7 +42,6 @@ from forebay.options import (
     check_timeout,
     checked_workers,
     cluster_of,
-    is_map_style,
     plain_number,
     whole_cores,
 )

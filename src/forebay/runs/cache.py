@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from forebay.base.datasets import is_map_style
 from forebay.base.file_stores import Folder, Store, folder_at
 from forebay.base.files import read_regular
 from forebay.base.randomness import generators_kept, seed_generators, seed_of_text
@@ -39,7 +40,7 @@ from forebay.failures import Failure
 from forebay.ledger.database import reading
 from forebay.ledger.records import EarlierRows
 from forebay.ledger.snapshot import read_entries
-from forebay.options import SHARD_BYTES, PreprocessOptions, Ray, is_map_style
+from forebay.options import SHARD_BYTES, PreprocessOptions, Ray
 from forebay.runs.calls import settings_to_json
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.named_samples import enrol_named, forget_earlier, hashes_of

@@ -13,12 +13,13 @@ from fnmatch import translate
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from forebay.base.datasets import is_map_style
 from forebay.errors import InputError, LedgerError, OptionError, short_tracebacks, shortened
 from forebay.inputs.listing import KINDS, Listing, is_table, list_inputs
 from forebay.inputs.own_outputs import keep_apart, without_outputs
 from forebay.ledger.database import DONE, reading
 from forebay.ledger.records import Todo, key_of
-from forebay.options import PreprocessOptions, Ray, is_map_style
+from forebay.options import PreprocessOptions, Ray
 from forebay.outputs.places import snapshot_of
 from forebay.runs.calls import inputs_text, recorded_settings, saying_what_stays, settings_to_json
 from forebay.runs.fingerprint import Fingerprint, describe, describe_parts

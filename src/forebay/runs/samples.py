@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise, repeat
 from typing import Any
 
+from forebay.base.datasets import is_map_style
 from forebay.base.files import is_url
 from forebay.errors import InputError, shown_location
 from forebay.inputs.listing import Listing, name_text, seen_identity, with_storable_names
 from forebay.ledger.records import Input
-from forebay.options import is_map_style
 from forebay.runs.fingerprint import Base, Extents, describe, text_of_part
 from forebay.runs.source_code import is_sequence, state_of
 
