@@ -175,6 +175,18 @@ def test_a_slot_that_is_not_out_is_refused():
         space.give_back(slot)
 
 
+def test_a_slot_without_room_is_taken_after_all_others():
+    """The others may have pages on a disk that is full; it is not lost."""
+    space = Space(WIDE)
+    space.large_left = 0
+    space.record_size(1000)
+    slots = [space.take() for _ in range(3)]
+    space.give_back(slots[0])
+    space.give_back(slots[1], is_last=True)
+    space.give_back(slots[2], is_last=True)
+    assert [space.take() for _ in range(3)] == [slots[0], slots[1], slots[2]]
+
+
 def test_idle_slots_are_let_go():
     """Their memory may be freed, and is cut again when it is needed; slots in use are kept."""
     space = Space(WIDE)

@@ -148,11 +148,11 @@ class Space:
             self._out.add(slot)
         return slot
 
-    def give_back(self, slot: Slot) -> bool:
-        """Return a slot that is in use."""
+    def give_back(self, slot: Slot, *, is_last: bool = False) -> bool:
+        """Return a slot that is in use; with `is_last`, all other unused ones are taken before."""
         self._out.remove(slot)
         if self._is_usable(slot):
-            self._idle.append(slot)
+            self._idle.insert(0 if is_last else len(self._idle), slot)
             return True
         self._let_go(slot)
         return False

@@ -50,7 +50,7 @@ class PackedBatch(NamedTuple):
         if self.body is None:
             return slot
         if slot is not None and not self.kept:
-            slab.give_back(slot)
+            (slab.give_back if self.refused is None else slab.give_back_refused)(slot)
         return None
 
 
@@ -106,5 +106,5 @@ def copy_into_slab(packed: PackedBatch, slab: Slab) -> tuple[PackedBatch, Slot |
             return packed._replace(body=None), slot
         packed = packed._replace(refused=refused)
     if slot is not None:
-        slab.give_back(slot)
+        (slab.give_back if packed.refused is None else slab.give_back_refused)(slot)
     return packed._replace(body=bytearray(body)), None

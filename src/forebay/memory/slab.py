@@ -137,6 +137,12 @@ class Slab:
         """Make a slot available again."""
         self._returned.add(slot, os.getpid())
 
+    def give_back_refused(self, slot: Slot) -> None:
+        """Make a slot available for which the disk had no room, after those that may have pages."""
+        if not self._returned.is_retired:
+            self._space.give_back(slot, is_last=True)
+        self.free(slot)  # the disk may have had room for a part
+
     def _drain(self) -> None:
         slots = self._returned.slots
         while slots:
