@@ -141,3 +141,48 @@ def test_a_shard_that_changed_after_opening_is_never_mixed_in(tmp_path, caches):
     path.unlink()
     with pytest.raises(forebay.InputError, match=r"train-001\.tar' cannot be read"):
         samples[39]
+
+
+def test_a_folders_other_json_files_and_index_are_no_shards(tmp_path, memory):
+    """What tools write beside shards adds no samples; without other shards, .json files count."""
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    write_tars(tars, 40, 2)
+    forebay.index_shards(tars, tars / "index", num_workers=1, progress=False)
+    for name in ("00000_stats.json", "dataset_infos.json", "train-000.tar.json.gz"):
+        (tars / name).write_text('{"count": 20}')
+    assert names(tars) == ["train-000.tar", "train-001.tar"]
+    assert names(tars, "jsonl") == [
+        "00000_stats.json",
+        "dataset_infos.json",
+        "train-000.tar.json.gz",
+    ]
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "a.json").write_text('{"a": 1}')
+    assert names(tmp_path / "lines") == ["a.json"]
+    for name in ("a.tar", "a.json", "index/.forebay/ledger", "index/metadata.parquet"):
+        memory.pipe_file(f"/bucket/d/{name}", b"x")
+    assert names("memory://bucket/d") == ["a.tar"]
+
+
+def test_a_folder_with_shards_of_several_formats_is_refused(tmp_path):
+    """A tar and the table about its samples are not one dataset, unless a list names both."""
+    write_tars(tmp_path, 40, 2)
+    (tmp_path / "train-000.parquet").write_bytes(b"x")
+    with pytest.raises(forebay.InputError, match="several formats: 1 of 'parquet', 2 of 'tar'"):
+        forebay.open_shards(tmp_path)
+    assert len(forebay.open_shards(tmp_path, format="tar", progress=False)) == 40
+    assert len(names([tmp_path / "*.tar", tmp_path / "*.parquet"])) == 3
+
+
+def test_a_home_that_cannot_be_read_or_is_unknown_keeps_no_index(tmp_path, monkeypatch):
+    """As of a container's user without an entry in the list of users."""
+    write_tars(tmp_path, 40, 2)
+    monkeypatch.setattr(sources, "KEEP_S", 0.0)
+    for error in (RuntimeError("Could not determine home directory."), PermissionError(13, "no")):
+
+        def refuse(error=error):
+            raise error
+
+        monkeypatch.setattr(sources, "_cache_folder", refuse)
+        assert forebay.open_shards(tmp_path, progress=False)[39] == sample(39)

@@ -104,7 +104,7 @@ def index_shards(
     place.write(INDEX_NAME, bytes(ShardIndex.of(shards).data))
     if gone := sorted(before - {each.name for each in found.shards}):
         more = f" and {len(gone) - 1:,} more" if len(gone) > 1 else ""
-        note(f"{gone[0]!r}{more} were in the index and are gone; samples after them moved")
+        note(f"gone from the index: {gone[0]!r}{more}; indices of samples after them changed")
     return report
 
 

@@ -127,8 +127,9 @@ def open_shards(
     Args:
         location: A folder, a file, a glob such as `"data/*.tar"`, a pattern with braces such as
             `"train-{000..999}.tar"`, or a list of these; paths, or fsspec URLs in one bucket. Of a
-            folder, all shards with a known suffix count, those in its folders too. A shard may be
-            compressed as a whole (.gz, .zst).
+            folder, all shards with a known suffix count, those in its folders too; they must have
+            one format, and beside shards of another suffix, .json files do not count. A shard may
+            be compressed as a whole (.gz, .zst).
         index: The folder, or its URL, that `index_shards` wrote an index to. None to find all
             samples now, which reads a tar or JSON lines once; an index that takes longer than a
             second is kept in the user's cache folder, until a shard changes.
@@ -170,7 +171,10 @@ def open_shards(
             f"disk={disk!r} with directory={directory!r}: disk= is how much is kept in directory=, "
             "and one of them is missing\n  Nothing was started. Give both, or neither."
         )
-    opened = given_index(index, found) if index is not None else made_index(found, format, progress)
+    if index is not None:
+        opened = given_index(index, found, progress)
+    else:
+        opened = made_index(found, format, progress)
     if not opened.index.samples:
         raise InputError(
             f"{shown_location(found.root)!r}: there are no samples in "

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from forebay.base.files import connect_url, is_url, local_path, reached
+from forebay.base.output_names import PRIVATE, TABLES
 from forebay.errors import InputError, OptionError, shown_location
 from forebay.shards.format import format_by_suffix, format_named
 
@@ -70,7 +71,8 @@ def find_shards(location: Location, form: str | None = None) -> ShardList:
         location: A folder, whose shards are found by their suffixes, in its folders too; a file; a
             glob; a pattern with braces, such as `train-{000..999}.tar` or `{train,val}-*.tar`; or a
             list of these.
-        form: The name of their format, whatever their suffixes; None to go by suffix.
+        form: The name of their format, whatever the suffixes of files that are named; None to go
+            by suffix.
 
     Raises:
         OptionError: The location names nothing that can be looked for.
@@ -154,15 +156,40 @@ def codec_of(name: str) -> tuple[str | None, str]:
     return None, name
 
 
-def _is_shard(name: str, form: str | None) -> bool:
-    """Return whether a file in a folder is a shard."""
+def _shards_of(folder: str, names: Sequence[str], form: str | None) -> list[str]:
+    """Return which files in a folder are its shards.
+
+    Raises:
+        InputError: They have several formats, as where a tar has its metadata beside it.
+    """
+    runs = {each.partition(f"{PRIVATE}/")[0] for each in names if f"{PRIVATE}/" in each}
+    beside = {f"{run}{table}" for run in runs for table in TABLES}  # an index has one
+    found = dict[str, list[str]]()
+    for name in names:
+        if name not in beside and (known := _format_of(name, form)) is not None:
+            is_loose = form is None and codec_of(name)[1].lower().endswith(".json")
+            found.setdefault("" if is_loose else known, []).append(name)
+    if len(found) > 1:
+        found.pop("", None)  # what is said about the other shards
+    if len(found) > 1:
+        counts = ", ".join(f"{len(each):,} of {known!r}" for known, each in sorted(found.items()))
+        raise InputError(
+            f"{shown_location(folder)!r} has shards of several formats: {counts}\n"
+            f"  Nothing was read. Name those of one by format={min(found)!r}, or by a glob."
+        )
+    return [name for each in found.values() for name in each]
+
+
+def _format_of(name: str, form: str | None) -> str | None:
+    """Return the format of a file in a folder; None if it is no shard."""
     parts = name.split("/")
     if any(each.startswith((".", "_")) for each in parts) or parts[-1] in _BESIDE:
-        return False
+        return None
     plain = codec_of(name)[1]
     if form is not None:
-        return plain.lower().endswith(format_named(form).suffixes)
-    return format_by_suffix(plain) is not None
+        return form if plain.lower().endswith(format_named(form).suffixes) else None
+    known = format_by_suffix(plain)
+    return None if known is None else known.name
 
 
 def _steady(pattern: str) -> str:
@@ -187,12 +214,12 @@ def _on_disk(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]]:
     paths: Iterable[str]
     for each in named:
         if os.path.isdir(each):
-            paths = (
-                os.path.join(folder, name)
+            inner = [
+                os.path.relpath(os.path.join(folder, name), each)
                 for folder, _, names in os.walk(each)
                 for name in names
-                if _is_shard(os.path.relpath(os.path.join(folder, name), each), form)
-            )
+            ]
+            paths = (os.path.join(each, name) for name in _shards_of(each, inner, form))
         elif _has_magic(each) and not os.path.exists(each):
             paths = (path for path in glob.iglob(each, recursive=True) if os.path.isfile(path))
         else:
@@ -234,8 +261,9 @@ def _looked_up(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]
                     continue
                 steady.append(name.rstrip("/"))
                 path = connect_url(name)[1].rstrip("/")
-                inner = system.find(path, detail=True).items()
-                keep({key: one for key, one in inner if _is_shard(key[len(path) + 1 :], form)})
+                inner = system.find(path, detail=True)
+                names = _shards_of(name, [key[len(path) + 1 :] for key in inner], form)
+                keep({f"{path}/{each}": inner[f"{path}/{each}"] for each in names})
     root = _common(steady)
     start = len(root) + 1
     return root, {each._replace(name=url[start:]) for url, each in found.items()}

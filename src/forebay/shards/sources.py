@@ -15,10 +15,11 @@ import numpy as np
 
 from forebay.base.file_stores import Folder, Store, folder_at
 from forebay.base.files import atomic_file, is_url
+from forebay.base.formatting import counted
 from forebay.base.machine import usable_cores
 from forebay.caching.stores import ObjectStore, fsspec_bucket
 from forebay.errors import ChangedError, InputError, shown_location
-from forebay.observe.progress import Progress, log, run_label
+from forebay.observe.progress import Progress, log, note, run_label
 from forebay.shards.format import ShardFormat, register_format, registered_formats
 from forebay.shards.index import IndexedShard, ShardIndex
 from forebay.shards.indexing import index_shard
@@ -59,7 +60,7 @@ def _received(path: str, data: bytes, identity: str, forms: Sequence[ShardFormat
     return OpenIndex(path, data, identity)
 
 
-def given_index(location: str | os.PathLike[str], found: ShardList) -> OpenIndex:
+def given_index(location: str | os.PathLike[str], found: ShardList, progress: bool) -> OpenIndex:
     """Return the index that `index_shards` wrote, compared with the shards that are there.
 
     Raises:
@@ -74,7 +75,7 @@ def given_index(location: str | os.PathLike[str], found: ShardList) -> OpenIndex
             f"{where!r}: there is no index\n"
             "  forebay.index_shards(location, index) writes it, or finishes it."
         )
-    check_shards(opened.index, found, where)
+    check_shards(opened.index, found, where, progress)
     return opened
 
 
@@ -93,8 +94,8 @@ def whole_file(place: Store | Folder, name: str) -> bytes | None:
     return None if size is None else place.read(name, size)
 
 
-def check_shards(index: ShardIndex, found: ShardList, where: str) -> None:
-    """Compare an index with the shards that are there; log which are new."""
+def check_shards(index: ShardIndex, found: ShardList, where: str, progress: bool) -> None:
+    """Compare an index with the shards that are there; say which are new."""
     there = {each.name: each for each in found.shards}
     gone, changed = list[Listed](), list[Listed]()
     for number in range(len(index.sizes)):
@@ -117,9 +118,10 @@ def check_shards(index: ShardIndex, found: ShardList, where: str) -> None:
             f"of {len(index.sizes):,} shards did\n  {again}"
         )
     if there:
-        log.warning(
-            "%s: %d shards are not in the index, such as %r, and are left out. %s",
-            *(where, len(there), next(iter(there)), again),
+        say = note if progress else log.warning
+        say(
+            f"{root}/{next(iter(there))} is not in the index {where!r}, and left out: "
+            f"{counted(len(there), 'shard')} of {len(found.shards):,}. {again}"
         )
 
 
@@ -127,10 +129,8 @@ def made_index(found: ShardList, form: str | None, progress: bool) -> OpenIndex:
     """Return an index of all shards, made in memory; kept for the next time if that took long."""
     text = repr((form, found.root, found.shards)).encode("utf-8", "surrogateescape")
     key = hashlib.sha256(text).hexdigest()[:32]
-    path = _cache_folder() / f"{key}.index"
-    if path.exists():
-        with suppress(InputError, OSError):
-            return OpenIndex(str(path), b"", "")
+    with suppress(InputError, OSError, RuntimeError):  # none is kept, or there is no home
+        return OpenIndex(str(_cache_folder() / f"{key}.index"), b"", "")
     began = time.monotonic()
     store = fsspec_bucket(found.root) if is_url(found.root) else None
     shards = _indexed(found, form, store, progress)
@@ -166,13 +166,13 @@ def _kept(data: bytes, name: str, *, is_new: bool = False) -> OpenIndex:
     """Keep an index in the user's cache folder if that can be written to."""
     if is_new:
         name = hashlib.sha256(name.encode() + data).hexdigest()[:32]
-    path = _cache_folder() / f"{name}.index"
     try:
+        path = _cache_folder() / f"{name}.index"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_file(path, is_ours=False) as file:
             file.write(data)
         return OpenIndex(str(path), b"", "")
-    except OSError:
+    except (OSError, RuntimeError):
         return OpenIndex("", data, "")
 
 
