@@ -149,3 +149,37 @@ def test_json_is_known_by_its_first_line():
     assert not form.matches(b"[1, 2]\n")
     assert not form.matches(b'{\n  "a": 1\n}')
     assert not form.matches(b"PAR1")
+
+
+def test_a_file_of_no_bytes_has_no_samples(tmp_path, memory):
+    """A job whose part of the lines was empty wrote it; local, and in a bucket's copy."""
+    (tmp_path / "a.jsonl").write_bytes(lines_of(OBJECTS))
+    (tmp_path / "b.jsonl").write_bytes(b"")
+    samples = forebay.open_shards(tmp_path, progress=False)
+    assert [*samples] == OBJECTS
+    for name in ("a.jsonl", "b.jsonl"):
+        memory.pipe_file(f"/bucket/d/{name}", (tmp_path / name).read_bytes())
+    copy = {"directory": tmp_path / "copy", "disk": "all", "progress": False}
+    assert [*forebay.open_shards("memory://bucket/d", **copy)] == OBJECTS
+
+
+def test_a_key_that_a_line_does_not_have_is_no_damage(tmp_path):
+    """The error names file and line, and what to do."""
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n\n{"b": 2}\n')
+    samples = forebay.open_shards(tmp_path, columns=["a"], progress=False)
+    with pytest.raises(InputError, match=r"a\.jsonl: line 3: the object has no key 'a'") as caught:
+        samples[1]
+    assert "leave columns= out" in str(caught.value) and "damaged" not in str(caught.value)
+
+
+@pytest.mark.parametrize("read_one", [lambda it: it[1], lambda it: it.__getitems__([0, 1])])
+def test_an_error_of_the_transform_names_shard_and_sample(tmp_path, read_one):
+    """As a note, since the exception is the user's."""
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n\n{"b": 2}\n')
+    samples = forebay.open_shards(tmp_path, transform=lambda it: it["a"], progress=False)
+    assert samples[0] == 1
+    with pytest.raises(KeyError) as caught:
+        read_one(samples)
+    assert caught.value.__notes__ == [
+        "forebay: transform= raised it for sample 1 (line 3 of a.jsonl)"
+    ]

@@ -207,3 +207,11 @@ def test_claims_are_those_of_the_pages():
     assert claims.values == 1000
     assert claims.nbytes < column.total_uncompressed_size < claims.nbytes + 2000
     assert claims.repeatable > 3000
+
+
+def test_a_column_that_one_shard_lacks_names_the_shard(tmp_path):
+    """At opening, before any row is read."""
+    parquet.write_table(NUMBERS, tmp_path / "a.parquet")
+    parquet.write_table(NUMBERS.select(["y"]), tmp_path / "b.parquet")
+    with pytest.raises(InputError, match=r"b\.parquet: no column is called 'x'"):
+        forebay.open_shards(tmp_path, columns=["x"], progress=False)

@@ -100,14 +100,28 @@ class BlockDataset(Dataset[Any]):
         """Return a sample."""
         if self.transform is None:
             return self._source.sample(self._position(index))
-        return self.transform(self._source.sample(self._position(index), is_copy=True))
+        position = self._position(index)
+        return self._transformed(self._source.sample(position, is_copy=True), position)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples, in the order asked for."""
         positions = [*map(self._position, indices)]
         if self.transform is None:
             return self._source.samples(positions)
-        return [*map(self.transform, self._source.samples(positions, are_copies=True))]
+        samples = self._source.samples(positions, are_copies=True)
+        return [*map(self._transformed, samples, positions)]
+
+    def _transformed(self, sample: Any, position: int) -> Any:
+        assert self.transform is not None
+        try:
+            return self.transform(sample)
+        except Exception as error:
+            error.add_note(f"forebay: transform= raised it for {self.name_of(position)}")
+            raise
+
+    def name_of(self, position: int) -> str:
+        """Return what errors call a sample."""
+        return f"sample {position:,}"
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))

@@ -88,7 +88,9 @@ def refusal(
         first += misfit.what + (f"; {misfit.others}" if misfit.others else "")
         counting = "  Samples count from 0, as in the list of samples that a loader adds below.\n"
         if len(indices) == batch_size:
-            counting = f"  It is sample {indices[misfit.number]!r} of the dataset.\n"
+            index = indices[misfit.number]  # a number, also as a tensor has it; or anything
+            shown_index = index.item() if hasattr(index, "item") else index
+            counting = f"  It is sample {shown_index!r} of the dataset.\n"
     if not misfit.path and "it is None" in f"it is {misfit.what}; {misfit.others}":
         advice = (
             "To leave out a sample that cannot be loaded, let the Dataset raise an exception "

@@ -72,7 +72,11 @@ class ShardBlocks:
         known, columns = self.index.indexed(shard), self.columns or []
         if not len(known.found.rows):
             return np.zeros(0, np.bool_)
-        chosen = format_named(known.form).chosen(known.found.info, known.found.extents, columns)
+        form, found = format_named(known.form), known.found
+        try:
+            chosen = form.chosen(found.info, found.extents, columns)
+        except InputError as error:
+            raise self.damaged(shard, error) from error
         return np.asarray(chosen, np.bool_)
 
     def _sums(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -202,17 +206,25 @@ class ShardBlocks:
     def damaged(self, shard: int, error: Exception, sample: int | None = None) -> InputError:
         """Return the error for bytes that are not those of a block, or of one sample."""
         name, what = shown_location(self.index.listed(shard).name), "a block"
-        if isinstance(error, InputError):
-            return InputError(f"{name}: {error}")
         if sample is not None:
-            first = int(self.first[self.index.first_block(shard)])
-            what = self.decoder(shard).place_of(sample - first)
+            what = self.decoder(shard).place_of(sample - self._first_of(shard))
+        if isinstance(error, InputError):
+            return InputError(f"{name}: {error}" if sample is None else f"{name}: {what}: {error}")
         words = str(error).partition("\n")[0] or type(error).__name__
         return InputError(
             f"{name}: {what} cannot be read as what the index says: {words}\n"
             "  The shard is damaged, or the index is of another one: call forebay.index_shards "
             "again."
         )
+
+    def place_of(self, sample: int) -> str:
+        """Return where a sample is: of which shard, and where in that."""
+        shard = self.index.shard_of(int(self.first.searchsorted(sample, "right")) - 1)
+        place = self.decoder(shard).place_of(sample - self._first_of(shard))
+        return f"{place} of {shown_location(self.index.listed(shard).name)}"
+
+    def _first_of(self, shard: int) -> int:
+        return int(self.first[self.index.first_block(shard)])
 
 
 def _part(data: memoryview, begin: int, end: int) -> memoryview:

@@ -61,6 +61,10 @@ class ShardDataset(BlockDataset):
         """Return samples without the transform."""
         return self._source.samples(positions)
 
+    def name_of(self, position: int) -> str:
+        """See `BlockDataset`."""
+        return f"sample {position:,} ({self._source.blocks.place_of(position)})"
+
     def counts_of(self, name: str) -> Any:
         """Return the number in a column or field of each sample, or the length of what is there."""
         from forebay.shards.columns import counts_of

@@ -117,11 +117,13 @@ class ShardFormat(ABC):
         suffixes: How the names of its shards end, in lower case and without `.gz` or `.zst`.
         reads_all: Whether `find` reads the whole shard, and not only a footer or a header. Then a
             shard in a bucket is downloaded to be indexed, and its blocks get checksums.
+        may_be_empty: Whether a file of no bytes is a shard without samples, and not an error.
     """
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
     reads_all: ClassVar[bool] = True
+    may_be_empty: ClassVar[bool] = False
 
     @abstractmethod
     def matches(self, head: bytes) -> bool:

@@ -55,6 +55,9 @@ def index_shard(
     if store is not None and known is not None and codec is None and not known.reads_all:
         found = _checked(known.find(_InBucket(store, listed, where)), listed.size, where)
         return IndexedShard(listed, known.name, "", found, None)
+    if not listed.size and codec is None and known is not None and known.may_be_empty:
+        found = _checked(known.find(_InMemory(memoryview(b""), where)), 0, where)
+        return IndexedShard(listed, known.name, "", found, None)
     with _local(root, listed, store, where) as data:
         codec = codec or codec_by_head(bytes(data[:HEAD_BYTES]))
         try:
@@ -158,7 +161,7 @@ def _local(
 ) -> Iterator[memoryview]:
     """Yield the content of a shard, mapped: of one in a bucket, of a temporary file."""
     if not listed.size:
-        raise InputError(f"{where} is empty")
+        raise InputError(f"{where} is empty\n  Write it again; or leave it out.")
     if store is None:
         with _mapped(os.path.join(root, listed.name), where) as data:
             if len(data) != listed.size:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from forebay.base.formatting import byte_size
 from forebay.base.table_files import refuse
-from forebay.errors import shortened
+from forebay.errors import InputError, shortened
 from forebay.shards.format import BLOCK_BYTES, BlockDecoder, FoundBlocks, ShardFile, ShardFormat
 
 # A sample is in memory as a whole, and a missing newline shall not take all of it.
@@ -34,6 +34,7 @@ class JsonLinesShards(ShardFormat):
 
     name = "jsonl"
     suffixes = (".jsonl", ".ndjson", ".json")
+    may_be_empty = True
 
     def matches(self, head: bytes) -> bool:
         """See `ShardFormat`."""
@@ -159,4 +160,7 @@ class _Lines(BlockDecoder):
             return {column: found[column] for column in self._columns}
         except KeyError as error:
             known = shortened([*found])
-            raise ValueError(f"the object has no key {error}; it has {known}") from error
+            raise InputError(
+                f"the object has no key {error}; it has {known}\n"
+                "  Where not all objects have it, leave columns= out, and choose in transform=."
+            ) from error

@@ -110,7 +110,8 @@ def check_shards(index: ShardIndex, found: ShardList, where: str, progress: bool
     if gone:
         raise InputError(
             f"{root}/{gone[0].name} is in the index {where!r}, and not there: {len(gone):,} of "
-            f"{len(index.sizes):,} shards are gone\n  Bring them back. {again}"
+            f"{len(index.sizes):,} shards are gone\n"
+            f"  Bring them back, or name the location that was indexed. {again}"
         )
     if changed:
         raise ChangedError(
