@@ -175,6 +175,32 @@ def test_a_folder_with_shards_of_several_formats_is_refused(tmp_path):
     assert len(names([tmp_path / "*.tar", tmp_path / "*.parquet"])) == 3
 
 
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    """Its shards are not left out in silence; nor is a link to itself an error of Python's."""
+    write_tars(tmp_path, 40, 2)
+    (tmp_path / "locked").mkdir()
+    scan = os.scandir
+
+    def refuse(path):
+        if os.path.basename(path) == "locked":
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    with monkeypatch.context() as patch, pytest.raises(forebay.InputError, match="locked' cannot"):
+        patch.setattr(os, "scandir", refuse)
+        forebay.open_shards(tmp_path, progress=False)
+    (tmp_path / "loop.tar").symlink_to("loop.tar")
+    with pytest.raises(forebay.InputError, match=r"loop\.tar' cannot be read: Too many levels"):
+        forebay.open_shards(tmp_path, progress=False)
+
+
+def test_a_file_given_as_the_index_is_no_index(tmp_path):
+    """It names a folder."""
+    write_tars(tmp_path, 40, 2)
+    with pytest.raises(forebay.InputError, match="there is no index"):
+        forebay.open_shards(tmp_path, index=tmp_path / "train-000.tar", progress=False)
+
+
 def test_a_home_that_cannot_be_read_or_is_unknown_keeps_no_index(tmp_path, monkeypatch):
     """As of a container's user without an entry in the list of users."""
     write_tars(tmp_path, 40, 2)

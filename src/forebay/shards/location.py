@@ -216,7 +216,7 @@ def _on_disk(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]]:
         if os.path.isdir(each):
             inner = [
                 os.path.relpath(os.path.join(folder, name), each)
-                for folder, _, names in os.walk(each)
+                for folder, _, names in os.walk(each, onerror=_refuse_unreadable)
                 for name in names
             ]
             paths = (os.path.join(each, name) for name in _shards_of(each, inner, form))
@@ -228,7 +228,17 @@ def _on_disk(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]]:
             found.update(map(listed, paths))
         except FileNotFoundError as error:
             raise InputError(f"{error.filename!r}: there is no such file or folder") from error
+        except OSError as error:
+            _refuse_unreadable(error)
     return root, found
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    """Raise InputError for a folder or a file, so that no samples are missing in silence."""
+    raise InputError(
+        f"{error.filename!r} cannot be read: {error.strerror}\n"
+        "  Nothing was read. Check its permissions; or name the others by a glob or a list."
+    ) from error
 
 
 def _looked_up(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]]:

@@ -81,7 +81,7 @@ def given_index(location: str | os.PathLike[str], found: ShardList, progress: bo
 
 def _read(place: Store | Folder) -> OpenIndex | None:
     if isinstance(place, Folder):
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             return OpenIndex(place.locate(INDEX_NAME), b"", "")
         return None
     data = whole_file(place, INDEX_NAME)
