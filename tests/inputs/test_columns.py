@@ -373,6 +373,14 @@ def test_categories_of_several_files_need_not_be_the_same(tmp_path, suffix):
     assert [dataset[row]["word"] for row in range(5)] == ["x", "y", "y", "z", "x"]
 
 
+def test_a_folder_of_tables_without_columns_says_what_reads_it(tmp_path):
+    """It is no output folder of preprocess, whose table has that name."""
+    WRITERS["parquet"](tmp_path / "a.parquet", pa.table({"x": [1, 2]}))
+    with pytest.raises(InputError, match="no metadata table") as caught:
+        from_table(tmp_path)
+    assert "from_table needs columns=; and open_shards reads" in str(caught.value)
+
+
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_lists_of_several_lengths_say_how_to_pad_them(tmp_path, suffix):
     """The column, and the collate_fn that makes batches of it, also across files."""

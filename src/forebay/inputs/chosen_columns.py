@@ -89,7 +89,7 @@ def _columns_of_files(location: Any, columns: Sequence[str]) -> Columns | BlockC
     """Return columns of Parquet or Arrow files, in the order of their paths."""
     from forebay.shards.location import find_shards
 
-    found = find_shards(location)
+    found = find_shards(location, may_mix=True)
     paths = [os.path.join(found.root, each.name) for each in found.shards]
     suffixes = {_kind_of(path): path for path in reversed(paths)}
     if unknown := suffixes.get(""):

@@ -72,8 +72,14 @@ def find_table(table: str | os.PathLike[str]) -> str:
                 from forebay.inputs.unfinished import refuse_unfinished
 
                 refuse_unfinished(name)
+                raise InputError(
+                    f"the folder {name!r} holds no metadata table\n"
+                    f"  An output folder of preprocess holds one of {', '.join(TABLES)}. Of other "
+                    "folders with Parquet or Arrow files, from_table needs columns=; and "
+                    "open_shards reads them as they are."
+                )
             raise InputError(
-                f"the folder {name!r} holds {' and '.join(tables) or 'no metadata table'}\n"
+                f"the folder {name!r} holds {' and '.join(tables)}\n"
                 f"  An output folder of preprocess holds one of {', '.join(TABLES)}. Name the "
                 "table itself. If metadata= was changed, only the last run's is up to date: remove "
                 "the others."

@@ -335,7 +335,7 @@ class PlanKind(LoaderKind):
                 f"shuffled {_shown_windows(now['windows'])}\n"
                 f"  It was taken in epoch {position.epoch} after {position.sample} samples. "
                 "Nothing was changed: the rest of the epoch would lose and repeat samples. Open "
-                "the cache with the same window=, and use the same global batch size."
+                "it with the same window= and the same shards, and use the same global batch size."
             )
 
 

@@ -7,8 +7,9 @@ import itertools
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from forebay.base.files import connect_url, is_url, local_path, reached
@@ -17,6 +18,8 @@ from forebay.errors import InputError, OptionError, shown_location
 from forebay.shards.format import format_by_suffix, format_named
 
 Location = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+# Chooses the shards among the names of files in a folder.
+_Choose = Callable[[str, Sequence[str]], list[str]]
 
 # A pattern that names more is a mistake.
 MOST_SHARDS = 10_000_000
@@ -64,7 +67,7 @@ class ShardList(NamedTuple):
     shards: tuple[Listed, ...]
 
 
-def find_shards(location: Location, form: str | None = None) -> ShardList:
+def find_shards(location: Location, form: str | None = None, *, may_mix: bool = False) -> ShardList:
     """Return the shards at a location.
 
     Args:
@@ -73,6 +76,7 @@ def find_shards(location: Location, form: str | None = None) -> ShardList:
             list of these.
         form: The name of their format, whatever the suffixes of files that are named; None to go
             by suffix.
+        may_mix: Whether shards in a folder may have several formats.
 
     Raises:
         OptionError: The location names nothing that can be looked for.
@@ -95,7 +99,7 @@ def find_shards(location: Location, form: str | None = None) -> ShardList:
     look = _looked_up if is_url(named[0]) else _on_disk
     if not is_url(named[0]):
         named = [*map(os.path.abspath, named)]
-    root, found = look(named, form)
+    root, found = look(named, partial(_shards_of, form=form, may_mix=may_mix))
     if not found:
         raise InputError(
             f"{_shown(given)}: there are no shards\n"
@@ -156,7 +160,7 @@ def codec_of(name: str) -> tuple[str | None, str]:
     return None, name
 
 
-def _shards_of(folder: str, names: Sequence[str], form: str | None) -> list[str]:
+def _shards_of(folder: str, names: Sequence[str], form: str | None, may_mix: bool) -> list[str]:
     """Return which files in a folder are its shards.
 
     Raises:
@@ -171,7 +175,7 @@ def _shards_of(folder: str, names: Sequence[str], form: str | None) -> list[str]
             found.setdefault("" if is_loose else known, []).append(name)
     if len(found) > 1:
         found.pop("", None)  # what is said about the other shards
-    if len(found) > 1:
+    if len(found) > 1 and not may_mix:
         counts = ", ".join(f"{len(each):,} of {known!r}" for known, each in sorted(found.items()))
         raise InputError(
             f"{shown_location(folder)!r} has shards of several formats: {counts}\n"
@@ -202,7 +206,7 @@ def _has_magic(name: str) -> bool:
     return not _MAGIC.isdisjoint(name)
 
 
-def _on_disk(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]]:
+def _on_disk(named: Sequence[str], choose: _Choose) -> tuple[str, set[Listed]]:
     folders = [each if os.path.isdir(each) else _steady(each) for each in named]
     root = os.path.commonpath(folders)
 
@@ -219,7 +223,7 @@ def _on_disk(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]]:
                 for folder, _, names in os.walk(each, onerror=_refuse_unreadable)
                 for name in names
             ]
-            paths = (os.path.join(each, name) for name in _shards_of(each, inner, form))
+            paths = (os.path.join(each, name) for name in choose(each, inner))
         elif _has_magic(each) and not os.path.exists(each):
             paths = (path for path in glob.iglob(each, recursive=True) if os.path.isfile(path))
         else:
@@ -241,7 +245,7 @@ def _refuse_unreadable(error: OSError) -> None:
     ) from error
 
 
-def _looked_up(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]]:
+def _looked_up(named: Sequence[str], choose: _Choose) -> tuple[str, set[Listed]]:
     """Find shards at URLs: one listing for each folder that is named, and not one a shard."""
     plain = [each for each in named if not _has_magic(each)]
     by_folder = {
@@ -272,7 +276,7 @@ def _looked_up(named: Sequence[str], form: str | None) -> tuple[str, set[Listed]
                 steady.append(name.rstrip("/"))
                 path = connect_url(name)[1].rstrip("/")
                 inner = system.find(path, detail=True)
-                names = _shards_of(name, [key[len(path) + 1 :] for key in inner], form)
+                names = choose(name, [key[len(path) + 1 :] for key in inner])
                 keep({f"{path}/{each}": inner[f"{path}/{each}"] for each in names})
     root = _common(steady)
     start = len(root) + 1
