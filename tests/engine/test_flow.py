@@ -186,6 +186,22 @@ def test_once_full_it_rests_until_the_low_mark() -> None:
     assert SendTasks(0, ((4, 1),)) in flow.handle([ResultsReleased((2,))], 0.0)
 
 
+def test_what_is_put_back_is_made_although_the_buffer_was_full() -> None:
+    """It was full of what a slow worker held: without that, it is filled to the mark."""
+    script = started(100, slots=12, refill_below=2, group_s=0.05, max_group=100, lookahead=100)
+    script.finish(0, 0, seconds=0.001)
+    script.finish(1, 1, seconds=0.001)
+    held = script.held_by(0)
+    assert len(held) > 2, "it is full of these"
+    for task in script.held_by(1):
+        script.say(TaskFinished(1, task, 1, "r", 1, 0.001))
+    before = len(script.of(SendTasks))
+    script.say(TasksReturned(0, tuple(held[1:])))
+    assert [each.tasks for each in script.of(SendTasks)[before:]] == [
+        tuple((task, 1) for task in held[1:])
+    ]
+
+
 def test_no_worker_holds_the_slots_of_the_others() -> None:
     """However short tasks are: a worker without a slot has nothing to do."""
     script = started(100, slots=6, group_s=0.05, max_group=100, in_order=True)

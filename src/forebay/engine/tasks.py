@@ -289,6 +289,7 @@ class TaskTable:
         if self._tasks[key].unwanted:
             self._drop(key, commands)
             return
+        self._refill_at = None  # it counted as made when the buffer was full
         at, queue = 0, self._queue_of(key)
         while at < len(queue) and queue[at] < key:
             at += 1
