@@ -30,8 +30,12 @@ def test_every_public_name_is_on_one_page_of_the_reference() -> None:
         for name in re.findall(r"^::: forebay\.(\S+)$", text, re.M)
     ]
     received = {"outputs.staging.Output", "outputs.tars.OutputTar"}  # by functions, as `out`
+    # What a format of one's own is made of.
+    names = "BlockDecoder", "FoundBlocks", "ShardFile", "ShardFormat", "blocks_of"
+    formats = {f"shards.format.{name}" for name in names}
     collating = {f"collate.{name}" for name in forebay.collate.__all__}
-    assert sorted(found) == sorted({*forebay.__all__, *collating, *received} - {"collate"})
+    public = {*forebay.__all__, *collating, *received, *formats} - {"collate"}
+    assert sorted(found) == sorted(public)
 
 
 def test_the_site_needs_no_server_and_nothing_from_elsewhere() -> None:
