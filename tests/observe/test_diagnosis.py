@@ -994,9 +994,9 @@ def test_a_bucket_that_is_too_slow_is_told_how_much_to_keep():
     found = told([0.2] * 200, setup, 0.6)
     assert (found.cause, found.expected_rate) == ("storage", pytest.approx(5.0))
     assert (
-        "The bucket gives 100 MB/s, and training could use 160 MB/s, with 0% of the cache on disk. "
-        "It refused 3 requests. Keep 38% or more of it there, from the second epoch on: "
-        'open_cache(url, disk="75GB", directory=...), for 5 batches/s instead of 3.3'
+        "The bucket gives 100 MB/s, and training could use 160 MB/s, with 0% of the dataset "
+        "on disk. It refused 3 requests. Keep 38% or more of it there, from the second epoch on: "
+        'open it with disk="75GB", directory=..., for 5 batches/s instead of 3.3'
     ) in str(found)
     two = replace(setup, fetched=bucket(readers=2))
     assert "Keep 69% or more" in str(told([0.2] * 200, two, 0.6))

@@ -58,7 +58,7 @@ FIGURES = (
     Figure("fetch_rate", "fetched per second", byte_size, "loader", is_rare=True, in_top=True),
     Figure("fetch_p95_s", "95% of requests are shorter", duration, "loader", is_rare=True),
     Figure("throttled", "throttled", _count, "loader", "throttled", is_rare=True, in_top=True),
-    Figure("disk_bytes", "of the cache on disk", byte_size, "loader", is_rare=True),
+    Figure("disk_bytes", "of the dataset on disk", byte_size, "loader", is_rare=True),
     Figure("worker_bytes", "workers' own memory", byte_size, "loader", is_rare=True, in_top=True),
     Figure("worker_growth", "growth of that per second", byte_size, "loader", is_rare=True),
     Figure("rate", "{unit}s/s", short_number, "run"),
@@ -155,9 +155,9 @@ class Statistics:
         pinned_bytes: Bytes of the memory of batches that are page-locked now.
         pinned_reason: Why not all of that memory is page-locked: what refused it, or the limit; ""
             if all of it is.
-        fetched_bytes: For a cache in a bucket: bytes that were fetched since the loader began, for
-            all processes of the node that read that cache, as the following. It is told once in a
-            second.
+        fetched_bytes: For a cache or shards in a bucket: bytes that were fetched since the loader
+            began, for all processes of the node that read them, as the following. It is told once
+            in a second.
         fetch_requests: Requests for them, those that failed included.
         fetch_hits: Blocks that were there already when they were needed for a window.
         fetch_rate: Bytes per second while any request was under way.
@@ -165,7 +165,7 @@ class Statistics:
         fetch_p95_s: The 95th percentile of these times.
         fetch_lost_s: Seconds that requests took which failed, and pauses after them, in total.
         throttled: Requests that the bucket refused because there were too many.
-        disk_bytes: Bytes of the cache that are on disk.
+        disk_bytes: Bytes of their blocks that are on disk.
         worker_bytes: Bytes of memory that workers have of their own, all together, which they do
             not share with the trainer or each other; 0 until a worker has at least 32 MiB of new
             pages and has run for 10 seconds, and without worker processes.

@@ -160,9 +160,9 @@ class Fetched:
         broken: Requests that failed, except those that the bucket refused as too many.
         p50_s: The median time of the last requests; `p95_s` likewise.
         on_disk: Bytes of blocks that stay on disk.
-        total: Bytes of all blocks of the cache; 0 if there is none in a bucket.
+        total: Bytes of all blocks; 0 if none are in a bucket.
         elapsed_s: Seconds since the loader began to read.
-        readers: How many loaders of this process read the cache.
+        readers: How many loaders read these blocks.
     """
 
     requests: int = 0
@@ -216,7 +216,7 @@ class Setup:
     samples: int | None = None
     read_limit: int | None = None  # bytes per second
     free_memory: int | None = None  # bytes that files may occupy
-    fetched: Fetched | None = None  # of a cache in a bucket
+    fetched: Fetched | None = None  # of a cache or shards in a bucket
     consumer: str = "training"
     step: str = "the training step"
 

@@ -29,7 +29,7 @@ BUSY_BUCKET = 0.8
 
 
 def slow_bucket(simulated: SimulatedLoader, bucket: Fetched) -> Finding | None:
-    """Handle a bucket that gives the blocks of a cache slower than training takes them."""
+    """Handle a bucket that gives blocks slower than training takes them."""
     recorded, setup = simulated.recorded, simulated.setup
     if bucket.busy_s < BUSY_BUCKET * bucket.elapsed_s:
         return None
@@ -43,10 +43,10 @@ def slow_bucket(simulated: SimulatedLoader, bucket: Fetched) -> Finding | None:
     return Finding(
         "storage",
         f"The bucket gives {byte_size(bucket.rate)}/s, and {setup.consumer} could use "
-        f"{byte_size(step * (1.0 - now))}/s, with {now:.0%} of the cache on disk.{refused}",
+        f"{byte_size(step * (1.0 - now))}/s, with {now:.0%} of the dataset on disk.{refused}",
         Change({}, result, setup.num_workers),
         f"Keep {math.ceil(needed * 100)}% or more of it there, from the second epoch on: "
-        f'open_cache(url, disk="{size}GB", directory=...)',
+        f'open it with disk="{size}GB", directory=...',
         claims=(Claim(step * (1.0 - now), bucket.rate), Claim(needed, now)),
     )
 
