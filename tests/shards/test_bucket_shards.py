@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import subprocess
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -16,7 +17,10 @@ from reading import await_no_fetcher, fetchers
 from written import SAMPLES, hashed, loader_of, sample, use, write_tar
 
 import forebay
+from buckets import PATIENCE_S
+from forebay.base import machine
 from forebay.caching import bucket_reader
+from forebay.show import top
 from kit.range_faults import Fault
 from kit.range_server import RangeServer
 
@@ -131,6 +135,32 @@ def test_columns_of_tables_in_a_bucket_make_batches(endpoint, root):
     assert endpoint.counters()["bytes"] < size / 4
     rows = forebay.pack_sequences(opened("s3://bucket/tables"), "tokens", size=32)
     assert rows.lengths.tolist() == [each % 9 + 1 for each in range(2000)]
+
+
+def test_a_slow_bucket_is_named_as_the_cause(endpoint, tmp_path, monkeypatch):
+    """By the diagnosis; the loader and `forebay top` count what was fetched."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for module in (machine, top):  # others may run on this machine
+        monkeypatch.setattr(module, "private_folders", lambda: [str(tmp_path / "forebay")])
+    samples = opened()
+    with loader_of(samples, 8, collate_fn=list) as loader:
+        trace, until = loader._loader_progress.trace, time.monotonic() + PATIENCE_S
+        while not trace.fetched.requests:  # it is told once in a second
+            assert time.monotonic() < until
+            list(loader)
+        found = loader.statistics()
+        assert found.fetched_bytes > 0 and "\nbucket     " in str(found)
+        assert trace.fetched.total == samples.blocks.total_bytes
+        # As of a bucket that hardly gives anything, whatever this machine does.
+        trace.fetched.busy_s, trace.fetched.nbytes = trace.fetched.elapsed_s, 1
+        said = loader.diagnose()
+        assert said.cause == "storage"
+        assert "The bucket gives" in str(said) and "with 0% of the dataset on disk" in str(said)
+        assert 'open it with disk="1GB", directory=...' in str(said)
+        trace.show(time.perf_counter())
+        (view,) = top.live_views()
+        assert view.title.startswith("DataLoader(ShardDataset(400)")
+        assert view.totals["fetched_bytes"] > 0
 
 
 @pytest.fixture
