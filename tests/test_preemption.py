@@ -89,6 +89,7 @@ def train(checkpoint, *arguments, stop_after=None, name=signal.SIGTERM):
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("workers", ["2", "0"])
 def test_a_preempted_training_continues_as_if_nothing_had_been(workers, tmp_path):
     """Stopped twice, in different epochs and by different signals: the same losses, to the bit."""

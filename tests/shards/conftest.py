@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from written import SAMPLES, use, write_tars
+from written import SAMPLES, close_connections, use, write_tars
 
 from kit.range_server import RangeServer
 
@@ -56,3 +56,4 @@ def endpoint(running, monkeypatch):
     yield running
     gc.collect()
     await_no_fetcher()
+    close_connections()

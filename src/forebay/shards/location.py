@@ -135,9 +135,10 @@ def expanded(pattern: str) -> list[str]:
         if (found := _braces(each)) is None:
             done.append(each)
             continue
-        todo += [f"{each[: found.start()]}{one}{each[found.end() :]}" for one in _choices(found[1])]
-        if len(todo) + len(done) > MOST_SHARDS:
+        choices = [*_choices(found[1])]
+        if len(done) + (len(todo) + 1) * len(choices) > MOST_SHARDS:  # the others have these, too
             raise OptionError(f"{pattern!r} stands for more than {MOST_SHARDS:,} shards")
+        todo += [f"{each[: found.start()]}{one}{each[found.end() :]}" for one in choices]
     return [*dict.fromkeys(done)]  # what is around inner braces comes once for each of them
 
 
