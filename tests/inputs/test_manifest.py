@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import decimal
+import gc
 import gzip
 import json
 import os
@@ -362,6 +363,20 @@ def test_a_csv_manifest_that_is_wrong_is_refused_with_its_line(folder, content, 
     assert text.startswith(message)
     if "UTF-" in message:
         assert "Save it as UTF-8" in text
+
+
+@pytest.mark.parametrize(("name", "content"), [("m.csv", "a,b\n1,\0\n"), ("m.jsonl", "{\n")])
+def test_a_manifest_that_is_wrong_is_closed_when_the_error_is_raised(folder, name, content):
+    """Not when the garbage collector finds the error."""
+    write(name, content)
+    gc.disable()
+    try:
+        with pytest.raises(InputError) as error:
+            sources(name)
+        opened = {os.path.realpath(f"/proc/self/fd/{at}") for at in os.listdir("/proc/self/fd")}
+    finally:
+        gc.enable()
+    assert str(folder / name) not in opened, error
 
 
 def test_a_csv_manifest_with_other_characters_is_no_error(folder):

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
@@ -64,7 +64,7 @@ def opening(file: TableFile) -> Iterator[BinaryIO]:
         refuse(file.name, f"it cannot be decompressed: {error}", "Compress it again.", error)
 
 
-def text_lines(file: TableFile, newline: str) -> Iterator[str]:
+def text_lines(file: TableFile, newline: str) -> Generator[str, None, None]:
     """Yield the lines of a file in UTF-8, with or without a byte order mark."""
     with opening(file) as opened:
         try:

@@ -9,7 +9,7 @@ import csv
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
@@ -96,12 +96,15 @@ class _Csv:
 
     def _records(self, file: TableFile, takes_nul: bool = False) -> Iterator[tuple[int, list[str]]]:
         """Yield each record, the header included, with the number of the line it starts on."""
-        lines = text_lines(file, newline="")
-        if not takes_nul:
-            lines = without_nul(file, lines)
+        # Closed here: an error that is raised holds the generator, and it the file.
+        with closing(text_lines(file, newline="")) as text:
+            lines = text if takes_nul else without_nul(file, text)
+            reader = csv.reader(lines, strict=True, delimiter=self._separator)
+            yield from self._checked_records(file, reader)
+
+    def _checked_records(self, file: TableFile, reader: Any) -> Iterator[tuple[int, list[str]]]:
         from forebay.base.table_files import header_guess, separator_guess
 
-        reader = csv.reader(lines, strict=True, delimiter=self._separator)
         header: list[str] = []
         rows = 0
         for line, fields in chain.from_iterable(_csv_pages(file.name, reader)):
@@ -208,7 +211,13 @@ class _Jsonl:
                 file.write(encoded(as_json(dict(zip(kinds, values, strict=True))) + "\n"))
 
     def _objects(self, file: TableFile, decoder: json.JSONDecoder) -> Iterator[tuple[int, Row]]:
-        for number, line in enumerate(text_lines(file, newline="\n"), 1):
+        with closing(text_lines(file, newline="\n")) as lines:  # as of CSV
+            yield from self._checked_objects(file, decoder, lines)
+
+    def _checked_objects(
+        self, file: TableFile, decoder: json.JSONDecoder, lines: Iterator[str]
+    ) -> Iterator[tuple[int, Row]]:
+        for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             try:
