@@ -171,6 +171,8 @@ class Output(os.PathLike[str]):
         Args:
             function: What messages call the function.
         """
+        if self._own is None and not self._paths:  # the usual case of rows
+            return {}
         files, inodes = dict[str, tuple[str, int]](), set[int]()
         maybe_open: dict[tuple[int, int], str] = {}
         found = self._found()

@@ -51,8 +51,8 @@ def perform(incarnation: int, job: Job, assignment: Assignment) -> TaskFinished 
     except BaseException as error:  # noqa: BLE001 - SystemExit too: a task must not end its worker
         failure, final = failure_of(error), False
     else:
-        seconds = time.perf_counter() - began
-        return TaskFinished(incarnation, task, attempt, result, nbytes, seconds)
+        fields = incarnation, task, attempt, result, nbytes, time.perf_counter() - began
+        return tuple.__new__(TaskFinished, fields)  # calls no Python code
     return TaskFailed(incarnation, task, attempt, failure, time.perf_counter() - began, final)
 
 
@@ -355,16 +355,15 @@ class Channel:
 
     def _parse(self, most: int | None = None) -> list[Any]:
         messages: list[Any] = []
-        start, size = 0, _LENGTH.size
-        while len(messages) != most and len(self._received) >= start + size:
-            (length,) = _LENGTH.unpack_from(self._received, start)
-            end = start + size + length
-            if len(self._received) < end:
-                break
-            with memoryview(self._received) as view:
-                messages.append(pickle.loads(view[start + size : end]))  # noqa: S301
-            start = end
-        del self._received[:start]
+        begin, first, arrived = 0, _LENGTH.size, len(self._received)
+        with memoryview(self._received) as view:
+            while len(messages) != most and arrived >= first:
+                end = first + _LENGTH.unpack_from(view, begin)[0]
+                if arrived < end:
+                    break
+                messages.append(pickle.loads(view[first:end]))  # noqa: S301
+                begin, first = end, end + _LENGTH.size
+        del self._received[:begin]
         return messages
 
 

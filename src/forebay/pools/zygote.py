@@ -355,7 +355,8 @@ def _run_worker(
             return None
         if None in messages:  # the driver stops this worker
             return None
-        return [Assignment(*each) for message in messages for each in message]
+        # Calls no Python code, as the class would.
+        return [tuple.__new__(Assignment, each) for message in messages for each in message]
 
     def report(event: Event) -> None:
         if isinstance(event, TaskFailed):

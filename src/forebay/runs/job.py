@@ -171,7 +171,8 @@ class PreprocessJob:
         took_s = time.perf_counter() - began
         content = _own_folder(source, written, since) if written and row is None else ""
         content = content or self._content(source, row, took_s)
-        return Answer((written, metadata, content), len(metadata))
+        fields = (written, metadata, content), len(metadata)
+        return tuple.__new__(Answer, fields)  # calls no Python code
 
     def _content(self, source: str, row: str | None, took_s: float) -> str:
         """Return the identity of the file that was read, with a hash of its content, or ""."""
@@ -221,9 +222,11 @@ class PreprocessJob:
 
     def _restore_directory(self) -> None:
         """Undo `os.chdir` of the user's function: later inputs may have relative paths."""
-        with suppress(OSError):  # the function has removed the one that it changed to
+        try:
             if os.getcwd() == self._directory:
                 return
+        except OSError:  # the function has removed the one that it changed to
+            pass
         if self._directory is not None:
             with suppress(OSError):
                 os.chdir(self._directory)
@@ -354,6 +357,8 @@ def _check_kept(paths: list[str], fetched: str) -> None:
 
 def _exhausted(returned: Any) -> Any:
     """Run a generator to its end, while its input and `out` are still valid."""
+    if returned is None or type(returned) is dict:  # the usual cases
+        return returned
     is_lazy = hasattr(returned, "__next__")
     if hasattr(returned, "__await__") or hasattr(returned, "__anext__"):
         if hasattr(returned, "close"):

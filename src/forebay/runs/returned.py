@@ -105,6 +105,19 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _SCALARS = (str, bytes, os.PathLike)
 
 
+def _encode() -> Callable[[list[Any]], str]:
+    """Return what makes JSON of rows: `encode` prepares as much each time as a row takes."""
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return _ENCODER.encode
+    quoted, default = json.encoder.encode_basestring, _ENCODER.default
+    chunks = make(None, default, quoted, None, ":", ",", False, False, True)
+    return lambda rows: "".join(chunks(rows, 0))
+
+
+_json = _encode()
+
+
 def rows_returned(returned: Any) -> list[dict[str, Any]] | None:
     """Return the rows in what a function returned, exhausting it if it is a generator.
 
@@ -168,7 +181,7 @@ def encode(
         return final_name(text) or (shown_values(text) if "://" in text else text)
 
     try:
-        return _ENCODER.encode([json_value(row, string, keeps_nan=True) for row in rows])
+        return _json([json_value(row, string, keeps_nan=True) for row in rows])
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(_what_is_wrong(rows)) from error
 
