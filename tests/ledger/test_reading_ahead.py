@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.errors import InputError
+from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
 from forebay.ledger import ledger as module
 from forebay.ledger.ledger import Ledger
-from forebay.ledger.records import Counts, Done, FailedInput, Input
+from forebay.ledger.records import Counts, Done, FailedInput, Input, OutputFile
 from forebay.ledger.snapshot import read_snapshot
 
 
@@ -82,6 +82,69 @@ def test_results_are_recorded_between_two_pages(ledger):
         done.append(each.ordinal)
     assert done == [1, 2, 3, 4, 5, 6, 7]
     assert ledger.counts() == Counts(7, 7, 0)
+
+
+def in_file(ledger):
+    """Return what the ledger's file has: ordinal and state of each input."""
+    return ledger.rows("SELECT ordinal, state FROM inputs ORDER BY ordinal")
+
+
+def test_an_input_that_was_read_ahead_is_written_with_its_result(ledger):
+    """Those before it are written as to be done; those after it when they have results."""
+    ledger.enrol(Listing(*range(1, 8)), (), True, ahead=1)
+    todo = ledger.todo()
+    first = [next(todo) for _ in range(4)]
+    assert [each.source for each in first] == ["1", "2", "3", "4"]
+    assert (in_file(ledger), ledger.counts()) == ([(1, 0)], Counts(4, 0, 0))
+    finish(ledger, [1, 3])
+    assert (in_file(ledger), ledger.counts()) == ([(1, 1), (2, 0), (3, 1)], Counts(4, 2, 0))
+    finish(ledger, [2, 4])
+    assert in_file(ledger) == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    assert [each.source for each in todo] == ["5", "6", "7"]
+    assert (ledger.counts(), ledger.is_listed) == (Counts(7, 4, 0), True)
+    assert [each.metadata for each in ledger.results()] == ["[{}]"] * 4
+
+
+def test_inputs_that_were_read_ahead_fail_and_clash_as_others_do(ledger):
+    """One that fails is named, and of two with one output neither is kept."""
+    ledger.enrol(Listing(*range(1, 9)), (), True, ahead=1)
+    todo = ledger.todo()
+    assert [next(todo).ordinal for _ in range(4)] == [1, 2, 3, 4]
+    assert ledger.name_of(4) == "4"
+    failed = FailedInput(3, Failure("exception", "ValueError", "no", attempts=2, seconds=0.1))
+    done = [Done(at, 1, 0.5, (OutputFile("a", 1, f"staged/{at}"),), "[{}]") for at in (2, 4)]
+    recorded = ledger.record(done, [failed])
+    assert [each.ordinal for each in recorded.failed] == [3, 2, 4]
+    assert [each.staged for each in recorded.file_changes] == [None, None]
+    assert in_file(ledger) == [(1, 0), (2, 2), (3, 2), (4, 2)]
+    assert ledger.counts() == Counts(4, 0, 3)
+    texts = [each.message for each in ledger.failures()]
+    assert ["claimed by two inputs, this one and 4" in text for text in texts] == [
+        True,
+        False,
+        False,
+    ]
+    assert ["claimed by two inputs, this one and 2" in text for text in texts] == [
+        False,
+        False,
+        True,
+    ]
+    assert [each.source for each in todo] == ["5", "6", "7", "8"]
+
+
+def test_results_that_cannot_be_written_leave_what_was_read_ahead(ledger):
+    """The transaction is undone as a whole, and the next one has all of it."""
+    ledger.enrol(Listing(*range(1, 8)), (), True, ahead=1)
+    todo = ledger.todo()
+    assert [next(todo).ordinal for _ in range(4)] == [1, 2, 3, 4]
+    with pytest.raises(LedgerError, match="input 9"):
+        finish(ledger, [3, 9])
+    assert (in_file(ledger), ledger.counts()) == ([(1, 0)], Counts(4, 0, 0))
+    finish(ledger, [3])
+    assert in_file(ledger) == [(1, 0), (2, 0), (3, 1)]
+    ledger.write_ahead()
+    assert in_file(ledger) == [(1, 0), (2, 0), (3, 1), (4, 0)]
+    assert ledger.counts() == Counts(4, 1, 0)
 
 
 def test_a_run_that_ends_before_its_listing_is_continued(tmp_path):

@@ -32,6 +32,7 @@ COMMITS = 1 << 24
 # Older versions of SQLite take at most 999 parameters in one statement.
 _PARAMETERS = 500
 
+_FIRST = -(1 << 63)  # the lowest ordinal there can be
 PAGE = 4096  # rows a query brings into memory at once
 TODO, DONE, FAILED = range(3)
 
@@ -395,6 +396,16 @@ def listed_rows(query: Query, where: str = "1") -> Iterator[InputRow]:
     sql = f"SELECT {_COLUMNS} FROM inputs WHERE ordinal > ? AND {where} ORDER BY ordinal LIMIT ?"
     for page in pages(query, sql):
         yield from map(_make_row, page)
+
+
+def outputs_of(query: Query, where: str) -> Iterator[tuple[int, str]]:
+    """Yield ordinal and outputs, as the ledger keeps them, of these inputs that have any."""
+    sql = (
+        f"SELECT ordinal, outputs FROM inputs WHERE ordinal > ? AND {where} "
+        "AND outputs IS NOT NULL ORDER BY ordinal LIMIT ?"
+    )
+    for page in pages(query, sql, after=_FIRST):
+        yield from page
 
 
 def numbered_columns(

@@ -1,8 +1,9 @@
 """A listing, compared with the inputs in the ledger.
 
 A listing equal to the ledger is only compared with it, and new inputs after the known ones are
-appended, a page at a time, while earlier ones are worked on. From any other difference on, the
-whole listing is joined with the ledger, see `rearrangement.py`.
+appended. From any other difference on, the whole listing is joined with the ledger, see
+`rearrangement.py`. Of a long listing the rest is read while the first inputs are worked on, and
+those inputs are written with their results: a row that is written twice takes three times as long.
 
 An input has one of four states against the ledger. As it was: its result stays. Not to be seen now:
 all that the ledger has of it stays. Changed: it is to be done again, and its outputs stay until
@@ -27,11 +28,14 @@ from typing import Any, NamedTuple
 from forebay.errors import InputError
 from forebay.ledger.database import (
     DONE,
+    TODO,
     change_counts,
     last_ordinal,
     listed_rows,
     numbered_columns,
+    outputs_column,
     query_of,
+    storables,
 )
 from forebay.ledger.identity import (
     CHANGED,
@@ -39,7 +43,7 @@ from forebay.ledger.identity import (
     UNSEEN,
     identity_change,
 )
-from forebay.ledger.records import NAMED, Enrolment, Input, SameContents
+from forebay.ledger.records import NAMED, Done, Enrolment, Input, SameContents, Todo
 
 # How a listing compared, and its new inputs that are still to be appended; None without any.
 Merged = tuple[Enrolment, Iterator[Input] | None]
@@ -115,6 +119,89 @@ def append(
     change_counts(db, total=new)
     following = next(listing, None)
     return new, None if following is None else chain((following,), listing)
+
+
+class ReadAhead:
+    """The rest of a listing: the inputs that were read and that the ledger lacks, and all others.
+
+    Attributes:
+        rest: The others; None if there are none.
+    """
+
+    def __init__(self, rest: Iterator[Input] | None = None) -> None:
+        self.rest = rest
+        self._next: list[Input] = []  # the first of the rest, if it was read
+        self._first, self._inputs = 1, list[Input]()  # the ordinal of the first of those read
+
+    @property
+    def last(self) -> int:
+        """The ordinal of the last one that was read; 0 if there are none."""
+        return self._first + len(self._inputs) - 1 if self._inputs else 0
+
+    def get(self, ordinal: int) -> Input | None:
+        """Return one that was read; None for another."""
+        at = ordinal - self._first
+        return self._inputs[at] if 0 <= at < len(self._inputs) else None
+
+    def read(self, known: int, count: int, seen: SeenKeys | None) -> list[Todo]:
+        """Read so many inputs on.
+
+        Args:
+            known: The last ordinal of the ledger.
+        """
+        if self.rest is None:
+            return []
+        page = [*self._next, *islice(self.rest, count - len(self._next))]
+        self._next = [*islice(self.rest, 1)]
+        if not self._next:
+            self.rest = None
+        if seen is not None:
+            seen.add(page)
+        if not self._inputs:
+            self._first = known + 1
+        first = self._first + len(self._inputs)
+        self._inputs += page
+        return [
+            # Calls no Python code, as the class would.
+            tuple.__new__(Todo, (ordinal, each[0], each[1], getattr(each, "opens", None)))
+            for ordinal, each in enumerate(page, first)
+        ]
+
+    def write(self, db: sqlite3.Connection, last: int, done: Iterable[Done] = ()) -> range:
+        """Write those up to an ordinal, each done or still to do; return the ordinals of them."""
+        if not self._inputs:
+            return range(0)
+        known = last_ordinal(db)
+        if (count := known - self._first + 1) > 0:  # they were committed
+            del self._inputs[:count]
+            self._first = known + 1
+        page = self._inputs[: max(last - known, 0)]
+        results = {one.ordinal: one for one in done if one.ordinal > known}
+        rows = [
+            (ordinal, *each, *_columns_of(results.get(ordinal)))
+            for ordinal, each in enumerate(page, known + 1)
+        ]
+        if rows:
+            ordinals, sources, texts, identities, *numbers, metadata = zip(*rows, strict=True)
+            strings = map(storables, (sources, texts, identities, metadata))
+            db.executemany(
+                "INSERT INTO inputs(source, row, identity, metadata, ordinal, state, attempts, "
+                "seconds, outputs) VALUES(CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT), "
+                "CAST(? AS TEXT), ?, ?, ?, ?, ?)",
+                zip(*strings, ordinals, *numbers, strict=True),
+            )
+            change_counts(db, total=len(rows))
+        return range(known + 1, known + 1 + len(rows))
+
+
+_TO_DO = TODO, 0, 0.0, None, None
+
+
+def _columns_of(one: Done | None) -> tuple[Any, ...]:
+    """Return state, attempts, seconds, outputs and metadata of an input."""
+    if one is None:
+        return _TO_DO
+    return DONE, one.attempts, one.seconds, outputs_column(one.outputs), one.metadata
 
 
 def check_distinct(db: sqlite3.Connection, seen: SeenKeys, *, is_late: bool) -> None:

@@ -31,10 +31,8 @@ from forebay.ledger.database import (
     IS_FAILED,
     IS_TODO,
     PAGE,
-    TODO,
     UNLISTED,
     InputRow,
-    change_counts,
     check_outputs,
     chunks,
     counts_in,
@@ -42,17 +40,16 @@ from forebay.ledger.database import (
     files_of,
     in_words,
     input_name,
-    input_states,
     last_ordinal,
     listed_rows,
+    outputs_of,
     pages,
     put_meta,
     reading,
-    recount,
     select_in,
     storable,
 )
-from forebay.ledger.enrolment import Merged, SeenKeys, append, check_distinct, extend, merge
+from forebay.ledger.enrolment import Merged, ReadAhead, SeenKeys, check_distinct, extend, merge
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.ledger_file import LedgerFile
 from forebay.ledger.lock import FolderLock
@@ -74,6 +71,8 @@ from forebay.ledger.results import (
     Recorded,
     add_file_changes,
     drop,
+    forget_results,
+    mark_todo,
     record_results,
     take_back,
 )
@@ -99,7 +98,6 @@ _SELECT_TODO_OPENED = (
 # Calls no Python code, as the class would.
 _make_todo: Callable[[Iterable[Any]], Todo] = partial(tuple.__new__, Todo)
 _TODO_PAGE = 1024  # rows that `todo` reads at once: few, since the workers wait for the first
-_FIRST = -(1 << 63)  # the lowest ordinal there can be
 # The inputs that are no longer listed, those that failed, and those of these that could be seen.
 _GONE, _FAILED = "ordinal < 0", f"ordinal > 0 AND {IS_FAILED}"
 _SEEN_AND_FAILED = f"{_FAILED} AND substr(identity, -1) != '{NOT_SEEN}'"
@@ -113,7 +111,7 @@ class Ledger(LedgerFile):
     """
 
     def __init__(self, lock: FolderLock, path: Path, *, is_of_run: bool = False) -> None:
-        self._rest: Iterator[Input] | None = None  # of a listing that is not read to its end
+        self._ahead = ReadAhead()  # of a listing that is not read to its end
         self._seen: SeenKeys | None = None  # None if no input can be listed twice
         self._fingerprint = ""
         self._has_openers = False  # whether any input of this listing needs one
@@ -149,7 +147,7 @@ class Ledger(LedgerFile):
                 `drop_replaced`.
         """
         self._fingerprint = fingerprint if complete else ""
-        self._has_openers = False
+        self._has_openers, self._ahead = False, ReadAhead()
         self._seen = None if is_distinct else SeenKeys()
         with self.transaction(is_held=True) as db:
             db.execute("DELETE FROM temp.openers")
@@ -165,7 +163,8 @@ class Ledger(LedgerFile):
                 merged = merge(db, listing, complete, ahead, self._seen, same_contents)
             enrolment, rest = merged
             put_meta(db, "columns", json.dumps(list(columns)))
-            self._set_rest(db, rest)
+            self._ahead.rest = rest
+            self._describe_listing(db, is_whole=rest is None)
         return enrolment
 
     def _watched(self, listing: Iterable[Input]) -> Iterator[Input]:
@@ -192,28 +191,48 @@ class Ledger(LedgerFile):
     @property
     def is_listed(self) -> bool:
         """Return whether the listing was read to its end."""
-        return self._rest is None
+        return self._ahead.rest is None
 
-    def _set_rest(self, db: sqlite3.Connection, rest: Iterator[Input] | None) -> None:
-        if rest is not None:
-            put_meta(db, UNLISTED, "1")
-        else:
+    def _describe_listing(self, db: sqlite3.Connection, *, is_whole: bool) -> None:
+        """Record what is known of the listing, and whether the ledger has the whole of it."""
+        if is_whole:
             db.execute("DELETE FROM meta WHERE key = ?", (UNLISTED,))
+        else:
+            put_meta(db, UNLISTED, "1")
         put_meta(db, _MANIFEST, self._fingerprint)
         put_meta(db, _PRIVATE, "1" if self._has_openers else "0")
-        self._rest = rest
 
-    def _read_on(self) -> bool:
-        """Append the next page of the listing; tell whether there was one."""
-        if self._rest is None:
-            return False
+    def _read_on(self) -> list[Todo]:
+        """Read the next page of the listing; at its end, write all that was read."""
+        if self.is_listed:
+            return []
+        todo = self._ahead.read(last_ordinal(self._connection), READ_ON, self._seen)
+        if self.is_listed:
+            with self.transaction() as db:
+                self._write_ahead(db, self._ahead.last, is_whole=True)
+                if self._seen is not None:
+                    check_distinct(db, self._seen, is_late=True)
+        return todo
+
+    def _write_ahead(
+        self,
+        db: sqlite3.Connection,
+        last: int,
+        done: Sequence[Done] = (),
+        *,
+        is_whole: bool = False,
+    ) -> range:
+        """Write inputs that were read ahead, up to an ordinal; return their ordinals."""
         self._lock.check()
-        with self.transaction() as db:
-            _, rest = append(db, last_ordinal(db), self._rest, READ_ON, self._seen)
-            self._set_rest(db, rest)
-            if rest is None and self._seen is not None:
-                check_distinct(db, self._seen, is_late=True)
-        return True
+        if (new := self._ahead.write(db, last, done)) or is_whole:
+            self._describe_listing(db, is_whole=is_whole)
+        return new
+
+    def write_ahead(self) -> None:
+        """Write the inputs that were read ahead, when a run ends before them."""
+        if self._ahead.last > last_ordinal(self._connection):
+            with self.transaction() as db:
+                self._write_ahead(db, self._ahead.last)
 
     def free_contested(self) -> None:
         """Free the names that several inputs claimed, because all of those are tried again."""
@@ -231,13 +250,7 @@ class Ledger(LedgerFile):
 
     def _begin_anew(self, db: sqlite3.Connection) -> None:
         """Have every input done again, whatever it holds, and forget all else but what is there."""
-        db.execute(
-            f"UPDATE inputs SET state = {TODO}, identity = ?, attempts = 0, seconds = 0, "
-            "metadata = NULL, error = NULL",
-            (_ANEW,),
-        )
-        recount(db)
-        db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
+        forget_results(db, _ANEW)
         put_meta(db, "tables", json.dumps(dict.fromkeys(self.tables(), False)))
         db.execute(f"DELETE FROM meta WHERE key NOT IN {_OF_FILES}")
         put_meta(db, _ANEW, "1")
@@ -267,7 +280,7 @@ class Ledger(LedgerFile):
         reasons = {_GONE: "is no longer listed", _SEEN_AND_FAILED: "changed, and fails now"}
         with reading("outputs"):
             for where, why in reasons.items():
-                for _, outputs in self._outputs_of(where):
+                for _, outputs in outputs_of(self.rows, where):
                     for name, size in files_of(outputs):
                         if path_elsewhere(name) is None:
                             yield Leftover(name, size, f"its input {why}")
@@ -285,7 +298,9 @@ class Ledger(LedgerFile):
 
     def counts(self) -> Counts:
         """Return how many inputs are in which state, gone ones aside, in constant time."""
-        return counts_in(dict(self.rows("SELECT key, value FROM meta")))
+        found = counts_in(dict(self.rows("SELECT key, value FROM meta")))
+        ahead = max(self._ahead.last - last_ordinal(self._connection), 0)
+        return found._replace(total=found.total + ahead)
 
     def todo(
         self, last: int | None = None, *, failed_only: bool = False, has_failed: bool = True
@@ -304,7 +319,9 @@ class Ledger(LedgerFile):
                 f"ordinal > ? AND ordinal <= ? AND {IS_TODO} ORDER BY ordinal LIMIT ?",
                 (after, end, _TODO_PAGE),
             )
-            if not page and (last_ordinal(self._connection) >= end or not self._read_on()):
+            if not page and max(last_ordinal(self._connection), self._ahead.last) < end:
+                page = self._read_on()
+            if not page:
                 break
             for each in page:
                 after = each.ordinal
@@ -324,7 +341,8 @@ class Ledger(LedgerFile):
 
     def name_of(self, ordinal: int) -> str:
         """Return an input's name for messages: its path, or its row."""
-        return input_name(self.rows, ordinal)
+        one = self._ahead.get(ordinal)
+        return input_name(self.rows, ordinal) if one is None else one.source or one.row or ""
 
     def record(
         self, done: Sequence[Done], failed: Sequence[FailedInput], *, is_held: bool = False
@@ -339,10 +357,10 @@ class Ledger(LedgerFile):
             is_held: Leave the commit to the next transaction, see `transaction`: of results whose
                 work is done again in no time, and that changed no files.
         """
-        self._lock.check()
         with self.transaction(is_held=is_held) as db:
             db.execute("DELETE FROM file_changes")
-            return record_results(db, done, failed)
+            last = max((one.ordinal for one in (*done, *failed)), default=0)
+            return record_results(db, done, failed, self._write_ahead(db, last, done))
 
     def take_back(self, unpublished: Sequence[Unpublished]) -> Recorded:
         """Mark the inputs as failed whose files could not be given their names.
@@ -404,18 +422,9 @@ class Ledger(LedgerFile):
         Those are of inputs that are no longer listed, or to be done again.
         """
         with reading("outputs"):
-            for ordinal, outputs in self._outputs_of("1"):
+            for ordinal, outputs in outputs_of(self.rows, "1"):
                 for name, size in files_of(outputs):
                     yield name, size, ordinal
-
-    def _outputs_of(self, where: str) -> Iterator[tuple[int, str]]:
-        """Yield ordinal and outputs, as the ledger keeps them, of these inputs that have any."""
-        sql = (
-            f"SELECT ordinal, outputs FROM inputs WHERE ordinal > ? AND {where} "
-            "AND outputs IS NOT NULL ORDER BY ordinal LIMIT ?"
-        )
-        for page in pages(self.rows, sql, after=_FIRST):
-            yield from page
 
     def mark_todo(self, ordinals: Iterable[int]) -> int:
         """Make done inputs todo again, and return how many of these were done.
@@ -423,15 +432,7 @@ class Ledger(LedgerFile):
         Their outputs stay until those of the next results are there.
         """
         with self.transaction() as db:
-            done = [each for each, state in input_states(db, ordinals).items() if state == DONE]
-            change_counts(db, done=-sum(ordinal > 0 for ordinal in done))
-            for part, marks in chunks(done):
-                db.execute(
-                    f"UPDATE inputs SET state = {TODO}, attempts = 0, seconds = 0, "
-                    f"metadata = NULL WHERE ordinal IN ({marks})",
-                    part,
-                )
-        return len(done)
+            return mark_todo(db, ordinals)
 
     def listed_outputs(self) -> Iterator[tuple[str, int]]:
         """Yield name and ordinal of every output of a listed input, in the order of the names."""

@@ -26,13 +26,16 @@ from forebay.ledger.database import (
     FAILED,
     TODO,
     change_counts,
+    chunks,
     failure_column,
     fetch,
     files_of,
     input_name,
+    input_states,
     outputs_column,
     query_of,
     reading,
+    recount,
     select_in,
     storable,
     storables,
@@ -67,12 +70,20 @@ class _Lost(NamedTuple):
 
 
 def record_results(
-    db: sqlite3.Connection, done: Sequence[Done], failed: Sequence[FailedInput]
+    db: sqlite3.Connection,
+    done: Sequence[Done],
+    failed: Sequence[FailedInput],
+    new: range = range(0),
 ) -> Recorded:
-    """Write a batch of results, and what they change in earlier ones."""
+    """Write a batch of results, and what they change in earlier ones.
+
+    Args:
+        new: The inputs that were just written, with these results if they are done.
+    """
     ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
-    found = _of_inputs(db, ordinals)
+    found = _of_inputs(db, [each for each in ordinals if each not in new] if new else ordinals)
     before = {ordinal: state for ordinal, state, _ in found}
+    before |= dict.fromkeys((each for each in ordinals if each in new), TODO)
     if len(before) < len(ordinals):
         wrong = [one for one in ordinals if one not in before or ordinals.count(one) > 1]
         raise LedgerError(f"a result for input {wrong[0]}, which the ledger does not await")
@@ -104,7 +115,7 @@ def record_results(
             contested[name] = min(ordinal, contested.get(name, ordinal))
     refused = [_clash(db, each, *clashes[each.ordinal]) for each in lost]
     all_failed = [*failed, *refused]
-    _write(db, winners, all_failed, contested)
+    _write(db, winners, all_failed, contested, new)
     _clear_outputs(db, refused)
     file_changes = _file_changes(winners, removals)
     add_file_changes(db, file_changes)
@@ -146,7 +157,7 @@ def take_back(db: sqlite3.Connection, unpublished: Sequence[Unpublished]) -> Rec
     owners = {one.ordinal: name for name, one in reversed(held.items()) if one.ordinal is not None}
     failed = [each.failed(reasons[owners[each.ordinal]]) for each in _recorded(db, owners)]
     names = release(db, [one.ordinal for one in failed])
-    _write(db, [], failed, {})
+    _write(db, [], failed, {}, range(0))
     _clear_outputs(db, failed)
     withdrawn = [*names, *reasons]
     db.executemany(
@@ -183,6 +194,30 @@ def drop(db: sqlite3.Connection, ordinals: Sequence[int]) -> None:
     db.executemany("DELETE FROM inputs WHERE ordinal = ?", gone)
     listed = ((ordinal,) for ordinal in ordinals if ordinal > 0)
     db.executemany("UPDATE inputs SET outputs = NULL WHERE ordinal = ?", listed)
+
+
+def mark_todo(db: sqlite3.Connection, ordinals: Iterable[int]) -> int:
+    """Make done inputs todo again, and return how many of these were done."""
+    done = [each for each, state in input_states(db, ordinals).items() if state == DONE]
+    change_counts(db, done=-sum(ordinal > 0 for ordinal in done))
+    for part, marks in chunks(done):
+        db.execute(
+            f"UPDATE inputs SET state = {TODO}, attempts = 0, seconds = 0, metadata = NULL "
+            f"WHERE ordinal IN ({marks})",
+            part,
+        )
+    return len(done)
+
+
+def forget_results(db: sqlite3.Connection, identity: str) -> None:
+    """Make every input todo, with this identity; their outputs stay."""
+    db.execute(
+        f"UPDATE inputs SET state = {TODO}, identity = ?, attempts = 0, seconds = 0, "
+        "metadata = NULL, error = NULL",
+        (identity,),
+    )
+    recount(db)
+    db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
 
 
 def add_file_changes(db: sqlite3.Connection, file_changes: Iterable[FileChange]) -> None:
@@ -296,9 +331,10 @@ def _write(
     winners: list[Done],
     failed: list[FailedInput],
     contested: dict[str, int],
+    new: range,
 ) -> None:
-    if winners:
-        ordinals, attempts, seconds, outputs, metadata, contents = zip(*winners, strict=True)
+    if changed := [one for one in winners if one.ordinal not in new] if new else winners:
+        ordinals, attempts, seconds, outputs, metadata, _ = zip(*changed, strict=True)
         db.executemany(
             "UPDATE inputs SET state = 1, attempts = ?, seconds = ?, outputs = ?, "
             "metadata = CAST(? AS TEXT), error = NULL WHERE ordinal = ?",
@@ -311,7 +347,7 @@ def _write(
                 strict=True,
             ),
         )
-        hashed = {at: content for at, content in zip(ordinals, contents, strict=True) if content}
+    if hashed := {one.ordinal: one.content for one in winners if one.content}:
         _record_contents(db, hashed)
     db.executemany(
         "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, "

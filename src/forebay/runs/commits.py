@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Seconds, and results, after which a commit is due.
 COMMIT_S = 0.5
-COMMIT_RESULTS = 2048
+COMMIT_RESULTS = 8192
 # While a commit is in progress, how often the loop checks whether its thread has finished.
 CHECK_S = 0.02
 
@@ -107,7 +107,7 @@ class Commits:
                 self._count_unstaged(files)
             if self._retrying:
                 self._retrying.pop(task, None)
-        took([(task, seconds) for task, _, seconds, *_ in self._done[before:]])
+        took([(each[0], each[2]) for each in self._done[before:]])
         return others
 
     def _count_unstaged(self, files: Sequence[OutputFile]) -> None:
@@ -190,6 +190,7 @@ class Commits:
         try:
             while (commit := self.advance(at_once=True)) is not None:
                 committed += len(commit.delivered) + commit.failed
+            self._ledger.write_ahead()
         finally:
             if self._thread is not None:
                 self._thread.shutdown()

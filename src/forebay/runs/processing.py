@@ -46,7 +46,7 @@ SLOTS = 16_384
 CLUSTER_SLOTS = 65_536
 MAX_BYTES = 256 * 2**20
 # The most tasks sent in one message, if inputs take little time.
-MAX_GROUP = 4096
+MAX_GROUP = 2048
 LOOKAHEAD = 8192
 # How long nothing may come from ranges of samples before a warning: one may take minutes.
 RANGE_S = 600.0
