@@ -20,7 +20,7 @@ def test_it_is_seldom_during_a_run_and_as_before_afterwards() -> None:
     """However the run ends; a second run beside the first changes nothing."""
     gc.set_threshold(700, 10, 5)
     with pytest.raises(ZeroDivisionError), fewer_collections():
-        assert gc.get_threshold() == (10_000, 10, 5)
+        assert gc.get_threshold() == (50_000, 10, 5)
         with fewer_collections():
             gc.set_threshold(700, 10, 5)  # the first ends before the second
         assert gc.get_threshold() == (700, 10, 5)

@@ -253,7 +253,7 @@ def refused(what: str, error: BaseException) -> WorkerDiedError:
 # How often Python's garbage collector looks for reference cycles during a run.
 
 # New objects after which it looks for them during a run; Python's default is 700.
-_COLLECT_EVERY = 10_000
+_COLLECT_EVERY = 50_000
 
 
 @contextmanager

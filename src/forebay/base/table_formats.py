@@ -46,7 +46,7 @@ _CSV_PAGE = 64
 LocatedRow = tuple[str, Mapping[str, Any]]
 
 
-# Each format has four methods:
+# Each format says whether all values are strings, and has four methods:
 #
 #     columns   the columns of a manifest, and the number of its rows if that is known already
 #     rows      the rows of a manifest, without as many as are skipped
@@ -56,6 +56,8 @@ LocatedRow = tuple[str, Mapping[str, Any]]
 
 class _Csv:
     """Strings alone; in `arrow` a column has the type that all its cells are written like."""
+
+    is_text = True
 
     def __init__(self, separator: str) -> None:
         self._separator = separator
@@ -183,6 +185,7 @@ def _csv_pages(name: str, reader: Any) -> Iterator[list[tuple[int, list[str]]]]:
 class _Jsonl:
     """An object a line; `arrow` gives the table that the Parquet file would give."""
 
+    is_text = False
     _strict = json.JSONDecoder(
         object_pairs_hook=_object, parse_float=_float, parse_constant=_constant
     )
@@ -240,6 +243,8 @@ class _Parquet:
     A thread of Arrow that releases a Python file once the interpreter has begun to end aborts the
     process (apache/arrow issues 34314 and 50482). So `use_threads` and `pre_buffer` are off.
     """
+
+    is_text = False
 
     def columns(self, file: TableFile) -> tuple[Sequence[str], int | None]:
         with self._opened(file) as table:

@@ -329,18 +329,19 @@ class TaskTable:
         self._move(Move.DELIVERED, *delivered)
 
     def _move(self, move: Move, *keys: int) -> None:
-        tasks, counts, before, after = self._tasks, self.counts, None, None
+        """Move one task, or several that are in the same state."""
+        if not keys:
+            return
+        tasks, before = self._tasks, self._tasks[keys[0]].state
+        after = TRANSITIONS.get((before, move), before)
         for key in keys:
             task = tasks[key]
-            if task.state is not before:  # the same for most of them
-                before = task.state
-                after = TRANSITIONS.get((before, move))
-            if after is None:
+            if task.state is not before or after is before:
                 state = f"{task.state.value} by {task.moved}"
                 raise IllegalMoveError(f"task {key} is {state}, not to be {move}")
-            counts[task.state] -= 1
-            counts[after] += 1
             task.state, task.moved = after, move
+        self.counts[before] -= len(keys)
+        self.counts[after] += len(keys)
 
     def _is_time_for_suspects(self) -> bool:
         """Return whether to try the suspects now, each alone; True until none is left."""

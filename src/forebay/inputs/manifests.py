@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import starmap
+from itertools import islice, starmap
 from typing import Any, BinaryIO
 
 from forebay.base.arrow_arrays import Row
@@ -52,6 +52,7 @@ class Manifest:
         total: The number of rows; None if it is not known before the last one is read.
         fingerprint: Changes with a large file that is read from any row on; "" for others.
         file_column: The column that names files, if none has a usual name for that; "" for none.
+        is_text: Whether each row has a string in each column, in their order.
     """
 
     name: str
@@ -61,13 +62,18 @@ class Manifest:
     total: int | None = None
     fingerprint: str = ""
     file_column: str = ""
+    is_text: bool = False
 
     def inputs(self, first: int = 1) -> Iterator[Input]:
         """Yield one input for each row from the `first` on, in the manifest's order."""
         folder_seen = lru_cache(4096)(_folder_identity)  # many rows may name one folder
         names_paths, other = not set(PATH_COLUMNS).isdisjoint(self.columns), self.file_column
         for row, text in self.rows(first - 1):
-            source, column = path_in(row) if names_paths else (_path_at(row, other), other)
+            source, column = "", ""
+            if names_paths:
+                source, column = path_in(row)
+            elif other:
+                source, column = _path_at(row, other), other
             identity = self._identity(source, column, folder_seen) if source else ""
             if "://" not in text or not _may_hide(text):
                 yield tuple.__new__(Input, (source, text, identity))  # calls no Python code
@@ -82,7 +88,9 @@ class Manifest:
         for page in _pages(self._rows(skipped)):
             try:
                 rows = [
-                    {
+                    values
+                    if self.is_text
+                    else {
                         column: value if type(value := values[column]) is str else json_value(value)
                         for column in columns
                         if column in values
@@ -154,20 +162,19 @@ def _pages(rows: Iterator[LocatedRow]) -> Iterator[list[LocatedRow]]:
     """Yield rows in lists; those before a damaged row come before its error is raised."""
     page: list[LocatedRow] = []
     try:
-        for each in rows:
-            page.append(each)
-            if len(page) == _PAGE_ROWS:
-                yield page
-                page = []
+        while not page or len(page) == _PAGE_ROWS:
+            page = []
+            page.extend(islice(rows, _PAGE_ROWS))  # it keeps those before an error
+            if not page:
+                return
+            yield page
     except InputError:
         if page:
             yield page
         raise
-    if page:
-        yield page
 
 
-def _encoded(rows: Sequence[Row]) -> list[str]:
+def _encoded(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the JSON of each row; there are too many strings if a row holds the mark.
 
     One call for a page takes a third of the time, since each prepares an encoder.
@@ -200,7 +207,8 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
     watched = first_file_column(columns, rows(), folder)
     is_large = folder is not None and total is not None and total >= MANY_ROWS
     fingerprint = _fingerprint(name) if is_large else ""
-    return Manifest(shown, tuple(columns), folder, rows, total, fingerprint, watched)
+    is_text = form.is_text
+    return Manifest(shown, tuple(columns), folder, rows, total, fingerprint, watched, is_text)
 
 
 def _fingerprint(path: str) -> str:

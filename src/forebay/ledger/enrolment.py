@@ -143,17 +143,17 @@ class ReadAhead:
         at = ordinal - self._first
         return self._inputs[at] if 0 <= at < len(self._inputs) else None
 
-    def read(self, known: int, count: int, seen: SeenKeys | None) -> list[Todo]:
-        """Read so many inputs on.
+    def read(self, known: int, count: int, seen: SeenKeys | None) -> tuple[list[Todo], bool]:
+        """Read so many inputs on; return them, and whether they are the last.
 
         Args:
             known: The last ordinal of the ledger.
         """
-        if self.rest is None:
-            return []
+        assert self.rest is not None, "nothing is left to read"
         page = [*self._next, *islice(self.rest, count - len(self._next))]
         self._next = [*islice(self.rest, 1)]
-        if not self._next:
+        is_whole = not self._next
+        if is_whole:
             self.rest = None
         if seen is not None:
             seen.add(page)
@@ -161,11 +161,12 @@ class ReadAhead:
             self._first = known + 1
         first = self._first + len(self._inputs)
         self._inputs += page
-        return [
+        todo = [
             # Calls no Python code, as the class would.
             tuple.__new__(Todo, (ordinal, each[0], each[1], getattr(each, "opens", None)))
             for ordinal, each in enumerate(page, first)
         ]
+        return todo, is_whole
 
     def write(self, db: sqlite3.Connection, last: int, done: Iterable[Done] = ()) -> range:
         """Write those up to an ordinal, each done or still to do; return the ordinals of them."""

@@ -204,10 +204,10 @@ class Ledger(LedgerFile):
 
     def _read_on(self) -> list[Todo]:
         """Read the next page of the listing; at its end, write all that was read."""
-        if self.is_listed:
+        if self._ahead.rest is None:
             return []
-        todo = self._ahead.read(last_ordinal(self._connection), READ_ON, self._seen)
-        if self.is_listed:
+        todo, is_whole = self._ahead.read(last_ordinal(self._connection), READ_ON, self._seen)
+        if is_whole:
             with self.transaction() as db:
                 self._write_ahead(db, self._ahead.last, is_whole=True)
                 if self._seen is not None:
@@ -359,7 +359,8 @@ class Ledger(LedgerFile):
         """
         with self.transaction(is_held=is_held) as db:
             db.execute("DELETE FROM file_changes")
-            last = max((one.ordinal for one in (*done, *failed)), default=0)
+            ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
+            last = max(ordinals, default=0)
             return record_results(db, done, failed, self._write_ahead(db, last, done))
 
     def take_back(self, unpublished: Sequence[Unpublished]) -> Recorded:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -135,13 +136,15 @@ class RunTrace(BaseTrace):
 
     def took(self, tasks: Sequence[tuple[int, float]]) -> None:
         """Record tasks that succeeded, and how many seconds each took."""
-        bins, slowest = self.bins, self.slowest
-        for task, seconds in tasks:
-            self.busy_s += seconds
-            bins[duration_bin(seconds)] += 1
-            if seconds > slowest.least:
-                slowest.add((seconds, task))
-        self.tasks += len(tasks)
+        every = [seconds for _, seconds in tasks]
+        self.tasks += len(every)
+        self.busy_s += sum(every)
+        for at, count in Counter(map(duration_bin, every)).items():
+            self.bins[at] += count
+        if max(every, default=-1.0) > self.slowest.least:
+            for task, seconds in tasks:
+                if seconds > self.slowest.least:
+                    self.slowest.add((seconds, task))
 
     def spent(self, seconds: float) -> None:
         """Record the seconds that a worker spent on a task that succeeded or failed."""
