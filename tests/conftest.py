@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import signal
+import sys
 from collections.abc import Iterator
 
 import hypothesis
@@ -13,7 +14,7 @@ from pyarrow import csv
 
 from buckets import bucket_server, empty_memory, new_bucket
 from forebay.pools import zygote_handle
-from kit.leaks import no_leaks
+from kit.leaks import let_go, no_leaks
 from large_pages import use_large_pages
 from tiers import TIERS, chosen
 from trainers import Trainers
@@ -53,6 +54,15 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     use_large_pages()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """Let go of what a failed test holds, as its report is written: a loader, a fetcher.
+
+    Its fixtures would wait in vain until that has ended. pytest keeps the error for debuggers.
+    """
+    let_go(getattr(sys, "last_value", None))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
+import weakref
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from kit.leaks import no_leaks
+from kit.leaks import let_go, no_leaks
 
 # Says on stdout who it is, then waits until its stdin is closed.
 _WAITER = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
@@ -255,6 +257,31 @@ def test_an_error_in_the_block_passes_through():
             descriptor = os.open(os.devnull, os.O_RDONLY)
             raise KeyError("mine")
     os.close(descriptor)
+
+
+def test_what_an_error_holds_is_let_go():
+    """The variables of its functions, and of those whose errors it is from."""
+    held = []
+
+    def fail():
+        mine = {object()}
+        held.append(weakref.ref(mine))
+        raise KeyError
+
+    def fail_in_turn():
+        mine = {object()}
+        held.append(weakref.ref(mine))
+        try:
+            fail()
+        except KeyError as error:
+            raise ExceptionGroup("both", [ValueError()]) from error
+
+    with pytest.raises(ExceptionGroup) as caught:
+        fail_in_turn()
+    traceback.TracebackException.from_exception(caught.value, capture_locals=True)  # a report
+    assert [each() is None for each in held] == [False, False]
+    let_go(caught.value)
+    assert [each() is None for each in held] == [True, True]
 
 
 def test_the_environment_is_as_before():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -92,8 +93,11 @@ def fetchers():
 def await_no_fetcher():
     """Wait until the last one has ended: it notices at once that nobody reads any more."""
     until = time.monotonic() + PATIENCE_S
-    while fetchers():
-        assert time.monotonic() < until, fetchers()
+    while left := fetchers():
+        if time.monotonic() > until:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)  # or other checks would wait for them, too
+            raise AssertionError(f"fetchers left: {left}")
         time.sleep(0.01)
 
 
