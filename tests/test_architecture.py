@@ -28,7 +28,7 @@ FLOORS = (
     ("inputs", "loader"),
     ("runs", "items"),
     ("predicting", "cli_options"),
-    ("cli_status",),
+    ("cli_status", "cli_doctor"),
     ("cli", "__init__"),
     ("__main__",),
 )

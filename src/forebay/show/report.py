@@ -86,12 +86,7 @@ def _began(ago_s: float) -> str:
 def environment() -> dict[str, str]:
     """Return what a report says about machine and software; it names no host and no user."""
     found = {"Python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            # What is loaded says its build as well, such as 2.13.0+cu130.
-            found[name] = str(getattr(sys.modules.get(name), "__version__", "") or version(name))
-        except PackageNotFoundError:  # not installed
-            continue
+    found |= {name: number for name in _PACKAGES if (number := installed_version(name))}
     found["system"] = f"{platform.system()} {platform.release()}, {platform.machine()}"
     cores, usable = os.cpu_count() or 1, whole_cores()
     found["cores"] = f"{usable}" if cores == usable else f"{usable} usable of {cores}"
@@ -99,6 +94,15 @@ def environment() -> dict[str, str]:
     if memory is not None:
         found["memory"] = byte_size(memory)
     return found
+
+
+def installed_version(name: str) -> str:
+    """Return the version of a package, which is not imported for it; "" if it is not installed."""
+    try:
+        # What is loaded says its build as well, such as 2.13.0+cu130.
+        return str(getattr(sys.modules.get(name), "__version__", "") or version(name))
+    except PackageNotFoundError:
+        return ""
 
 
 # ---- parts ---------------------------------------------------------------------------------------
