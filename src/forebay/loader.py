@@ -80,7 +80,8 @@ class DataLoader(InspectedLoader[_T_co]):
             the error is raised. With or without it, a warning says once where the workers are if
             nothing comes from them for a minute.
         worker_init_fn: See torch.
-        multiprocessing_context: See torch.
+        multiprocessing_context: See torch. Without it workers are forked, also where the program's
+            start method is forkserver, Python's default since 3.14; spawn holds.
         generator: See torch. Not with `seed` or `world_size`, where it would have no effect.
         prefetch_factor: See torch; with `buffer` it has no effect on the size of the buffer.
         persistent_workers: See torch. With `buffer` workers always persist.

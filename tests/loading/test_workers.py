@@ -501,7 +501,43 @@ def test_a_lambda_for_spawned_workers_is_refused_with_what_to_do():
     with pytest.warns(UserWarning, match="Got pickle error"):
         with pytest.raises(Exception, match="pickle") as caught:
             iter(loader)
-    assert "leave multiprocessing_context out" in caught.value.__notes__[-1]
+    assert "pass multiprocessing_context='fork'" in caught.value.__notes__[-1]
+
+
+OWN_WORKERS = """
+    multiprocessing.set_start_method({method!r})
+
+    def main():
+        class Squares(Dataset):
+            def __init__(self):
+                self.square = lambda index: index * index
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return self.square(index)
+        loader = forebay.DataLoader(Squares(), 2, num_workers=1, collate_fn=lambda batch: batch)
+        print(list(loader))
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.slow
+def test_the_default_start_method_of_newer_pythons_takes_nothing_away(script):
+    """Lambdas and local classes need no pickling where only the program's method is forkserver."""
+    ended = script(OWN_WORKERS.format(method="forkserver")).end()
+    assert (ended.out, ended.code) == ("[[0, 1], [4, 9]]\n", 0), ended.err
+
+
+@pytest.mark.slow
+def test_a_start_method_of_the_program_is_not_called_an_argument(script):
+    """Nothing was passed that could be left out."""
+    ended = script(OWN_WORKERS.format(method="spawn")).end()
+    assert ended.code == 1
+    assert "start method 'spawn' pickles" in ended.err
+    assert "pass multiprocessing_context='fork'" in ended.err
+    assert "leave multiprocessing_context out" not in ended.err
 
 
 UNGUARDED = """
@@ -537,4 +573,4 @@ def test_a_class_of_a_program_without_a_file_is_named():
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 1
     assert ended.stdout.count("begins") == 1
-    assert "OptionError: multiprocessing_context='spawn' cannot find Data: " in ended.stderr
+    assert "OptionError: the start method 'spawn' cannot find Data: " in ended.stderr

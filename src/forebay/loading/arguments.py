@@ -137,8 +137,17 @@ class LoaderArguments:
 
     @property
     def start_method(self) -> Any:
-        """How worker processes start: "fork", or another context of multiprocessing."""
-        context = self.multiprocessing_context or multiprocessing.get_context()
+        """How worker processes start: "fork", or another context of multiprocessing.
+
+        A forkserver has to be asked for in the loader's own argument: for the whole program, it is
+        Python's default since 3.14, and lambdas and local classes could not be used.
+        """
+        context = self.multiprocessing_context
+        if context is None:
+            method = multiprocessing.get_start_method(allow_none=True)
+            if method in (None, "fork", "forkserver"):
+                return "fork"
+            context = multiprocessing.get_context(method)
         return "fork" if context.get_start_method() == "fork" else context
 
     @property

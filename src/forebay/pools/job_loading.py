@@ -83,7 +83,7 @@ NOT_BEGUN = (
     "classes and functions by their names. Put what the program starts under\n"
     '      if __name__ == "__main__":\n'
     "  and the dataset's class, collate_fn and worker_init_fn at the top of a module that can be "
-    "imported. Or leave multiprocessing_context out: forebay's own workers need neither."
+    "imported. Or pass multiprocessing_context='fork', whose workers need neither."
 )
 
 
@@ -113,9 +113,9 @@ def check_main(context: BaseContext, *things: Any) -> None:
         names.dump(things)
     if names.found:
         raise OptionError(
-            f"multiprocessing_context={context.get_start_method()!r} cannot find "
+            f"the start method {context.get_start_method()!r} cannot find "
             f"{', '.join(dict.fromkeys(names.found))}: workers import it by name, and this program "
             "has no file (a notebook, python -c, or standard input)\n"
-            "  Nothing was started. Move it into a module, or leave multiprocessing_context out: "
-            "forebay's own workers get it as it is."
+            "  Nothing was started. Move it into a module, or pass multiprocessing_context='fork', "
+            "whose workers get it as it is."
         )

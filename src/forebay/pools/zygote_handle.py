@@ -192,10 +192,10 @@ def spawn(context: BaseContext, control: socket.socket, answers: int, job: Job) 
             process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             error.add_note(
-                f"forebay: multiprocessing_context={context.get_start_method()!r} pickles "
-                "functions by their names, and one of these has none; no worker was started.\n"
-                "  Define lambdas and local functions at the top of a module instead; or leave "
-                "multiprocessing_context out: forebay's own workers get them as they are."
+                f"forebay: the start method {context.get_start_method()!r} pickles functions by "
+                "their names, and one of these has none; no worker was started.\n"
+                "  Define lambdas and local functions at the top of a module instead; or pass "
+                "multiprocessing_context='fork', whose workers get them as they are."
             )
             raise
     return process
