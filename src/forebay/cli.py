@@ -70,8 +70,10 @@ _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": [
 @click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=PATH)
 @options("num_workers", "concurrency", "backend", *CLUSTER, "timeout", "retries", "on_error")
 @options("max_failures", "limit", "redo", "restart", "metadata", "save")
-@options("version", "accept_changes", "quiet")
-def preprocess_command(work: str, paths: tuple[str, ...], **settings: Any) -> int:
+@options("version", "accept_changes", "report", "quiet")
+def preprocess_command(
+    work: str, paths: tuple[str, ...], report: str | None, **settings: Any
+) -> int:
     """Call FUNCTION(source) or (source, out) for each of INPUTS; publish its files in OUTPUT.
 
     INPUTS is a folder, a glob (quote it), a manifest (.csv, .jsonl or .parquet), or the OUTPUT of
@@ -95,7 +97,7 @@ def preprocess_command(work: str, paths: tuple[str, ...], **settings: Any) -> in
             else f"{work} is a function, which needs INPUTS and OUTPUT; got only "
             + repr(shown_location(paths[0]))
         )
-    return _shown(preprocess(loaded, *(None, *paths)[-2:], **arguments_of(settings)))
+    return _shown(preprocess(loaded, *(None, *paths)[-2:], **arguments_of(settings)), report)
 
 
 @cli.command("predict", short_help="Run a model on every sample.")
@@ -104,7 +106,7 @@ def preprocess_command(work: str, paths: tuple[str, ...], **settings: Any) -> in
 @click.argument("output", type=PATH)
 @options(
     *("batch_size", "num_workers", "device", "backend", *CLUSTER, "load", "timeout", "restart"),
-    *("version", "accept_changes", "quiet"),
+    *("version", "accept_changes", "report", "quiet"),
     timeout="Seconds one batch may take.",
     restart="Forget the earlier run; remove its predictions.",
 )
@@ -129,6 +131,7 @@ def _predict(
     meta: dict[str, str] | None = None,
     **others: Any,
 ) -> int:
+    report = settings.pop("report")
     given = arguments_of(settings)
     if meta is not None:
         given = _with_recorded(predict, meta, given)
@@ -140,7 +143,7 @@ def _predict(
             "  Nothing was started. DATA is a folder, a file, a glob or a URL, or FILE.py:DATASET."
         )
     work, source = load_work(model), data if is_path else load_work(data)
-    return _shown(predict(work, source, output, **given, **others))
+    return _shown(predict(work, source, output, **given, **others), report)
 
 
 @cli.command("index", short_help="Find the samples of shards, to train on them in place.")
@@ -159,9 +162,16 @@ def index_command(location: str, index: str, **settings: Any) -> int:
     return _shown(index_shards(location, index, **arguments_of(settings)))
 
 
-def _shown(made: Any) -> int:
-    """Show a report, or a cache, which has no failures; return the exit code."""
+def _shown(made: Any, report: str | None = None) -> int:
+    """Show a report, or a cache, which has no failures; return the exit code.
+
+    Args:
+        made: What a call returned.
+        report: Where to write it as HTML, too.
+    """
     click.echo(repr(made))
+    if report is not None:
+        made.save(report)
     return FAILURES if getattr(made, "failed", 0) else DONE
 
 
@@ -169,7 +179,7 @@ def _shown(made: Any) -> int:
 @click.argument("output", type=PATH)
 @click.argument("names", metavar="[FUNCTION | MODEL DATA | DATASET]", nargs=-1, type=PATH)
 @options("batch_size", "num_workers", "device", "backend", *CLUSTER, "load", "save", "timeout")
-@options("retries", "accept_changes", "quiet")
+@options("retries", "accept_changes", "report", "quiet")
 def retry_command(output: str, names: tuple[str, ...], **settings: Any) -> int:
     """Try failed inputs or samples of OUTPUT again, and nothing else.
 
@@ -184,6 +194,8 @@ def retry_command(output: str, names: tuple[str, ...], **settings: Any) -> int:
         raise OptionError(_how_to_retry(verb, output, meta))
     call = retry if verb == "preprocess" else getattr(forebay, verb)
     fit = {*inspect.signature(call).parameters, *CLUSTER, "quiet"}
+    if verb != "cache":
+        fit.add("report")
     if unfit := [name for name in settings if name not in fit and settings[name] is not None]:
         raise click.UsageError(
             f"{shown_options(unfit)} does not apply to {verb}, the command that made "
@@ -192,10 +204,11 @@ def retry_command(output: str, names: tuple[str, ...], **settings: Any) -> int:
     settings = {name: value for name, value in settings.items() if name in fit}
     if verb == "predict":
         return _predict(names[0], names[1], output, settings, meta, retry_failed=True)
+    report = settings.pop("report", None)
     given = arguments_of(settings)
     if verb == "cache":
         given = _with_recorded(call, meta, given)
-    return _shown(call(load_work(names[0]), output, **given))
+    return _shown(call(load_work(names[0]), output, **given), report)
 
 
 def _with_recorded(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -46,6 +47,13 @@ def _count_or_fraction(text: str) -> int | float:
         return int(text) if text.isdigit() else float(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a number") from None
+
+
+def _report_path(path: str | None) -> str | None:
+    """Return the path of a report, which is written at the end of what may take a day."""
+    if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
+        raise click.BadParameter(f"the folder of {path!r} does not exist")
+    return path
 
 
 _COUNT = click.IntRange(1)
@@ -100,6 +108,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "accept_changes": {
         "is_flag": True,
         "help": "Keep what is done although the code changed; use the new code for the rest.",
+    },
+    "report": {
+        "metavar": "FILE.html",
+        "type": PATH,
+        "callback": lambda _, __, path: _report_path(path),
+        "help": "Write a report of the run, with charts, when it ends.",
     },
     "quiet": {"is_flag": True, "help": "Show no progress."},
 }

@@ -41,6 +41,7 @@ from forebay.ledger.records import FailedInput, Input
 from forebay.observe.progress import FIRST_LINE_S, SLOWEST_LINE_S, Progress
 from forebay.options import Ray
 from forebay.runs.calls import SETTINGS, recorded_settings, settings_shown, settings_to_json
+from forebay.show.html import read_report
 
 # On Python 3.12 and newer, a fork beside threads is warned of.
 pytestmark = [
@@ -486,6 +487,18 @@ def test_the_settings_of_a_run_hold_for_its_retry(inputs, output):
     assert (settings["timeout"], settings["num_workers"]) == ("40.0", "1")
     report = forebay.runs.preprocess.retry(works.fail_odd, output, retries=1, progress=False)
     assert report.failures[0].attempts == 2
+
+
+def test_a_run_writes_its_report(inputs, output, tmp_path):
+    """As the report of a call is saved; a folder that is missing is refused before the run."""
+    missing = tmp_path / "none" / "run.html"
+    code, _, err = preprocess("fail_odd", inputs, output, "--report", missing)
+    assert code == USAGE and "does not exist" in err and not output.exists()
+    first, second = tmp_path / "first.html", tmp_path / "second.html"
+    code, _, _ = preprocess("fail_odd", inputs, output, "--num-workers", 0, "--report", first)
+    assert code == FAILURES and read_report(first)["totals"]["failed"] == 3
+    code, _, _ = here("retry", output, f"{WORKS}:copy", "--accept-changes", "--report", second)
+    assert code == DONE and read_report(second)["totals"]["done"] == 6
 
 
 def test_a_retry_joins_no_cluster_because_a_folder_names_it(inputs, output):
