@@ -52,7 +52,7 @@ PURE = (
         for name in (
             *("measurements", "recorded_work", "simulation", "simulated_loader"),
             *("causes", "storage_causes", "diagnosis", "run_diagnosis"),
-            *("figures", "tuner"),
+            *("exports", "figures", "tuner"),
         )
     ),
     *(f"base/{name}" for name in ("formatting", "store_errors")),

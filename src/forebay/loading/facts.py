@@ -9,6 +9,7 @@ Functions import what only they need: most loaders are never asked, and each mod
 from __future__ import annotations
 
 import copy
+import json
 import os
 import time
 import weakref
@@ -88,6 +89,18 @@ def report_of(kind: LoaderKind, progress: LoaderProgress, path: str | os.PathLik
         replays=kind.replays,
     )
     return write_report(summary, path)
+
+
+def trace_of(kind: LoaderKind, trace: Trace, path: str | os.PathLike[str]) -> Path:
+    """Write what was recorded one by one as a trace; see `DataLoader.save_trace`."""
+    from forebay.base.files import atomic_file
+    from forebay.observe.exports import chrome_trace
+
+    offset_s, target = time.time() - time.perf_counter(), Path(os.path.realpath(path))
+    found = chrome_trace(list(trace.steps), list(trace.batches), kind.described(), offset_s)
+    with atomic_file(target, is_ours=False) as file:
+        file.write(json.dumps(found, separators=(",", ":")).encode())
+    return target
 
 
 def _marks_of(buffer: Buffer | None) -> dict[str, int | None]:

@@ -91,6 +91,26 @@ class InspectedLoader(TorchDataLoader[_T_co]):
 
         return report_of(self._kind(), self._loader_progress, path)
 
+    def save_trace(self, path: str | os.PathLike[str]) -> Path:
+        """Write the last steps and batches one by one, for Perfetto or chrome://tracing.
+
+        A row for training has its waits, its steps and how many batches were ready, and a row for
+        each worker the batches that it made: at most 2,048 of each; of those that take less than
+        2 ms, some. Times are those of the day, in microseconds.
+
+        Args:
+            path: Where, such as "loader.trace.json". A file of that name is replaced.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        from forebay.loading.facts import trace_of
+
+        return trace_of(self._kind(), self._loader_progress.trace, path)
+
     def replay(self, *, epoch: int, batch: int) -> Any:
         """Rebuild one batch in this process, for debugging, without affecting the iteration.
 

@@ -133,6 +133,10 @@ class Statistics:
         ready_to: Epoch and number of the last ready batch, likewise.
         in_flight: Batches that were sent to workers and are not ready.
         waited_s: Seconds that the training loop waited for batches, in total.
+        wait_share: The share of the time since the first epoch began that was such a wait.
+        recent_wait_share: The same of the last 30 seconds before the last batch; 0 before the
+            second one.
+        recent_rate: Batches per second in that time.
         wait_p50_s: The median of the last 4,096 waits for one batch, in seconds.
         wait_p95_s: The 95th percentile of these waits.
         wait_p99_s: The 99th percentile of these waits.
@@ -196,6 +200,9 @@ class Statistics:
     idle_s: float
     restarts: int
     failures: int
+    wait_share: float = 0.0
+    recent_wait_share: float = 0.0
+    recent_rate: float = 0.0
     num_workers: int = 0
     decisions: tuple[str, ...] = ()
     copied_batches: int = 0
@@ -238,6 +245,17 @@ class Statistics:
             flat[f"tokens/{source}"] = tokens
             flat[f"tokens/{source}/filled"] = filled
         return flat
+
+    def to_prometheus(self, **labels: str) -> str:
+        """Return all numbers as metrics in Prometheus' text format, `forebay_loader_…`.
+
+        Args:
+            labels: Added to each metric, such as `loader="train", rank="0"`. The numbers of a
+                source have the label `source`.
+        """
+        from forebay.observe.exports import prometheus_text
+
+        return prometheus_text(self.to_dict(), labels)
 
     def __str__(self) -> str:
         """Return a summary, one line for each part of the loader that did something."""

@@ -5,10 +5,13 @@ Times are seconds of `time.perf_counter()`, which all processes of a machine sha
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+# What is recent.
+RECENT_S = 30.0
 # What each worker has to have of its own before it is worth a sentence.
 LEAST_COPIED_BYTES = 64 << 20
 
@@ -64,6 +67,7 @@ class MadeRecord(NamedTuple):
     total_threads_s: float = 0.0
     total_system_s: float = 0.0
     total_faults: int = 0
+    worker_id: int = 0
 
 
 class StepRecord(NamedTuple):
@@ -80,6 +84,24 @@ class StepRecord(NamedTuple):
     # cores were idle, on average; None if the system does not tell.
     trainer_queued_s: float
     cores_idle_s: float | None = None
+
+
+def recent_work(steps: Sequence[StepRecord]) -> dict[str, float]:
+    """Return the rate of training in the `RECENT_S` before its last step, and its share of waits.
+
+    Of a loader whose steps take less than 10 ms it may be less time: that of the steps kept.
+    """
+    ends = [each.asked_at + each.waited_s for each in steps]
+    first = bisect_left(ends, ends[-1] - RECENT_S) if ends else 0
+    seconds = ends[-1] - ends[first] if ends else 0.0
+    if not seconds:
+        return {"recent_rate": 0.0, "recent_wait_share": 0.0}
+    before, last = steps[first], steps[-1]
+    waited_s = last.total_waited_s - before.total_waited_s
+    return {
+        "recent_rate": (last.taken - before.taken) / seconds,
+        "recent_wait_share": min(waited_s / seconds, 1.0),
+    }
 
 
 class Measured(NamedTuple):

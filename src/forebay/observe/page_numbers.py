@@ -41,7 +41,7 @@ _Record = TypeVar("_Record", MadeRecord, StepRecord)
 _STEP_TOTALS = ("taken", "total_waited_s", "trainer_cpu_s", "trainer_queued_s", "cores_idle_s")
 _MADE_TOTALS = tuple(name for name in MadeRecord._fields if name.startswith(("made", "total_")))
 _COUNTS = frozenset(
-    ["ready", "taken", "nbytes", "made", "total_read_bytes", "total_faults"]
+    ["ready", "taken", "nbytes", "made", "total_read_bytes", "total_faults", "worker_id"]
 )  # which are whole numbers
 
 

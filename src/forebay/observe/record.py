@@ -32,6 +32,7 @@ from forebay.observe.measurements import (
     Timing,
     Transfers,
     WorkerMemory,
+    recent_work,
 )
 
 # ---- bounded -------------------------------------------------------------------------------------
@@ -277,7 +278,8 @@ class Trace(BaseTrace):
         self._made_at = ended_at
         totals = (self.made_count, self.made_s, self.cpu_s, self.queued_s)
         more = (self.read_bytes, self.threads_s, self.system_s, self.faults)
-        found = MadeRecord(ended_at, seconds, timing.idle_s, nbytes, slowest_s, *totals, *more)
+        own = (ended_at, seconds, timing.idle_s, nbytes, slowest_s)
+        found = MadeRecord(*own, *totals, *more, worker_id)
         self.batches.append(found)
         count, self._made_before = self.made_count - self._made_before, self.made_count
         with self._spans_lock:
@@ -415,6 +417,7 @@ class Trace(BaseTrace):
             "taken": self.taken_count,
             "rate": self.rate,
             "wait_share": min(self.waited_s / seconds, 1.0) if seconds else 0.0,
+            **recent_work(list(self.steps)),
             **{f"wait_p{part}_s": waits[part * len(waits) // 100] for part in (50, 95, 99)},
             **{name: getattr(self, name) for name in _TOTALS},
             **asdict(self.transfers),
