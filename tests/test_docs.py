@@ -31,7 +31,10 @@ PROGRAMS = [
     *TUTORIALS,
     *(
         HOW_TO / f"{name}.md"
-        for name in ("waiting", "slow-storage", "device", "packing", "tables", "models-in-workers")
+        for name in (
+            *("waiting", "slow-storage", "shuffling", "device", "packing", "tables"),
+            "models-in-workers",
+        )
     ),
 ]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

@@ -1,0 +1,33 @@
+"""What the site's builder is told of pages: how the search ranks them.
+
+Somebody who searches wants to do something, or to look a name up; not to read why a format is as it
+is, or what was changed when. The pages themselves stay plain Markdown, without a header for this.
+"""
+
+from typing import Any
+
+# By how a page's path begins; the longest one counts. 1 is the builder's own.
+BOOSTS = {
+    "": 1.0,
+    "README.md": 2.0,
+    "docs/how-to/": 3.0,
+    "docs/tutorial/": 2.0,
+    "docs/reference/": 3.0,
+    "docs/explanation/": 1.0,
+    "docs/benchmarks/": 0.3,
+    "docs/design/": 0.2,
+    "ARCHITECTURE.md": 0.2,
+    "AGENTS.md": 0.2,
+    "CHANGELOG.md": 0.1,
+}
+
+
+def boost_of(path: str) -> float:
+    """Return how much more the words of a page count than others' in the search."""
+    return BOOSTS[max((each for each in BOOSTS if path.startswith(each)), key=len)]
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Set the rank of a page; the builder calls this for each."""
+    page.meta.setdefault("search", {})["boost"] = boost_of(page.file.src_uri)
+    return markdown
