@@ -11,7 +11,10 @@ DEV := .venv/dev.stamp
 BENCH := .venv/bench.stamp
 DOCS := .venv/docs.stamp
 
-.PHONY: help demo demo-ray quick test test-rest test-full test-all check docs bench bench-ray bench-gpu clean
+# Where the repository is, for links of the site: pyproject.toml says it in one place.
+export FOREBAY_REPOSITORY ?= $(shell sed -nE 's/^repository = "(.*)"$$/\1/p' pyproject.toml)
+
+.PHONY: help demo demo-ray quick test test-rest test-full test-all check wheel docs bench bench-ray bench-gpu clean
 
 help: ## Say what there is.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 18
@@ -19,12 +22,13 @@ help: ## Say what there is.
 # The constraints hold every version, torch's above all: left alone, pip takes the newest torch
 # with gigabytes of CUDA. pip compiles all 13,000 modules, one by one, for 50 seconds: instead those
 # that are used are imported, in two processes, also where Python is told (PYTHONDONTWRITEBYTECODE)
-# to keep nothing that it compiles.
+# to keep nothing that it compiles. The pip that comes with Python may know no dependency groups.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-dev.txt
 IMPORT := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -W ignore -c
 $(DEV): pyproject.toml constraints-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
-		--constraint constraints-dev.txt --editable '.[dev]'
+	$(PIP) pip
+	$(PIP) --no-compile --group dev --editable .
 	$(IMPORT) 'import torch.distributed, torch._dynamo' & torch=$$!; \
 	$(IMPORT) 'import ray.cluster_utils, moto.server, s3fs, boto3, pandas, polars, pytest, \
 		hypothesis.stateful, pyarrow.dataset, soundfile, PIL.Image, click.testing, tqdm.auto'; \
@@ -32,16 +36,13 @@ $(DEV): pyproject.toml constraints-dev.txt
 	touch $@
 
 $(BENCH): $(DEV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints-dev.txt --editable '.[bench]'
+	$(PIP) --group bench
 	# Its pins exclude the other peers: without them; `bench` has what its import needs.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		--constraint constraints-dev.txt mosaicml-streaming
+	$(PIP) --no-deps mosaicml-streaming
 	touch $@
 
 $(DOCS): $(DEV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints-dev.txt --editable '.[docs]'
+	$(PIP) --group docs
 	touch $@
 
 demo: $(DEV) ## Split real recordings into pieces, in build/demo/.
@@ -86,11 +87,14 @@ test-all: $(DEV) ## Run all tests: also long ones on Ray clusters, torch's own D
 	$(BIN)/python -m pytest -q --tier all --hypothesis-profile thorough --ignore tests/ray
 	$(BIN)/python -m pytest -q --tier all --hypothesis-profile thorough tests/ray
 
-check: $(DEV) docs ## Lint, formatting, types, the architecture's rules, and the documents: the site, links and code.
+check: $(DEV) docs wheel ## Lint, formatting, types, the architecture's rules, the wheel, and the documents: the site, links and code.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_{architecture,docs,notebooks,site,three_jobs}.py
+
+wheel: $(DEV) ## Build the package, install it into an empty environment elsewhere, and use it there.
+	.ci/wheel $(BIN)/python
 
 # The pages are the repository's files, laid out as they are here, so that links work in both places.
 # They are copied: with links to folders, an sdist built afterwards would leave those folders out.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import runpy
+import sys
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -60,22 +63,75 @@ def test_ci_runs_what_the_readme_says() -> None:
     script = text_of(".ci/run")
     lines = [line for line in script.splitlines() if line and not line.startswith("#")]
     assert lines[2:] == ['make test "$@"', 'make test-rest "$@"']
-    commands = re.findall(r"run: (make \w+|.ci/run)", text_of(".github/workflows/ci.yml"))
-    assert commands == ["make demo", ".ci/run"]
+    commands = re.findall(r"run: (make \w+|\.ci/\w+)", text_of(".github/workflows/ci.yml"))
+    assert commands == ["make demo", ".ci/run", "make check", ".ci/wheel", ".ci/matrix"]
     assert re.findall(r"^(make \w+) ", text_of("README.md"), re.M) == ["make demo", "make test"]
 
 
 def test_the_workflow_has_the_versions_that_the_package_names() -> None:
-    """Each Python in the classifiers is tried."""
+    """Each Python in the classifiers is tried, with all tests and with the wheel."""
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
-    assert re.findall(r'"(3\.\d+)"', text_of(".github/workflows/ci.yml")) == named
+    tests, wheel = re.findall(r"python: \[(.*)\]", text_of(".github/workflows/ci.yml"))
+    assert re.findall(r"3\.\d+", tests) == named
+    assert re.findall(r"3\.\d+", wheel) == named[1:], "`make check` tries the first one's"
     assert project["requires-python"] == f">={named[0]}"
+
+
+def test_the_workflow_names_columns_of_the_matrix() -> None:
+    """Oldest and newest, as `.ci/matrix` and pyproject.toml have them."""
+    (columns,) = re.findall(r"column: \[(.*)\]", text_of(".github/workflows/ci.yml"))
+    script, project = text_of(".ci/matrix"), tomllib.loads(text_of("pyproject.toml"))["project"]
+    for column in columns.split(", "):
+        name, _, version = column.partition("==")
+        assert name == "torch" or f"        {name.partition('-')[0]}-*)" in script
+        assert version in ("", "2.8.0") or f"torch>={version}" in "".join(
+            f"{each}.0" for each in project["dependencies"]
+        )
 
 
 def test_the_version_is_in_one_place() -> None:
     """The build takes it from the package."""
     settings = tomllib.loads(text_of("pyproject.toml"))
-    assert settings["project"]["dynamic"] == ["version"]
+    assert "version" in settings["project"]["dynamic"]
     assert settings["tool"]["hatch"]["version"]["path"] == "src/forebay/__init__.py"
     assert f'__version__ = "{forebay.__version__}"' in text_of("src/forebay/__init__.py")
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch):
+    """Return what makes the links of the package's page; the build has its base class, not we."""
+    name = "hatchling.metadata.plugin.interface"
+    interface = types.ModuleType(name)
+    interface.MetadataHookInterface = object
+    monkeypatch.setitem(sys.modules, name, interface)
+    return runpy.run_path(str(ROOT / "hatch_build.py"))
+
+
+def test_links_of_the_packages_page_begin_with_the_repositorys_address(hook) -> None:
+    """Those to files; what leads elsewhere already, or to a heading of the page, stays."""
+    text = "![a](b.svg) [c\n](d/e.md#f) [g](#h) [i](https://j/k) `x[0](y z)`"
+    assert hook["absolute"](text, "https://host/me", "v1") == (
+        "![a](https://host/me/raw/v1/b.svg) [c\n](https://host/me/blob/v1/d/e.md#f) "
+        "[g](#h) [i](https://j/k) `x[0](y z)`"
+    )
+
+
+def test_every_link_of_the_readme_is_made_absolute(hook) -> None:
+    """Otherwise it would lead nowhere there."""
+    text = hook["absolute"](text_of("README.md"), "https://host/me/forebay", "HEAD")
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 20 and all(each.startswith(("https://", "#")) for each in links)
+
+
+def test_there_is_one_place_for_the_repositorys_address() -> None:
+    """The Makefile reads it there for the site, and the build for the package's page."""
+    assert len(re.findall(r'^repository = "', text_of("pyproject.toml"), re.M)) == 1
+    assert "repo_url: !ENV [FOREBAY_REPOSITORY" in text_of("mkdocs.yml")
+    assert 's/^repository = "(.*)"$$/' in text_of("Makefile")
+
+
+def test_what_is_for_agents_leads_to_files_that_exist() -> None:
+    """llms.txt is no Markdown page of the site, so its links are looked at here."""
+    links = re.findall(r"\]\(([^)]+)\)", text_of("llms.txt"))
+    assert links and all((ROOT / each).is_file() for each in links)

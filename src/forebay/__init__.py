@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 # The public names of each module, with their types in `__init__.pyi`.
 _NAMES = {

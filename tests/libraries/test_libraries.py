@@ -1,7 +1,7 @@
 """Libraries that people use make the same batches in each way, with one thread in a worker.
 
 Those that forebay's own tests need are tried here each day; the others are skipped where they are
-not installed: `pip install -e '.[libraries]'` installs all.
+not installed: `pip install --group libraries` installs all.
 """
 
 from __future__ import annotations
