@@ -50,15 +50,13 @@ class PackedBatch(NamedTuple):
         if self.body is None:
             return slot
         if slot is not None and not self.kept:
-            (slab.give_back if self.refused is None else slab.give_back_refused)(slot)
+            slab.give_back(slot, self.refused)
         return None
 
 
 # Tensors of less than this, and less than this part of their batch, are copied out of the slot: a
 # loop that keeps the labels of each batch then does not keep its images.
 SMALL_BYTES = 1 << 16
-
-
 SMALL_PART = 16
 
 
@@ -106,5 +104,5 @@ def copy_into_slab(packed: PackedBatch, slab: Slab) -> tuple[PackedBatch, Slot |
             return packed._replace(body=None), slot
         packed = packed._replace(refused=refused)
     if slot is not None:
-        (slab.give_back if packed.refused is None else slab.give_back_refused)(slot)
+        slab.give_back(slot, packed.refused)
     return packed._replace(body=bytearray(body)), None

@@ -133,12 +133,16 @@ class Slab:
         for slot in self._space.record_size(nbytes):
             self.free(slot)
 
-    def give_back(self, slot: Slot) -> None:
-        """Make a slot available again."""
-        self._returned.add(slot, os.getpid())
+    def give_back(self, slot: Slot, refused: str | None = None) -> None:
+        """Make a slot available again.
 
-    def give_back_refused(self, slot: Slot) -> None:
-        """Make a slot available for which the disk had no room, after those that may have pages."""
+        Args:
+            refused: Why the disk had no room for its bytes. Then it is taken after all slots that
+                may have pages, and only the owner's thread may give it back.
+        """
+        if refused is None:
+            self._returned.add(slot, os.getpid())
+            return
         if not self._returned.is_retired:
             self._space.give_back(slot, is_last=True)
         self.free(slot)  # the disk may have had room for a part
