@@ -100,6 +100,16 @@ def test_a_small_block_is_fetched_whole(endpoint, root):
     assert endpoint.counters()["bytes"] <= sizes
 
 
+@pytest.mark.parametrize("byte", [0, 255])
+def test_memory_that_is_overwritten_is_no_error_of_its_own(endpoint, monkeypatch, byte):
+    """Its numbers lead nowhere: that is an InputError, unless the block has gone meanwhile."""
+    cached = forebay.open_cache(URL)
+    cached[500]
+    monkeypatch.setattr(bucket_reader.Shared, "bytes_of", lambda *_: np.full(4096, byte, np.uint8))
+    with pytest.raises(forebay.InputError, match="cannot be read as a block of this cache"):
+        cached[100]
+
+
 def large(index):
     """Return a sample of which forty fill a block."""
     return torch.full((100_000,), index, dtype=torch.uint8)

@@ -22,9 +22,9 @@ from same import assert_same
 import forebay
 from forebay.base.file_stores import Folder
 from forebay.caching import arrow_shards
+from forebay.caching.arrow_messages import decompress, decompressed_bytes, record_batches
 from forebay.caching.index import Index
 from forebay.caching.layout import BLOCK
-from forebay.caching.record_batches import decompress, decompressed_bytes, record_batches
 
 CODECS = ["zstd", "lz4"]
 

@@ -16,7 +16,7 @@ from doctored import run
 import forebay
 from forebay.base.file_stores import Store
 from forebay.base.files import open_regular, read_regular
-from forebay.caching.record_batches import record_batches
+from forebay.caching.arrow_messages import record_batches
 from forebay.errors import InputError, LedgerError
 from forebay.ledger import lock as lock_module
 from forebay.ledger.lock import find_holder

@@ -34,15 +34,15 @@ from forebay.base.value_columns import column_of
 from forebay.base.value_inference import spec_of, widened
 from forebay.base.value_readers import Bytes, Getter, getter_of, own, widened_array
 from forebay.base.value_types import Spec, arrow_type, schema_of
+from forebay.caching.arrow_messages import (
+    decompress,
+    decompressed_bytes,
+    read_message,
+    record_batches,
+)
 from forebay.caching.block_dataset import KEPT_BYTES
 from forebay.caching.index import CachePlan, Index, Layout
 from forebay.caching.layout import MOST_MEMORY_BYTES, Blocks, shard_name
-from forebay.caching.record_batches import (
-    decompress,
-    decompressed_bytes,
-    record_batches,
-    rows_of,
-)
 from forebay.caching.structure import (
     generalized,
     is_generalized,
@@ -133,7 +133,7 @@ class Shard:
                 rows = [batch.num_rows for batch in batches]
                 self._getters = [self._getters_of(batch, self._map) for batch in batches]
             else:
-                rows = [rows_of(self._map.data, start) for start, _ in self._blocks]
+                rows = [read_message(self._map.data, start).rows for start, _ in self._blocks]
                 if min(rows, default=0) < 0:
                     raise ValueError(f"a block of {min(rows)} rows")
             ends = [*accumulate(rows)]

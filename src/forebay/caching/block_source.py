@@ -18,6 +18,7 @@ import numpy.typing as npt
 from forebay.base.output_names import PRIVATE
 from forebay.base.process import memory_file_of
 from forebay.base.store_errors import BROKEN, MISSING, REFUSED, THROTTLED, store_advice
+from forebay.caching.arrow_messages import decompress
 from forebay.caching.fetch_policy import WRONG, GivenUp, Unit
 from forebay.caching.layout import BLOCKS, DAMAGES, INDEX, Blocks, shard_name
 from forebay.caching.stores import BucketError, ObjectStore
@@ -136,8 +137,6 @@ class CacheSource(BlockSource):
         """See `BlockSource`: blocks are decompressed for all who read them."""
         if self._compression is None:
             return super().fill(block, data, view)
-        from forebay.caching.record_batches import decompress  # loads Arrow
-
         nbytes = int(self._blocks.nbytes[block])
         try:
             decompress(data, self._compression, view[:nbytes])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -40,7 +41,7 @@ MOST_ENDS = 5
 # Exceptions of NumPy and Arrow for bytes that are not those of a block.
 TORN = (
     *(RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
-    *(pa.ArrowException, UnicodeError, OSError),
+    *(pa.ArrowException, UnicodeError, OSError, EOFError, struct.error),
 )
 
 Span = tuple[int, int, int]  # block, first byte in it, number of bytes

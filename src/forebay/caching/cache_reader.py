@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
-from forebay.base.arrow_messages import read_message
 from forebay.base.value_classes import Classes
 from forebay.base.value_readers import Bytes, getter_of, own
 from forebay.base.value_types import Spec, schema_of
+from forebay.caching.arrow_messages import check_compression
 from forebay.caching.bucket_reader import TORN, BucketReader, Shared, Span
 from forebay.caching.fetcher_process import FetcherProcess, Place
 from forebay.caching.index import Index
@@ -97,8 +97,7 @@ class CacheReader(BucketReader):
     def _columns(self, block: int, whole: Bytes) -> list[tuple[Spec, pa.Array]]:
         """Return the columns of a block of which the head is there, and their types."""
         shard = self._shard_of(block)
-        if read_message(whole.data).is_compressed:  # the fetcher would have decompressed it
-            raise ValueError("its columns are compressed, and the index says that they are not")
+        check_compression(whole.data, None)  # the fetcher has decompressed it
         batch = pa.ipc.read_record_batch(pa.py_buffer(whole), self._cache.schemas[shard])
         if batch.num_rows != self.blocks.rows(block):
             raise ValueError(f"{batch.num_rows} rows")

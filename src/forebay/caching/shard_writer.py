@@ -32,6 +32,7 @@ from forebay.base.randomness import seed_generators, seed_of_text
 from forebay.base.value_classes import MisfitError
 from forebay.base.value_inference import named_misfit, spec_of, widened
 from forebay.base.value_types import Spec, schema_of
+from forebay.caching.arrow_messages import decompressed_bytes, record_batches
 from forebay.caching.arrow_shards import (
     FORMAT,
     KEY,
@@ -42,7 +43,6 @@ from forebay.caching.arrow_shards import (
 from forebay.caching.earlier_shards import earlier_samples
 from forebay.caching.index import CachePlan, Layout
 from forebay.caching.layout import BLOCK, MOST_BLOCK_BYTES, checksums, shard_name
-from forebay.caching.record_batches import decompressed_bytes, record_batches
 from forebay.caching.structure import (
     MISSING,
     generalized,

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from forebay.base.arrow_messages import (
+from forebay.base.table_files import refuse
+from forebay.caching.arrow_messages import (
     DICTIONARY,
     RECORD_BATCH,
     SCHEMA,
@@ -26,7 +27,6 @@ from forebay.base.arrow_messages import (
     prefix_of,
     read_message,
 )
-from forebay.base.table_files import refuse
 from forebay.shards.arrow_rows import (
     batch_of_bytes,
     bytes_of_batch,

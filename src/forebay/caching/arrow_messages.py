@@ -1,7 +1,10 @@
-"""Record batches as they lie in Arrow's files: where they are, and whether they are compressed.
+"""Arrow's messages as bytes: where their parts are, and what compressed record batches become.
 
     compressed  metadata │ size, zstd │ size, zstd │ …
                     └─ decompress ──> metadata │ bytes │ bytes │ …
+
+A message is a FlatBuffers table: each field is found by an offset, which may lead anywhere in the
+bytes at hand; what is outside of them raises `struct.error`.
 
 Arrow compresses each buffer by itself, behind its size, and would decompress whatever claims to be
 compressed: a few bytes may become gigabytes. So forebay decompresses, after it has compared the
@@ -15,21 +18,122 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import pyarrow as pa
-
-from forebay.base.arrow_messages import entry_at, field_at, number_at, target_at
 from forebay.caching.layout import MOST_TIMES
 
-# As Arrow numbers them.
-_CODECS = {"lz4": 0, "zstd": 1}
-# Where FlatBuffers has a field: the offsets of the tables `Footer`, `Message`, `RecordBatch` and
-# `BodyCompression` of Arrow's file format, and the bytes of a `Block`, which begins with an offset,
-# and of a `Buffer`.
-_DICTIONARIES, _BATCHES, _HEADER, _BODY_LENGTH, _CUSTOM = 2, 3, 2, 3, 4
+# Which message it is.
+SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
+# Where FlatBuffers has a field: offsets of the tables `Footer`, `Message`, `DictionaryBatch`,
+# `RecordBatch` and `BodyCompression` of Arrow's formats; and the bytes of a `Block`, which begins
+# with an offset, and of a `Buffer`.
+_DICTIONARIES, _BATCHES = 2, 3
+_KIND, _HEADER, _BODY, _CUSTOM = 1, 2, 3, 4
+_ID, _DATA, _IS_DELTA = 0, 1, 2
 _ROWS, _BUFFERS, _COMPRESSION, _CODEC = 0, 2, 3, 0
 _BLOCK_BYTES, _BUFFER_BYTES = 24, 16
+# Before a message, where it is as Arrow has it since version 0.15.
+_CONTINUED = -1
+# As Arrow numbers them.
+_CODECS = {"lz4": 0, "zstd": 1}
 # Where decompressed buffers begin; as Arrow recommends.
 _ALIGNMENT = 64
+
+
+class ArrowMessage(NamedTuple):
+    """One message of a stream.
+
+    Attributes:
+        kind: SCHEMA, DICTIONARY, RECORD_BATCH or another number.
+        body: Bytes of its body.
+        batch: Where its table `RecordBatch` is; 0 if it has none.
+        rows: How many rows that says it has.
+        is_compressed: Whether its buffers are compressed.
+        dictionary: The number of the dictionary that it has.
+        is_delta: Whether it adds to that.
+    """
+
+    kind: int
+    body: int
+    batch: int
+    rows: int
+    is_compressed: bool
+    dictionary: int
+    is_delta: bool
+
+
+def prefix_of(data: memoryview) -> tuple[int, int]:
+    """Return the bytes before a message, and those of its metadata: 0 at the end of a stream."""
+    length = number_at(data, "i", 0)
+    return (8, number_at(data, "i", 4)) if length == _CONTINUED else (4, length)
+
+
+def read_message(data: memoryview, start: int = 0) -> ArrowMessage:
+    """Return what a message is, given its bytes or those of its metadata."""
+    table = _table_of(data, start)
+    kind = _value(data, table, _KIND, "B")
+    header = target_at(data, field_at(data, table, _HEADER))
+    batch = number = is_delta = 0
+    if kind == DICTIONARY:
+        number, is_delta = _value(data, header, _ID, "q"), _value(data, header, _IS_DELTA, "B")
+        batch = target_at(data, field_at(data, header, _DATA))
+    elif kind == RECORD_BATCH:
+        batch = header
+    # As Arrow has it, and as Arrow 0.17 had it.
+    is_compressed = batch and (
+        field_at(data, batch, _COMPRESSION) or field_at(data, table, _CUSTOM)
+    )
+    body, rows = _value(data, table, _BODY, "q"), _value(data, batch, _ROWS, "q") if batch else 0
+    return ArrowMessage(kind, body, batch, rows, bool(is_compressed), number, bool(is_delta))
+
+
+def decompressed_sizes(data: memoryview, message: ArrowMessage) -> Iterator[int]:
+    """Yield how many bytes each compressed buffer of a record batch says it becomes."""
+    body = len(data) - message.body
+    if not (at := field_at(data, message.batch, _BUFFERS)):
+        return
+    buffers = target_at(data, at)
+    for each in range(number_at(data, "I", buffers)):
+        start, length = struct.unpack_from("<qq", data, buffers + 4 + each * _BUFFER_BYTES)
+        if not 0 <= start <= message.body - length <= message.body:
+            raise ValueError("a buffer that is outside of its message")
+        if length >= 8:
+            yield max(number_at(data, "q", body + start), length)
+
+
+def number_at(data: memoryview, form: str, at: int) -> int:
+    """Return a number, in the form that `struct` names."""
+    return int(struct.unpack_from(f"<{form}", data, at)[0])
+
+
+def target_at(data: memoryview, at: int) -> int:
+    """Return where an offset leads."""
+    return at + number_at(data, "I", at)
+
+
+def field_at(data: memoryview, table: int, index: int) -> int:
+    """Return where a field of a table is; 0 if the table does not have it."""
+    at = entry_at(data, table, index)
+    offset = number_at(data, "H", at) if at else 0
+    return offset and table + offset
+
+
+def entry_at(data: memoryview, table: int, index: int) -> int:
+    """Return where it is written where a field is; 0 if that is nowhere."""
+    fields, at = table - number_at(data, "i", table), 4 + 2 * index
+    return fields + at if at < number_at(data, "H", fields) else 0
+
+
+def _table_of(data: memoryview, start: int) -> int:
+    """Return where the table `Message` of a message is."""
+    return target_at(data, start + (8 if number_at(data, "i", start) == _CONTINUED else 4))
+
+
+def _value(data: memoryview, table: int, index: int, form: str) -> int:
+    """Return a number of a table; 0, which is not stored, if the table does not have it."""
+    at = field_at(data, table, index)
+    return number_at(data, form, at) if at else 0
+
+
+# ---- record batches ------------------------------------------------------------------------------
 
 
 def record_batches(data: memoryview, compression: str | None = None) -> list[tuple[int, int]]:
@@ -74,12 +178,6 @@ def check_compression(data: memoryview, compression: str | None, start: int = 0)
         raise ValueError(f"its columns are compressed, but not with {compression!r}")
 
 
-def rows_of(data: memoryview, start: int = 0) -> int:
-    """Return how many rows a record batch says that it has."""
-    at = field_at(data, _tables(data, start)[1], _ROWS)
-    return number_at(data, "q", at) if at else 0
-
-
 class _Buffer(NamedTuple):
     """A buffer of a compressed record batch.
 
@@ -115,6 +213,8 @@ def decompress(data: memoryview, compression: str, into: memoryview) -> None:
     Raises:
         ValueError: The record batch is not compressed like that, or has another size.
     """
+    import pyarrow as pa  # a fetcher of what is not compressed does without
+
     try:
         check_compression(data, compression)
         found = decompressed_bytes(data, compression)
@@ -132,7 +232,7 @@ def decompress(data: memoryview, compression: str, into: memoryview) -> None:
                 if stream.readinto(part) != buffer.size:
                     raise ValueError("a buffer has fewer bytes than it says")
         message, batch = _tables(into, 0)
-        struct.pack_into("<q", into, field_at(into, message, _BODY_LENGTH), len(into) - head)
+        struct.pack_into("<q", into, field_at(into, message, _BODY), len(into) - head)
         struct.pack_into("<H", into, entry_at(into, batch, _COMPRESSION), 0)  # it has none now
     except (struct.error, OSError, IndexError) as error:
         raise ValueError(f"its columns cannot be decompressed: {error}") from error
@@ -171,12 +271,12 @@ def _buffers(data: memoryview, compression: str) -> Iterator[_Buffer]:
 def _head_bytes(data: memoryview) -> int:
     """Return how many bytes the metadata of a record batch has, with its length before it."""
     size = 8 + number_at(data, "i", 4)
-    if number_at(data, "i", 0) != -1 or not 8 < size <= len(data):
+    if number_at(data, "i", 0) != _CONTINUED or not 8 < size <= len(data):
         raise ValueError("its metadata lies outside of its block")
     return size
 
 
 def _tables(data: memoryview, start: int) -> tuple[int, int]:
     """Return where the tables `Message` and `RecordBatch` of a record batch are."""
-    message = target_at(data, start + (8 if number_at(data, "i", start) == -1 else 4))
+    message = _table_of(data, start)
     return message, target_at(data, field_at(data, message, _HEADER))
