@@ -38,7 +38,7 @@ class Tracing:
     """Switches tracing on and off in this process, by methods that do nothing."""
 
     def __init__(self) -> None:
-        from forebay.loading.batch_timer import BatchTimer
+        from forebay.loading.batch_job import BatchTimer
         from forebay.observe.record import Trace
 
         calls = ((BatchTimer, "timing"), (Trace, "taken"), (Trace, "taken_at_once"))

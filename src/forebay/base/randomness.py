@@ -190,7 +190,8 @@ class Turns:
         self.disturbed |= self._beside - {thread}
 
     def _wait_for(self, is_true: Callable[[], bool]) -> None:
-        wait_until(lambda seconds: self._changed.wait_for(is_true, seconds))
+        if not is_true():
+            wait_until(lambda seconds: self._changed.wait_for(is_true, seconds))
 
     def is_taken_by(self, thread: int) -> bool:
         """Return whether a thread runs alone, or is the next to do so."""

@@ -1,7 +1,7 @@
-"""Make one batch in a worker: fetch, collate, pack.
+"""Make one batch in a worker: fetch, collate, pack; and measure the time that it takes.
 
 BatchJob           in any worker; by itself, in a thread
-├── LocalJob       without workers, in the trainer's thread
+├── LocalJob       without workers, in the trainer's thread; see `local_feed.py`
 └── ProcessJob     in a worker process: packs batches into shared memory
     └── HostedJob  on a cluster
 """
@@ -9,22 +9,23 @@ BatchJob           in any worker; by itself, in a thread
 from __future__ import annotations
 
 import functools
+import math
+import operator
+import resource
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from multiprocessing.reduction import DupFd
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.graph_settings import apply_sharding
 
 from forebay.base import torch_internals
 from forebay.base.batches import nbytes
 from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns
+from forebay.base.machine import PrivateMemory, queued_s, read_bytes
 from forebay.errors import cut_own_frames, shortened
-from forebay.loading.batch_timer import BatchTimer
 from forebay.loading.fetch import BatchFetcher, EndOfDataset, SampleError
 from forebay.loading.messages import (
     BatchError,
@@ -38,9 +39,97 @@ from forebay.loading.messages import (
 from forebay.loading.snapshots import Snapshots, as_bytes
 from forebay.memory.packing import Packer, collate_into
 from forebay.memory.slab import Slab
-from forebay.observe.measurements import Timing
+from forebay.observe.measurements import SlowSample, Timing
+from forebay.observe.record import FINEST_S, MEASURED_S, SAMPLED_S
 from forebay.pools.events import Answer, Assignment
-from forebay.ranks import process_group
+
+# ---- time ----------------------------------------------------------------------------------------
+# Measured in the worker's own thread.
+
+
+class _Used(NamedTuple):
+    """What a worker has used so far, or for a `Timing`."""
+
+    cpu_s: float = 0.0
+    queued_s: float = 0.0
+    threads_s: float = 0.0
+    system_s: float = 0.0
+    faults: int = 0
+    read_bytes: int = 0
+
+
+class BatchTimer:
+    """Adds up times until there is a `Timing` to send.
+
+    Three readings of the clock for each batch: tiny ones take only some ten microseconds.
+    """
+
+    def __init__(self, *, is_worker: bool = False, is_process: bool = False) -> None:
+        self.began_at = self.fetched_at = 0.0
+        self.sample_cpu_s = 0.0  # of threads that fetch samples
+        self._is_worker, self._is_process = is_worker, is_process
+        self._due = 0.0  # when to make a timing of a tiny batch
+        self._measured_at = math.inf  # when the following was measured; inf for not yet
+        self._used = _Used()
+        self._memory = PrivateMemory(time.perf_counter()) if is_process else None
+        self._clear(time.perf_counter())
+
+    def _clear(self, now: float) -> None:
+        """Begin new sums: of all batches since the last timing."""
+        self._since = now
+        self._batches, self._busy_s, self._fetch_s, self._failed_s = 0, 0.0, 0.0, 0.0
+        self._slowest: SlowSample | None = None
+
+    def measure(self) -> None:
+        """Begin to measure the processor time of this thread, and of those that fetch samples."""
+        cpu_s = time.thread_time() + self.sample_cpu_s
+        used = resource.getrusage(resource.RUSAGE_THREAD)
+        threads_s = time.process_time() - cpu_s if self._is_process else 0.0
+        self._used = _Used(
+            cpu_s, queued_s(), threads_s, used.ru_stime, used.ru_minflt, read_bytes()
+        )
+        self._measured_at = time.perf_counter()
+
+    def failed(self) -> None:
+        """Leave the present batch out: it is not made, but the worker had something to do."""
+        self._failed_s += time.perf_counter() - self.began_at
+
+    def timing(self, worker_id: int, slowest: SlowSample | None) -> Timing | None:
+        """Return the time spent on the batch that has just become ready; None if that is little."""
+        now, began_at = time.perf_counter(), self.began_at
+        seconds = now - began_at
+        self._batches += 1
+        self._busy_s += seconds
+        self._fetch_s += self.fetched_at - began_at
+        if slowest and (self._slowest is None or slowest.seconds > self._slowest.seconds):
+            self._slowest = slowest
+        if seconds < FINEST_S and now < self._due:
+            return None
+        used = _Used()
+        if now - self._measured_at >= MEASURED_S:
+            before = self._used
+            self.measure()
+            used = _Used(*map(operator.sub, self._used, before))
+        idle_s = now - self._since - self._busy_s - self._failed_s if self._is_worker else 0.0
+        timing = Timing(
+            worker_id=worker_id,
+            ended_at=now,
+            seconds=seconds,
+            batches=self._batches,
+            busy_s=self._busy_s,
+            fetch_s=self._fetch_s,
+            collate_s=self._busy_s - self._fetch_s,
+            idle_s=max(idle_s, 0.0),
+            slowest=self._slowest,
+            private_bytes=self._memory.measured(now, used.faults) if self._memory else 0,
+            **used._replace(threads_s=max(used.threads_s, 0.0))._asdict(),
+        )
+        self._due = now + SAMPLED_S
+        self._clear(now)
+        return timing
+
+
+# ---- batches -------------------------------------------------------------------------------------
 
 # What a batch counts as at least: the records about one that waits take that much memory.
 LEAST_BYTES = 1 << 10
@@ -244,42 +333,6 @@ class BatchJob:
         where = self.where.format(self._worker_id).removeprefix("in DataLoader ")
         note = f"forebay: {what}, {request}, {where}"
         return (note,) if self._spec.seed is None else (note, request.replay_note)
-
-
-class LocalJob(BatchJob):
-    """Makes batches in the trainer's own thread, without setting up a worker.
-
-    Attributes:
-        seeds: With a seed, seeds the samples, which are made one at a time.
-    """
-
-    where = "in this process"
-
-    def __init__(self, spec: BatchSpec) -> None:
-        """See `BatchJob`."""
-        super().__init__(spec, turns=turns_of(spec) if spec.concurrency > 1 else None)
-        self._seeds = self.seeds = None if spec.seed is None or self._turns else BatchSeeds()
-        if isinstance(spec.dataset, IterDataPipe | MapDataPipe):
-            apply_sharding(spec.dataset, *process_group())
-
-    def prepare(
-        self, request: BatchRequest, generators: Callable[[], AbstractContextManager[Any]]
-    ) -> None:
-        """Begin to iterate an iterable dataset, if this is the first request of its epoch."""
-        fetcher = self._fetcher or self._made_fetcher()
-        if not fetcher.is_open_for(request):
-            with generators():
-                fetcher.open(request)
-
-    def state(self) -> WorkerState | None:
-        """Return the state of an iterable dataset; None if it was not read."""
-        return None if self._fetcher is None else self._fetcher.state_read_here()
-
-    def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
-        """Return an error that the trainer's loop raises, even if it ends the process."""
-        if isinstance(error, KeyboardInterrupt):
-            raise error
-        return self.raised(request, error, None)
 
 
 class ProcessJob(BatchJob):

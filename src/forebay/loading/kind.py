@@ -253,10 +253,10 @@ class LoaderKind(LoaderArguments, ABC):
         """Return what the batches of this process are made in: generators of their own.
 
         Args:
-            seeds: Seeds their samples; None without a seed.
+            seeds: Seeds their samples; None if nothing in them is seeded.
         """
         # With a seed, the trainer's random numbers do not depend on the batches, nor they on it.
-        return None if seeds is None or self.is_sliced else seeds.batch
+        return None if seeds is None else seeds.batch
 
     def worker_seed(self, epoch: int) -> int | None:
         """Return the base seed of workers in an epoch; None if they go on drawing."""
@@ -392,7 +392,7 @@ class LoaderKind(LoaderArguments, ABC):
 
     def rest_of(self, position: Position) -> Rest:
         """Return how to begin at a position."""
-        return Rest(position.start)
+        return Rest(Start.of(position))
 
     def begin_at(self, position: Position) -> None:
         """Take what this kind continues with from a position."""

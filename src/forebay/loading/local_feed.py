@@ -14,12 +14,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.graph_settings import apply_sharding
+
 from forebay.base.batches import nbytes
+from forebay.base.draw_detection import BatchSeeds
 from forebay.base.libraries import one_thread
 from forebay.engine.engine import NewTask
-from forebay.loading.batch_job import LocalJob
+from forebay.loading.batch_job import BatchJob, turns_of
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import (
+    BatchRequest,
     BatchResult,
     BatchSpec,
     Result,
@@ -27,15 +32,51 @@ from forebay.loading.messages import (
     WorkerState,
 )
 from forebay.loading.open_feeds import EXIT, LEAVE_S, OPEN_FEEDS, leave_at_exit
+from forebay.loading.selections import Generators
 from forebay.observe.record import FINEST_S, Trace
 from forebay.pools.events import Assignment, Refusal
 from forebay.pools.worker import failure_of
+from forebay.ranks import process_group
 
 # A thread is worth it for batches of so many seconds, if the caller does something else for this
 # share of that time: otherwise the two only wait for each other.
 LEAST_S, STEP_SHARE = 0.0003, 0.25
 # Steps that count for that, about.
 SMOOTHED = 8
+
+
+class LocalJob(BatchJob):
+    """Makes batches in the trainer's own thread, without setting up a worker.
+
+    Args:
+        seeds: Seeds the samples, which are made one at a time; None if nothing is seeded, or
+            several are made at once.
+    """
+
+    where = "in this process"
+
+    def __init__(self, spec: BatchSpec, seeds: BatchSeeds | None) -> None:
+        super().__init__(spec, turns=turns_of(spec) if spec.concurrency > 1 else None)
+        self._seeds = seeds
+        if isinstance(spec.dataset, IterDataPipe | MapDataPipe):
+            apply_sharding(spec.dataset, *process_group())
+
+    def prepare(self, request: BatchRequest, generators: Generators) -> None:
+        """Begin to iterate an iterable dataset, if this is the first request of its epoch."""
+        fetcher = self._fetcher or self._made_fetcher()
+        if not fetcher.is_open_for(request):
+            with generators():
+                fetcher.open(request)
+
+    def state(self) -> WorkerState | None:
+        """Return the state of an iterable dataset; None if it was not read."""
+        return None if self._fetcher is None else self._fetcher.state_read_here()
+
+    def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
+        """Return an error that the trainer's loop raises, even if it ends the process."""
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        return self.raised(request, error, None)
 
 
 class LocalFeed:
@@ -47,8 +88,10 @@ class LocalFeed:
 
     def __init__(self, kind: LoaderKind, spec: BatchSpec, trace: Trace) -> None:
         self.exhausted: dict[int, int] = {}
-        self._job = LocalJob(spec)
-        self._generators = kind.local_generators(spec, self._job.seeds)
+        # A slice of what is in memory draws nothing.
+        is_seeded = spec.seed is not None and spec.concurrency == 1 and not kind.is_sliced
+        seeds = BatchSeeds() if is_seeded else None
+        self._job, self._generators = LocalJob(spec, seeds), kind.local_generators(spec, seeds)
         self._trace, trace.num_workers = trace, 0
         self._is_slow = True  # so that measuring a batch takes a small part of it
         self._made_s = self._step_s = 0.0
@@ -57,10 +100,11 @@ class LocalFeed:
         # Those before the queue's: None or a cancelled one is left to the caller.
         self._ahead: deque[tuple[NewTask, Future[Result] | None]] = deque()
         self._most_ahead = kind.sliced_ahead
-        self._job_ahead = LocalJob(spec) if self._most_ahead else self._job  # of the thread
+        self._job_ahead = LocalJob(spec, None) if self._most_ahead else self._job  # of the thread
         self._thread: ThreadPoolExecutor | None = None
         self._owner = os.getpid()
         self.in_use = threading.RLock()
+        self._has_ended = self._ending.is_set()  # with the interpreter
         OPEN_FEEDS.add(self)
 
     def put(self, tasks: list[NewTask]) -> None:
@@ -85,7 +129,8 @@ class LocalFeed:
 
     def take(self) -> tuple[int, Result]:
         """Make the next batch, or wait for the thread that does, and return it with its task."""
-        leave_at_exit()
+        if self._has_ended:
+            leave_at_exit()
         if os.getpid() != self._owner:  # in a fork of the trainer there is no such thread
             self._queue.extendleft(task for task, _ in reversed(self._ahead))
             self._ahead.clear()
@@ -168,7 +213,8 @@ class LocalFeed:
         thread, self._thread, self._most_ahead = self._thread, None, 0
         if thread is not None and os.getpid() == self._owner:
             thread.shutdown(cancel_futures=True)
-        if self._ending.is_set() and self.in_use.acquire(timeout=self._leave_s):
+        self._has_ended = self._ending.is_set()
+        if self._has_ended and self.in_use.acquire(timeout=self._leave_s):
             self.in_use.release()
 
     def interrupted(self) -> None:

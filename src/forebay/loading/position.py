@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.errors import shortened
-from forebay.loading.selections import Drawn, Start
 
 VERSION = 3
 # More than any count in practice, and less than the largest 64-bit integer.
@@ -59,15 +58,6 @@ class Position:
     sample: int = 0
     seed: int | None = None
     kind_state: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def start(self) -> Start:
-        """Where to begin in the epoch."""
-        own = self.kind_state
-        by_sample = self.batch > 0 and own.get("counts_samples", False)
-        drawn = None if own.get("drawn") is None else Drawn(*own["drawn"])
-        place = self.epoch, self.batch, self.sample, own.get("length"), by_sample
-        return Start(*place, own.get("origin", 0), drawn)
 
     def to_state(self) -> dict[str, Any]:
         """Return a dict, JSON-serializable if the states of the user's objects are."""

@@ -37,7 +37,7 @@ def replayed(kind: LoaderKind, progress: LoaderProgress, epoch: int, batch: int)
     origin = planner.origin_of(epoch)
     if resumed is not None:
         kind.begin_at(resumed)
-        begun = resumed.start
+        begun = Start.of(resumed)
         origin = begun.origin + (epoch - begun.epoch) * (kind.end_of(Start(epoch)) or 0)
     states = None if planned is None else planned.sampler_states
     known = None if planned is None else planned.start

@@ -197,7 +197,7 @@ class ReadsSampler(LoaderKind):
 
     def contradictions(self, position: Position) -> Mapping[str, bool]:
         """See `LoaderKind`. Only a sampler with a state has what it drew in the loader's."""
-        drawn, is_wrong = position.start.drawn, False
+        drawn, is_wrong = Start.of(position).drawn, False
         if drawn is not None:
             states = position.kind_state["sampler"] or ()
             is_of_lists = all(isinstance(each, list) and each for each in drawn.batches)

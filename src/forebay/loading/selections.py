@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler
 
 from forebay.failures import Failure
 from forebay.loading.messages import BatchRequest, BatchResult, Result, WorkerExhausted, WorkerState
+from forebay.loading.position import Position
 from forebay.loading.samplers import SamplerStates
 from forebay.observe.measurements import Setup
 
@@ -129,6 +130,15 @@ class Start(NamedTuple):
     by_sample: bool = False
     origin: int = 0
     drawn: Drawn | None = None
+
+    @classmethod
+    def of(cls, position: Position) -> Start:
+        """Return where to begin at a position."""
+        own = position.kind_state
+        by_sample = position.batch > 0 and own.get("counts_samples", False)
+        drawn = None if own.get("drawn") is None else Drawn(*own["drawn"])
+        known = position.epoch, position.batch, position.sample, own.get("length"), by_sample
+        return cls(*known, own.get("origin", 0), drawn)
 
 
 class Rest(NamedTuple):

@@ -239,7 +239,7 @@ class TorchKind(ReadsSampler):
         own, is_rest = position.kind_state, position.batch > 0
         states = tuple(WorkerState(*each) for each in own.get("worker_states", ()))
         return Rest(
-            position.start,
+            Start.of(position),
             own.get("next_worker", 0),
             states,
             keeps_generators=is_rest and self.generator is None,
