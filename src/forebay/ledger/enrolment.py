@@ -22,7 +22,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
 from forebay.errors import InputError
@@ -34,6 +34,7 @@ from forebay.ledger.database import (
     listed_rows,
     numbered_columns,
     outputs_column,
+    pages,
     query_of,
     storables,
 )
@@ -62,8 +63,7 @@ def merge(
     Args:
         seen: Finds what is listed twice; None if nothing can be.
     """
-    remaining = iter(listing)
-    known = _skip_known(db, remaining)
+    known, remaining = _skip_known(db, iter(listing))
     if known.following is None and not (complete and last_ordinal(db) > known.count):
         return known.enrolment(), None
     rest = remaining if known.following is None else chain((known.following,), remaining)
@@ -233,28 +233,52 @@ class _Known:
         unseen = self.unseen, self.unseen_names
         return Enrolment(new, self.count, 0, 0, 0, 0, 0, *unseen)
 
+    def add(self, page: Sequence[Input], rows: Sequence[tuple[Any, ...]]) -> int | None:
+        """Add inputs as far as nothing changes; return where something does, None for nowhere.
 
-def _skip_known(db: sqlite3.Connection, listing: Iterator[Input]) -> _Known:
-    """Read a listing up to the first input that is not where the ledger has it, or changed."""
-    known, names = _Known(), list[str]()
-    rows = listed_rows(query_of(db))
-    for one in listing:
-        row = next(rows, None)
-        if row is None or row[1:4] != one:
-            found = CHANGED
-            if row is not None and row[1:3] == one[:2]:
-                found = identity_change(row.identity, one.identity)
-            if found == UNSEEN and row is not None and row.state != DONE:
+        Args:
+            rows: What the ledger has in their places: ordinal, source, row, identity, state.
+        """
+        for at, one in enumerate(page):
+            found, is_known = CHANGED, at < len(rows)
+            if is_known and rows[at][1:3] == one[:2]:
+                found = identity_change(rows[at][3], one.identity)
+            if found == UNSEEN and rows[at][4] != DONE:
                 found = CHANGED  # see `rearrange`
             if found not in (SAME, UNSEEN):
-                known.following, known.is_all = one, row is None
-                break
+                self.following, self.is_all = one, not is_known
+                return at
             if found == UNSEEN:
-                known.unseen += 1
-                names += [one.source or one.row or ""] * (len(names) < NAMED)
-        known.count += 1
-    known.unseen_names = (*names,)
-    return known
+                self.unseen += 1
+                if len(self.unseen_names) < NAMED:
+                    self.unseen_names += (one.source or one.row or "",)
+            self.count += 1
+        return None
+
+
+_SELECT_KNOWN = (
+    "SELECT ordinal, source, row, identity, state FROM inputs "
+    "WHERE ordinal > ? ORDER BY ordinal LIMIT ?"
+)
+
+
+def _skip_known(db: sqlite3.Connection, listing: Iterator[Input]) -> tuple[_Known, Iterator[Input]]:
+    """Read a listing up to the first input that is not where the ledger has it, or changed.
+
+    Return the rest of the listing, too, which begins after that input.
+    """
+    known = _Known()
+    for rows in chain(pages(query_of(db), _SELECT_KNOWN), repeat([])):
+        page = [*islice(listing, max(len(rows), 1))]
+        if not page:
+            break
+        if len(page) < len(rows) or [row[1:4] for row in rows] != page:  # else all are as they were
+            following = known.add(page, rows)
+            if following is not None:
+                return known, chain(page[following + 1 :], listing)
+        else:
+            known.count += len(page)
+    return known, listing
 
 
 def _has_gone(db: sqlite3.Connection) -> bool:
