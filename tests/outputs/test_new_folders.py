@@ -280,3 +280,16 @@ def test_an_input_of_a_bucket_has_a_folder_only_if_it_writes_a_file(tmp_path, mo
     out = uploads.begin("")
     assert commit(uploads, out) == ()
     assert [path.name.count("-") for path in tmp_path.glob("**/staging/*")] == [1]
+
+
+def test_without_a_home_the_folder_of_a_bucket_has_to_be_named(monkeypatch):
+    """A container's user may have no name, and then Python knows no home."""
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(OutputError, match="Set XDG_STATE_HOME"):
+        BucketFolder("memory://new-folders/out")

@@ -165,7 +165,15 @@ class Uploads(Staging):
 def private_folder_of(store: Store) -> Path:
     """Return the local folder that belongs to a URL."""
     home = os.environ.get("XDG_STATE_HOME", "")
-    states = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "state"
+    try:
+        states = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "state"
+    except RuntimeError as error:
+        raise OutputError(
+            "this user has no home folder, where forebay keeps the ledger of a run whose output is "
+            "a URL\n"
+            "  Nothing was started. Set XDG_STATE_HOME to a folder of your own (or HOME), the same "
+            "for every call."
+        ) from error
     name = shown_location(store.canonical_url)  # the same with a renewed token
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return states / "forebay" / digest[:16]
