@@ -282,7 +282,7 @@ class BatchJob:
         except BaseException:
             timer.failed()
             raise
-        state = self._state(must=request.wants_state)
+        state = self._state(must=request.wants_state) if self._spec.tracks_state else None
         result = BatchResult(
             batch, failures=tuple(fetcher.failures), is_empty=is_empty, state=state
         )

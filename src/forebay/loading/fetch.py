@@ -35,7 +35,7 @@ TIMED_S = 0.0001
 TIMED_BATCHES = 16
 FEW_SAMPLES = 4
 
-NONE_OWNED = OwnedGenerators()
+NONE_OWNED, NOTHING_KEPT = OwnedGenerators(), nullcontext()
 # Calls a function with one that seeds the generators; returns what it returns.
 RunSeeded = Callable[[Callable[[SetSeed], Any]], Any]
 
@@ -115,7 +115,7 @@ class BatchFetcher:
 
     def kept_owned(self) -> AbstractContextManager[None]:
         """Restore the generators that the dataset owns after a batch, where they are the user's."""
-        return nullcontext()
+        return NOTHING_KEPT
 
     def begin_more(self) -> None:
         """Begin to fetch samples of later requests, if several are fetched at once."""
@@ -259,8 +259,9 @@ class MapFetcher(BatchFetcher):
 
     def kept_owned(self) -> AbstractContextManager[None]:
         """See `BatchFetcher`: not in a worker, which may also be a thread."""
-        is_worker = isinstance(self._seeds, SeedsIfDrawn) or self._turns is not None
-        return nullcontext() if is_worker or not self._owned else self._owned.kept()
+        if not self._owned.parts or self._turns is not None:
+            return NOTHING_KEPT
+        return NOTHING_KEPT if isinstance(self._seeds, SeedsIfDrawn) else self._owned.kept()
 
     def _one_by_one(self, request: BatchRequest, indices: Sequence[Any]) -> list[Any]:
         def fetched(set_seed: SetSeed) -> list[Any]:

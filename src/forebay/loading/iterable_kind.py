@@ -167,7 +167,7 @@ class IterableKind(TorchKind):
         index = [None] * (self.batch_size or 0) if self.auto_collation else None
         return Reader(itertools.repeat(Selection(index)))
 
-    @property
+    @functools.cached_property
     def count(self) -> Callable[[Any], int]:
         """See `LoaderKind`."""
         return len if self.auto_collation else one

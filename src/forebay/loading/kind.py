@@ -276,7 +276,7 @@ class LoaderKind(LoaderArguments, ABC):
         """Return what the selections of epochs that have not begun depend on, to be compared."""
         return None
 
-    @property
+    @functools.cached_property
     def count(self) -> Callable[[Any], int]:
         """What counts the samples of an index."""
         return length_of_batch if self.auto_collation else one

@@ -110,7 +110,7 @@ class ReadsSampler(LoaderKind):
             yield from self._of_rank(sampler, start, self.shared)
             return
         follows, (rank, ranks), reading = self.follows, rank_of(sampler), self._reading
-        position, skip = rank << RANK_BITS, 0 if follows else start.batch
+        position, skip, count = rank << RANK_BITS, 0 if follows else start.batch, self.count
         if start.by_sample and not follows and type(sampler) is BatchSampler:
             rest: Any = itertools.islice(sampler.sampler, start.sample // ranks, None)
             sampler, skip = BatchSampler(rest, sampler.batch_size, sampler.drop_last), 0
@@ -128,7 +128,7 @@ class ReadsSampler(LoaderKind):
             for number, index in enumerate(every):
                 is_empty = False
                 index = copied(index, is_batch=self.auto_collation)
-                reading.size = self.count(index)
+                reading.size = count(index)
                 if number >= skip:
                     states = self._states() if follows and number >= known else None
                     yield Selection(index, position, 0, states)

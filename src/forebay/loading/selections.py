@@ -405,6 +405,8 @@ def one(_: Any) -> int:
 
 def length_of_batch(index: Any) -> int:
     """Return how many samples what a sampler yielded for a batch has."""
+    if type(index) is list:  # nearly always
+        return len(index)
     try:
         # `len` of a tensor takes a microsecond, and a batch may take no more than twenty.
         return index.size(0) if isinstance(index, torch.Tensor) else len(index)
