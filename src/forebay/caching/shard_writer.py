@@ -19,7 +19,7 @@ import json
 import os
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from forebay.base.datasets import OwnedGenerators
+from forebay.base.files import local_file
 from forebay.base.randomness import seed_generators, seed_of_text
 from forebay.base.value_classes import MisfitError
 from forebay.base.value_inference import named_misfit, spec_of, widened
@@ -40,7 +41,6 @@ from forebay.caching.arrow_shards import (
     Shard,
     common_layout,
 )
-from forebay.caching.earlier_shards import earlier_samples
 from forebay.caching.index import CachePlan, Layout
 from forebay.caching.layout import BLOCK, MOST_BLOCK_BYTES, checksums, shard_name
 from forebay.caching.structure import (
@@ -52,7 +52,7 @@ from forebay.caching.structure import (
 )
 from forebay.errors import FailuresError, message_of
 from forebay.failures import Failure, failure_to_json
-from forebay.ledger.records import EarlierRows
+from forebay.ledger.records import EarlierRows, Taken
 
 
 def specs_of(names: list[str], leaves: list[Any]) -> list[Spec]:
@@ -262,6 +262,29 @@ class ShardWork:
         except MisfitError as error:
             return error
         return None
+
+
+@contextmanager
+def earlier_samples(
+    taken: Sequence[Taken], open_shard: Callable[[Path], Any]
+) -> Iterator[Callable[[int], Any]]:
+    """Yield what returns a sample that a shard of an earlier run has; `MISSING` for another one.
+
+    Args:
+        open_shard: Opens a shard.
+    """
+    places: dict[int, tuple[Any, int]] = {}
+    with ExitStack() as stack:
+        for each in taken:
+            shard = open_shard(stack.enter_context(local_file(each.location)))
+            rows = zip(each.indices, each.rows, strict=True)
+            places.update((index, (shard, row)) for index, row in rows if row < len(shard))
+
+        def sample(index: int) -> Any:
+            shard, row = places.get(index, (None, 0))
+            return MISSING if shard is None else shard.sample(row)
+
+        yield sample
 
 
 def shard_record(path: Path, writer: ShardWriter) -> dict[str, Any]:
