@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forebay
-from forebay.caching.lane_files import PAGE, Extents, LaneFiles, rounded
+from forebay.caching.lane_files import PAGE, Extents, LaneFiles, rounded, shares_of
 
 LENGTHS = np.array([PAGE * 3, 100, PAGE + 1, PAGE, 5000, 70_000], np.int64)
 LIMIT = 1 << 20
@@ -21,7 +21,8 @@ LIMIT = 1 << 20
 def opened(folder, nbytes=LIMIT, identity="a", lanes=(0,), each=None):
     """Open the files of a folder, and lock those of some lanes."""
     with closing(LaneFiles(folder, identity, nbytes, LENGTHS)) as files:
-        files.missing = files.claim(lanes, each or nbytes // len(lanes), len(LENGTHS))
+        shares = dict.fromkeys(lanes, each or nbytes // len(lanes))
+        files.missing = files.claim(shares, len(LENGTHS))
         yield files
 
 
@@ -133,6 +134,21 @@ def test_any_records_are_read(tmp_path_factory, data, at):
     for block, place in sorted(kept(folder).items(), key=lambda each: each[1]):
         assert end <= place <= LIMIT - rounded(int(LENGTHS[block]))
         end = place + rounded(int(LENGTHS[block]))
+
+
+@pytest.mark.parametrize("rows", [[30] * 8, [31, 30, 30, 31, 30, 30, 29, 30]])
+def test_a_disk_for_nearly_all_blocks_lacks_one_and_not_one_of_each_lane(rows):
+    """The blocks of the lanes, 4 MiB each, have a head in each file beside them."""
+    block = 4 << 20
+    needs = {lane: block * count for lane, count in enumerate(rows)}
+    for room, missing in ((sum(needs.values()), 1), (sum(needs.values()) * 2, 0)):
+        shares = shares_of(needs, room, 31, block)
+        assert sum(shares.values()) <= room
+        kept = {lane: (share - PAGE * 2) // block for lane, share in shares.items()}
+        assert sum(rows) - sum(kept.values()) == missing
+    half = shares_of(needs, sum(needs.values()) // 2, 31, block)
+    assert sum(half.values()) <= sum(needs.values()) // 2
+    assert max(half.values()) - min(half.values()) <= 3 * block
 
 
 def test_no_space_is_an_error_at_the_start(tmp_path):

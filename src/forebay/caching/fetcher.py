@@ -33,6 +33,7 @@ from forebay.caching.fetch_policy import (
 )
 from forebay.caching.fetched_blocks import FetchedBlocks
 from forebay.caching.fetcher_process import Place
+from forebay.caching.lane_files import PAGE, shares_of
 from forebay.caching.link import ALIVE, accepted, error_as_sent, messages, packed_message
 from forebay.windows import dealt
 
@@ -272,8 +273,14 @@ class Fetcher(FetchedBlocks):
             rows = np.diff(np.append(self._source.first, self._source.samples))
             self._lanes = dealt(rows, lanes).tolist()
         most = -(-len(self._lengths) // lanes)
+        pages = -(-self._lengths.astype(np.int64) // PAGE) * PAGE
+        needs = np.bincount(self._lanes, pages, lanes).astype(int)[first:stop].tolist()
+        shares = shares_of(
+            dict(zip(range(first, stop), needs, strict=True)),
+            *(nbytes * (stop - first), most, int(pages.max())),
+        )
         try:
-            missing, why = self._files.claim(range(first, stop), nbytes, most), ""
+            missing, why = self._files.claim(shares, most), ""
         except OSError as error:
             missing, why = stop - first, error.strerror or str(error)
         for block, file in self._files.on_disk.items():

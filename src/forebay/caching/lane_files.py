@@ -18,7 +18,7 @@ import shutil
 import struct
 import time
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -42,6 +42,34 @@ _PATIENCE_S, _LOOK_S = 5.0, 0.02
 def rounded(nbytes: int) -> int:
     """Return a number of bytes in whole pages."""
     return -(-nbytes // PAGE) * PAGE
+
+
+def shares_of(needs: Mapping[int, int], room: int, blocks: int, largest: int) -> dict[int, int]:
+    """Return how many bytes of the disk the file of each lane may take. PURE.
+
+    Each takes an equal part in whole blocks, and no more than it needs; what is left goes to those
+    after it. So where there is room for nearly all blocks, one is missing, and not one of each
+    lane.
+
+    Args:
+        needs: The bytes of the blocks of each lane, each in whole pages.
+        room: The bytes for all.
+        blocks: How many blocks a lane has at most.
+        largest: The bytes of the largest block.
+    """
+    shares, head = {}, _head_bytes(2 * blocks)
+    for at, lane in enumerate(sorted(needs, key=lambda lane: needs[lane])):
+        share = room // (len(needs) - at)
+        if at + 1 < len(needs):
+            share -= max(share - head, 0) % largest
+        shares[lane] = min(share, head + needs[lane])
+        room -= shares[lane]
+    return shares
+
+
+def _head_bytes(records: int) -> int:
+    """Return how many bytes come before the blocks of a file."""
+    return rounded(PAGE + records * _RECORD.itemsize)
 
 
 class Extents:
@@ -110,7 +138,7 @@ class LaneFile:
         if not blocks <= count <= 8 * blocks + PAGE:
             os.ftruncate(file, 0)
             count = 2 * blocks
-        self._begin = rounded(PAGE + count * _RECORD.itemsize)
+        self._begin = _head_bytes(count)
         size = max(nbytes - self._begin, 0) // PAGE * PAGE
         os.ftruncate(file, self._begin + size)
         if not size:
@@ -122,7 +150,7 @@ class LaneFile:
     def find(self) -> None:
         """Find the blocks that are in the file now, and change nothing."""
         count = min(self._known_count(), os.fstat(self._file.fileno()).st_size)
-        self._begin = rounded(PAGE + count * _RECORD.itemsize)
+        self._begin = _head_bytes(count)
         self._adopt(count, max(os.fstat(self._file.fileno()).st_size - self._begin, 0))
 
     def _known_count(self) -> int:
@@ -255,17 +283,17 @@ class LaneFiles:
                 "space that you own."
             ) from error
 
-    def claim(self, lanes: Iterable[int], each: int, blocks: int) -> int:
+    def claim(self, shares: Mapping[int, int], blocks: int) -> int:
         """Lock the files of lanes; return of how many another process has the lock.
 
         What files in the folder take together stays within the limit: files that nobody has locked
         are removed for that, those of the most distant lanes first.
 
         Args:
-            each: Bytes for each lane.
+            shares: How many bytes each lane may take.
             blocks: How many blocks a lane has at most.
         """
-        wanted = [lane for lane in lanes if lane not in self.by_lane]
+        wanted = [lane for lane in shares if lane not in self.by_lane]
         if self._folder is None or not wanted:
             return 0
         missing = 0
@@ -278,21 +306,20 @@ class LaneFiles:
                     new[lane] = LaneFile(own, self._identity, self._lengths)
             others = self._paths().items() - {(lane, self._folder / _name(lane)) for lane in new}
             used = {lane: _allocated(path) for lane, path in others}
-            left = self._nbytes - sum(used.values())
+            left, taken = self._nbytes - sum(used.values()), sum(shares[lane] for lane in new)
             for lane in sorted(used, key=lambda lane: -min(abs(lane - own) for own in wanted)):
-                if left >= each * len(new) or lane in self.by_lane:
+                if left >= taken or lane in self.by_lane:
                     continue
                 path = self._folder / _name(lane)
                 if (file := _locked_file(path)) is not None:
                     with file:
                         path.unlink()
                     left += used[lane]
-            if new:
-                each = min(each, max(left, 0) // len(new))
+            part = min(max(left, 0) / max(taken, 1), 1.0)
             try:
                 # Those that shrink come first, so that others have their space.
                 for lane in sorted(new, key=lambda lane: -new[lane].nbytes):
-                    new[lane].allocate(each, blocks)
+                    new[lane].allocate(int(part * shares[lane]), blocks)
             except OSError:
                 for lane_file in new.values():
                     lane_file.close()
