@@ -110,6 +110,20 @@ def test_what_is_needed_now_overtakes_what_is_needed_later():
     assert [get.units[0].key for get in requests.due(0.1)] == [300]
 
 
+def test_the_next_epoch_waits_until_this_one_keeps_the_link_busy_no_more():
+    """They would share the link, and this epoch would end later."""
+    bucket, requests, got = Bucket(tail=0.0), Requests(Random(0)), list[int]()
+    for block in range(400):
+        requests.want(unit(block, shard=block), (1, block // 200, block))
+    bucket.run(
+        requests,
+        lambda: sum(each < 200 for each in got) == 200,
+        lambda done: got.extend(each.key for each in done),
+    )
+    ahead = sum(each >= 200 for each in got) + len(bucket.answers)
+    assert 0 < ahead * SIZE < START_BYTES / 2
+
+
 def test_what_is_needed_now_is_requested_at_once_unless_the_bucket_refuses():
     """More than the limit at first: else the first batch takes several round trips."""
     count = 2 * START_BYTES // SIZE

@@ -111,6 +111,7 @@ class _Wanted:
 class _Flight:
     get: Get
     began: float
+    epoch: int
     is_hedged: bool = False
 
 
@@ -214,7 +215,7 @@ class Requests:
             # What a reader waits for does not wait in turn, unless the bucket has refused requests:
             # the first batch needs more blocks than the first limit has room for.
             is_urgent = known.rank == NEEDED and not self._was_throttled
-            limit = MOST_BYTES if is_urgent else self.limit
+            limit = MOST_BYTES if is_urgent else min(self.limit, self._room_for(known))
             is_full = self._in_flight and self._in_flight + known.unit.length > limit
             if is_full or len(self._flights) >= MOST_REQUESTS:  # it stays the next
                 self._was_full = True
@@ -222,6 +223,21 @@ class Requests:
             heapq.heappop(self._queue)
             return self._joined(known)
         return []
+
+    def _room_for(self, wanted: _Wanted) -> float:
+        """Return how much may be in flight with a unit, so that it delays no earlier epoch.
+
+        Requests share the link. So the blocks of the next epoch wait until what is left of this one
+        keeps it busy no more.
+        """
+        epoch, fastest = wanted.rank[1], self._fastest.get(wanted.unit.length.bit_length())
+        if (
+            fastest is None
+            or not self._best
+            or all(each.epoch >= epoch for each in self._flights.values())
+        ):
+            return math.inf
+        return self._best * fastest
 
     def _joined(self, first: _Wanted) -> list[Unit]:
         units, room = [first.unit], min(JOINED_BYTES, self.limit // 8) - first.unit.length
@@ -244,7 +260,7 @@ class Requests:
         self._number += 1
         get = Get(self._number, tuple(units))
         self._busy_since = self._busy_since if self._flights else now
-        self._flights[get.number] = _Flight(get, now)
+        self._flights[get.number] = _Flight(get, now, self._wanted[units[0].key].rank[1])
         self._in_flight += get.length
         self.counts.requests += 1
         for unit in units:
