@@ -12,9 +12,10 @@ from contextlib import suppress
 import numpy as np
 import pyarrow as pa
 import pytest
+import s3fs
 from pyarrow import parquet
-from reading import await_no_fetcher, fetchers
-from written import SAMPLES, hashed, loader_of, sample, use, write_tar
+from reading import await_fetcher, await_no_fetcher, fetchers
+from written import SAMPLES, close_connections, hashed, loader_of, sample, use, write_tar
 
 import forebay
 from buckets import PATIENCE_S
@@ -193,6 +194,52 @@ def test_a_shard_that_changed_is_never_mixed_in(copied):
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
     with pytest.raises(forebay.InputError, match=r"train-004\.tar: bytes .* have the checksum"):
         list(samples)
+
+
+def test_shards_that_an_index_knows_are_not_listed(copied, tmp_path):
+    """The process that fetches has begun; what changed or is gone is said when it is read."""
+    index = tmp_path / "index"
+    forebay.index_shards(URL, index, num_workers=0, progress=False)
+    close_connections()
+    for location in (URL, f"{URL}/*.tar", f"{URL}/train-{{000..004}}.tar"):
+        samples = opened(location, index=index)
+        assert await_fetcher()
+        samples.__getitems__([*range(0, SAMPLES, 40)])
+        del samples
+        gc.collect()
+        await_no_fetcher()
+    assert not s3fs.S3FileSystem._cache
+    with pytest.raises(forebay.InputError, match=r"train-000\.tar is in the index .* not there"):
+        opened(f"{URL}/train-{{001..004}}.tar", index=index)
+    samples = opened(index=index)
+    (copied / "train-004.tar").unlink()
+    write_tar(copied / "train-003.tar", range(SAMPLES, SAMPLES + 80))
+    assert samples[0] == sample(0)
+    with pytest.raises(forebay.ChangedError, match=r"train-003\.tar changed after it was indexed"):
+        samples[240]  # this sample alone, of which there is no checksum
+    with pytest.raises(forebay.InputError, match=r"train-004\.tar.*missing"):
+        samples[SAMPLES - 1]
+    with pytest.raises(forebay.InputError, match=r"train-004\.tar is in the index .* not there"):
+        opened(index=index, disk="all", directory=tmp_path / "all")
+
+
+def test_columns_with_others_between_them_stay_on_disk(endpoint, root, tmp_path):
+    """Only their own bytes are written there, so no block is written over another one."""
+    folder = root / "bucket" / "between"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    columns = {"a": [rng.bytes(3000) for _ in range(400)], "b": [*range(400)]}
+    columns |= {"c": [rng.bytes(3000) for _ in range(400)]}
+    parquet.write_table(pa.table(columns), folder / "t.parquet", row_group_size=20)
+    given = {"columns": ["a", "c"], "disk": "20MB", "directory": tmp_path, "window": "1MB"}
+    samples = opened("s3://bucket/between", **given)
+    first = [*zip(columns["a"], columns["c"], strict=True)]
+    with loader_of(samples, 40, collate_fn=list) as loader:
+        for _ in range(3):
+            found = [(each["a"], each["c"]) for batch in loader for each in batch]
+            assert sorted(found) == sorted(first)
+    size = (folder / "t.parquet").stat().st_size
+    assert endpoint.counters()["bytes"] < 1.5 * size
 
 
 def test_a_copy_of_all_shards_is_read_from_disk(endpoint, whole, tmp_path):

@@ -9,7 +9,7 @@ from written import sample, write_tar, write_tars
 
 import forebay
 from forebay.shards import sources
-from forebay.shards.location import expanded, find_shards
+from forebay.shards.location import expanded, find_shards, root_of_known
 
 
 @pytest.fixture
@@ -78,6 +78,32 @@ def test_shards_are_found_in_a_bucket(memory):
 
 
 @pytest.mark.parametrize(
+    ("location", "found"),
+    [
+        ("s3://b/d", "s3://b/d"),
+        ("s3://b/d/", "s3://b/d"),
+        ("s3://b/d/{0..1}.tar", "s3://b/d"),
+        (["s3://b/d/1.tar", "s3://b/d/0.tar"], "s3://b/d"),
+        ("s3://b/d/*.tar", "s3://b/d"),
+        # These a listing has to tell apart, or say what is wrong with.
+        ("s3://b/d/{0..2}.tar", None),
+        ("s3://b/d/0.tar", "s3://b/d/0.tar"),
+        ("s3://b/d/0*.tar", None),
+        ("s3://b/*/*.tar", None),
+        ("s3://b/**", None),
+        (["s3://b/d", "s3://b/e"], None),
+        ("local/d", None),
+        ([], None),
+    ],
+)
+def test_a_location_that_names_what_an_index_has_is_not_listed(location, found):
+    """Where that is certain; a single shard may be a folder."""
+    assert root_of_known(location, ["0.tar", "1.tar"]) == found
+    assert root_of_known("s3://b/d/0.tar", ["0.tar"]) is None
+    assert root_of_known("s3://b/d/*.tar", ["0.tar", "e/1.tar"]) is None
+
+
+@pytest.mark.parametrize(
     ("location", "error", "words"),
     [
         ("missing.tar", forebay.InputError, "no such file"),
@@ -102,7 +128,7 @@ def test_an_index_that_takes_long_is_kept_until_a_shard_changes(tmp_path, caches
     monkeypatch.setattr(sources, "KEEP_S", 0.0)
     forebay.open_shards(tmp_path / "*.tar", progress=False)
     assert len([*caches.rglob("*.index")]) == 1
-    monkeypatch.setattr(sources, "index_shard", None)  # nothing is indexed
+    monkeypatch.setattr(sources, "_indexed", None)  # nothing is indexed
     assert forebay.open_shards(tmp_path / "*.tar", progress=False)[39] == sample(39)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(caches))

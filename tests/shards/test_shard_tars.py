@@ -78,6 +78,26 @@ def test_names_are_read_as_each_kind_of_tar_has_them(tmp_path, form):
     assert len(grouped(path)) >= 7
 
 
+@pytest.mark.parametrize("name", ["short", "v" * 200])
+def test_records_of_times_and_long_sizes_change_no_sample(tmp_path, name):
+    """WebDataset writes a PAX header for each member; others fill the field of the size."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for at in range(6):
+            for extension in ("jpg", "cls"):
+                fields = {"mtime": 1.5 + at, "pax_headers": {"comment": "size is no path"}}
+                add(tar, f"{name}{at}.{extension}", bytes(700 * at), **fields)
+    assert len([*opened(path)]) == 6 and [*opened(path)] == grouped(path)
+    data = bytearray(path.read_bytes())
+    for at in range(0, len(data) - 512, 512):
+        if data[at + 257 : at + 262] == b"ustar" and data[at + 124 : at + 136].rstrip(b"\0"):
+            data[at + 124 : at + 136] = b"0" + bytes(data[at + 124 : at + 135])
+            data[at + 148 : at + 156] = b" " * 8
+            data[at + 148 : at + 155] = b"%06o\0" % sum(data[at : at + 512])
+    path.write_bytes(data)
+    assert len([*opened(path)]) == 6 and [*opened(path)] == grouped(path)
+
+
 def test_a_key_that_comes_again_later_is_another_sample(tmp_path):
     """As in a stream; an extension that comes twice in one sample is an error."""
     path = tmp_path / "a.tar"

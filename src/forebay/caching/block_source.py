@@ -68,8 +68,12 @@ class BlockSource(ABC):
         """Return the ETag that an object must have; None if it is not known."""
         return None
 
+    def tag_now(self, number: int) -> str:
+        """Return the ETag of an object where answers do not say it; raise BucketError."""
+        return ""
+
     def joined(self, block: int, parts: Sequence[memoryview]) -> memoryview:
-        """Return the bytes of a block, given those of its units."""
+        """Return the bytes of a block, given those of its units, which may have more."""
         return parts[0]
 
     def fill(self, block: int, data: memoryview, view: memoryview) -> int | memoryview:

@@ -271,11 +271,11 @@ class FetchedBlocks(ABC):
         arrived = _Arrived(get, targets, {}, {}, {}, {})
         error: BucketError | None = None
         try:
-            data = self._bytes_of(first.shard, first.offset, get.length)
+            data = self._bytes_of(get)
             for unit in get.units:
                 start = unit.offset - first.offset
                 found = data[start : start + unit.length]
-                if isinstance(unit.key, tuple) and len(unit.key) == 2:
+                if _is_part(unit.key):
                     arrived.parts[unit.key] = found  # of a reader's own
                     continue
                 checksum = arrived.sums[unit.key] = crc32(found)
@@ -284,21 +284,24 @@ class FetchedBlocks(ABC):
                 if known not in (None, checksum):
                     arrived.wrong[unit.key] = checksum
                 elif isinstance(unit.key, int):
-                    target = targets[unit.key]
-                    arrived.written[unit.key] = self._write(unit.key, target, found)
+                    found = self._source.joined(unit.key, [found])
+                    arrived.written[unit.key] = self._write(unit.key, targets[unit.key], found)
                 else:
                     arrived.parts[unit.key] = found
         except Exception as failure:  # noqa: BLE001 - a full disk, for example
             error = _as_bucket_error(failure)
         self._put(partial(self._land, arrived, error))
 
-    def _bytes_of(self, number: int, offset: int, length: int) -> memoryview:
+    def _bytes_of(self, get: Get) -> memoryview:
         """Return bytes of an object, which must be the same one at each call."""
-        name = self._source.name_of(number)
-        if self._source.has_checksums:
-            return self._bucket.read(name, offset, length)
-        found, tag = self._bucket.read_tagged(name, offset, length)
-        if number not in self._tags and (wanted := self._source.tag(number)) is not None:
+        number, span = get.units[0].shard, (get.units[0].offset, get.length)
+        name, wanted = self._source.name_of(number), self._source.tag(number)
+        is_compared = wanted is None or not any(_is_part(unit.key) for unit in get.units)
+        if self._source.has_checksums and is_compared:
+            return self._bucket.read(name, *span)
+        found, tag = self._bucket.read_tagged(name, *span)
+        if number not in self._tags and wanted is not None:
+            tag = tag or self._source.tag_now(number)
             self._tags[number] = wanted
         if tag and self._tags.setdefault(number, tag) != tag:
             raise BucketError(CHANGED, f"its ETag is {tag}, and was {self._tags[number]}")
@@ -418,6 +421,11 @@ class FetchedBlocks(ABC):
     def _error_of(self, lost: GivenUp) -> ForebayError:
         error: ForebayError = self._source.error_of(lost, self._bucket)
         return error
+
+
+def _is_part(key: Key) -> bool:
+    """Return whether a unit is some bytes for one reader."""
+    return isinstance(key, tuple) and len(key) == 2
 
 
 def _as_bucket_error(failure: Exception) -> BucketError:

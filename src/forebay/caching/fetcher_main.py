@@ -18,7 +18,6 @@ from forebay.base.process import (
     continue_when_driver_ends,
     die_when_memory_runs_out,
 )
-from forebay.caching.fetcher import Fetcher
 from forebay.caching.link import accepted, error_as_sent, packed_message
 from forebay.errors import ForebayError, InputError, shown_location
 
@@ -40,7 +39,9 @@ def run_fetcher(lock: int, incoming: int, config: int) -> NoReturn:
     try:
         where = "the folder"
         try:
-            # With the lock: what a place is may take a while to import.
+            # With the lock: what follows takes a while to import.
+            from forebay.caching.fetcher import Fetcher
+
             with os.fdopen(config, "rb") as file:
                 file.seek(0)
                 place = pickle.load(file)  # noqa: S301 - of the process that started this one

@@ -40,7 +40,7 @@ from forebay.base.process import (
 from forebay.errors import InputError, shown_location
 
 # How long a new fetcher may take until it has its lock, and how often a look is taken.
-START_S, LOOK_S = 60.0, 0.02
+START_S, LOOK_S = 60.0, 0.005
 # The bytes of the lock: one that the fetcher has, one for who starts it.
 _ALIVE, _STARTING = 0, 1
 _TOKEN_BYTES = 16
@@ -175,6 +175,12 @@ class FetcherProcess:
         finally:
             requests.detach()
 
+    def begin(self) -> None:
+        """Start a fetcher if there is none, and do not wait for it: it takes a while."""
+        with suppress(OSError):  # then reading says what the system refuses
+            if self.pid is None and not self._is_starting():
+                self._launch()
+
     def keep_alive(self) -> None:
         """Start a fetcher if there is none; another process may be about to."""
         if self.pid is not None or not self._starting.acquire(blocking=False):
@@ -216,9 +222,21 @@ class FetcherProcess:
         kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(self._lock, fcntl.F_GETLK, asked))
         return None if kind == fcntl.F_UNLCK else int(pid)
 
+    def _is_starting(self) -> bool:
+        self._started[:] = [each for each in self._started if each.poll() is None]
+        return bool(self._started)
+
     def _start(self) -> None:
         """Start a fetcher, and wait until it has its lock or has ended."""
-        self._started[:] = [each for each in self._started if each.poll() is None]
+        if not self._is_starting():
+            self._launch()
+        process, until = self._started[-1], time.monotonic() + START_S
+        while process.poll() is None and self.pid is None:
+            if time.monotonic() > until:
+                process.kill()
+            time.sleep(LOOK_S)
+
+    def _launch(self) -> None:
         # In a file without a name, since a command line can be read by everybody.
         config = memory_file_of("place", pickle.dumps(self.place))
         passed = self._lock, self.descriptors[1], config
@@ -236,9 +254,6 @@ class FetcherProcess:
         finally:
             os.close(config)
         self._started.append(process)
-        until = time.monotonic() + START_S
-        while process.poll() is None and self.pid is None and time.monotonic() < until:
-            time.sleep(LOOK_S)
 
 
 @contextmanager

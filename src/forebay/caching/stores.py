@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any
 
 from forebay.base.files import connect_url, explained, settings_of
@@ -191,6 +192,11 @@ def bucket_at(url: str) -> ObjectStore:
             return _Fsspec(url)
         except Exception as error:
             raise BucketError.of(error) from error
+
+
+def answers_have_tags(url: str) -> bool:
+    """Return whether each answer has the ETag that a listing has: then a listing says no more."""
+    return url.startswith("s3://") and find_spec("obstore") is not None
 
 
 def fsspec_bucket(url: str) -> ObjectStore:

@@ -10,7 +10,8 @@ compressed, or has dictionaries, is decoded once per fetch; another one is read 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,11 @@ class _Batches(BlockDecoder):
 
     def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
         """See `BlockDecoder`."""
-        return samples_of_batch(self.record_batch(block, data), rows)
+        return self.reader(block, data)(rows)
+
+    def reader(self, block: int, data: memoryview) -> Callable[[Sequence[int]], list[Any]]:
+        """See `BlockDecoder`."""
+        return partial(samples_of_batch, self.record_batch(block, data))
 
 
 class _DecodedBatches(_Batches):

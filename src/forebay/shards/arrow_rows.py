@@ -16,8 +16,9 @@ from forebay.errors import InputError, shortened
 # What a block may have once it is decoded: so many times its own bytes, or so much; and never more
 # than the last, beyond which Arrow cannot have it in one batch.
 MOST_RATIO, LEAST_BYTES, MOST_BYTES = 200, 256 << 20, (2 << 30) - 1
-# Rows that are taken one by one, rather than by a copy of their columns.
-_FEW = 3
+# Rows that are taken one by one, rather than by a copy of their columns, for which all of the block
+# has to be checked: so many, or one of so many.
+_FEW, _FEW_OF = 3, 32
 
 
 def most_bytes(stored: int) -> int:
@@ -81,7 +82,7 @@ def samples_of_batch(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[st
         )
     if count == 1 or [*rows] == [*range(first, first + count)]:
         return _dicts(batch.slice(first, count))
-    if count <= _FEW:
+    if count <= max(_FEW, batch.num_rows // _FEW_OF):
         return [_dicts(batch.slice(row, 1))[0] for row in rows]
     batch.validate(full=True)
     return _dicts(batch.take(array_of_numpy(np.array(rows, np.int64))))
@@ -94,7 +95,7 @@ class ColumnRow(NamedTuple):
     row: int
 
 
-def rows_by_column(batch: pa.RecordBatch, rows: Sequence[int], where: str) -> list[ColumnRow]:
+def rows_by_column(batch: pa.RecordBatch, where: str, rows: Sequence[int]) -> list[ColumnRow]:
     """Return rows of a record batch by column; arrays and lists that own their memory.
 
     Args:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 import struct
+import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from forebay.errors import InputError, shown_location
-from forebay.shards.compression import decompressed
 from forebay.shards.format import BlockDecoder, format_named
 from forebay.shards.index import CODEC_NAMES, ShardIndex
 
@@ -22,10 +21,9 @@ from forebay.shards.index import CODEC_NAMES, ShardIndex
 GAP_SHARE = 0.1
 # Decoders that a process keeps: each has what its shard's footer says.
 MOST_DECODERS = 4096
-# Exceptions of NumPy, Arrow and formats for bytes that are not those of a block.
-DAMAGED = (
+_DAMAGES = (
     *(RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
-    *(pa.ArrowException, UnicodeError, OSError, struct.error),
+    *(UnicodeError, OSError, struct.error),
 )
 
 
@@ -156,7 +154,7 @@ class ShardBlocks:
             form = format_named(self.index.forms[self.index.formats[shard]])
             try:
                 found = form.decoder(self.index.info(shard), self.columns)
-            except DAMAGED as error:
+            except damages() as error:
                 raise self.damaged(shard, error) from error
             self._decoders[shard] = found
             while len(self._decoders) > MOST_DECODERS:
@@ -173,6 +171,8 @@ class ShardBlocks:
         """Return what lies in memory of a block, given its stretches; ValueError if it is wrong."""
         shard = self.index.shard_of(block)
         if codec := CODEC_NAMES[self.index.codecs[shard]]:
+            from forebay.shards.compression import decompressed  # loads Arrow
+
             return decompressed(data, codec)
         number = block - self.index.first_block(shard)
         return memoryview(self.decoder(shard).prepared(number, data)).cast("B")
@@ -183,25 +183,50 @@ class ShardBlocks:
         Raises:
             InputError: They cannot be read.
         """
+        return self.reader(block, data)(rows)
+
+    def reader(self, block: int, data: memoryview) -> Callable[[Sequence[int]], list[Any]]:
+        """Return what returns samples of a block, as `samples` does: for many calls."""
         shard = self.index.shard_of(block)
-        decoder, starts = self.decoder(shard), self.index.sample_starts(block)
-        found = list[Any]()
+        decoder, number = self.decoder(shard), block - self.index.first_block(shard)
+        starts = self.index.sample_starts(block)
+        if self._by_column or starts is None:
+            return self._reader(shard, decoder, number, data)
+        first, at = int(self.first[block]), [*starts.tolist(), len(data)]
+
+        def read(rows: Sequence[int]) -> list[Any]:
+            found = list[Any]()
+            try:
+                for row in rows:
+                    found.append(decoder.sample(_part(data, at[row], at[row + 1])))
+            except damages() as error:
+                raise self.damaged(shard, error, first + rows[len(found)]) from error
+            return found
+
+        return read
+
+    def _reader(
+        self, shard: int, decoder: BlockDecoder, number: int, data: memoryview
+    ) -> Callable[[Sequence[int]], list[Any]]:
+        """Return what returns samples of a block that is decoded as a whole."""
         try:
             if self._by_column:
                 from forebay.shards.arrow_rows import rows_by_column
 
-                batch = decoder.record_batch(block - self.index.first_block(shard), data)
                 where = f"from_table: {shown_location(self.index.listed(shard).name)}"
-                return list[Any](rows_by_column(batch, rows, where))
-            if starts is None:
-                return decoder.samples(block - self.index.first_block(shard), data, rows)
-            starts = np.append(starts, len(data))
-            for row in rows:
-                found.append(decoder.sample(_part(data, *starts[row : row + 2].tolist())))
-            return found
-        except DAMAGED as error:
-            at = None if starts is None else int(self.first[block]) + rows[len(found)]
-            raise self.damaged(shard, error, at) from error
+                own = partial(rows_by_column, decoder.record_batch(number, data), where)
+            else:
+                own = decoder.reader(number, data)
+        except damages() as error:
+            raise self.damaged(shard, error) from error
+
+        def read(rows: Sequence[int]) -> list[Any]:
+            try:
+                return own(rows)
+            except damages() as error:
+                raise self.damaged(shard, error) from error
+
+        return read
 
     def damaged(self, shard: int, error: Exception, sample: int | None = None) -> InputError:
         """Return the error for bytes that are not those of a block, or of one sample."""
@@ -225,6 +250,12 @@ class ShardBlocks:
 
     def _first_of(self, shard: int) -> int:
         return int(self.first[self.index.first_block(shard)])
+
+
+def damages() -> tuple[type[BaseException], ...]:
+    """Return the exceptions of NumPy, Arrow and formats for bytes that are not those of a block."""
+    arrow = sys.modules.get("pyarrow")  # a process that reads tars does without
+    return _DAMAGES if arrow is None else (*_DAMAGES, arrow.ArrowException)
 
 
 def _part(data: memoryview, begin: int, end: int) -> memoryview:

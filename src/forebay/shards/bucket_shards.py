@@ -18,9 +18,9 @@ from forebay.caching.fetch_policy import CHANGED, WRONG, GivenUp, Key, Unit
 from forebay.caching.fetcher_process import Place
 from forebay.caching.stores import BucketError, ObjectStore
 from forebay.errors import ChangedError, ForebayError, InputError, shown_location
-from forebay.shards.blocks import DAMAGED, ShardBlocks
+from forebay.shards.blocks import ShardBlocks, damages
 from forebay.shards.index import UNKNOWN
-from forebay.shards.location import tag_of
+from forebay.shards.location import Listed, tag_of
 from forebay.shards.sources import OpenIndex
 
 _MOST_AT_FIRST = 1 << 28
@@ -91,17 +91,29 @@ class ShardSource(BlockSource):
         """See `BlockSource`; what other stores list has another form than what they answer."""
         return self._index.listed(number).tag if self.url.startswith("s3://") else None
 
+    def tag_now(self, number: int) -> str:
+        """See `BlockSource`."""
+        try:
+            return self._now(self._index.listed(number)).tag
+        except Exception as error:
+            raise BucketError.of(error) from error
+
+    def _now(self, listed: Listed) -> Listed:
+        """Return what an object has by now; raise what fsspec raises."""
+        system, path = connect_url(f"{self.url}/{listed.name}")
+        system.invalidate_cache()
+        info = system.info(path)
+        return listed._replace(size=int(info["size"]), tag=tag_of(info))
+
     def joined(self, block: int, parts: Sequence[memoryview]) -> memoryview:
         """See `BlockSource`."""
         return self._blocks.joined(block, parts)
 
     def fill(self, block: int, data: memoryview, view: memoryview) -> int | memoryview:
         """See `BlockSource`."""
-        if len(data) != self.lengths[block]:  # with what is between its stretches
-            data = self._blocks.joined(block, [data])
         try:
             found = self._blocks.prepared(block, data)
-        except DAMAGED as error:
+        except damages() as error:
             raise BucketError(REFUSED, f"it cannot be read as what it is: {error}") from error
         return super().fill(block, found, view) if len(found) <= len(view) else found
 
@@ -113,10 +125,7 @@ class ShardSource(BlockSource):
         if kind in (WRONG, MISSING, REFUSED, CHANGED):
             now = listed
             with suppress(Exception):  # then what the bucket said is all that is known
-                system, path = connect_url(f"{self.url}/{listed.name}")
-                system.invalidate_cache()
-                info = system.info(path)
-                now = listed._replace(size=int(info["size"]), tag=tag_of(info))
+                now = self._now(listed)
             if kind == CHANGED or now != listed:
                 return ChangedError(
                     f"{where} changed after it was indexed: it has {now.size:,} bytes and the tag "

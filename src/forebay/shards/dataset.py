@@ -163,9 +163,14 @@ def open_shards(
         raise OptionError(f"columns={columns!r} is no list of names\n  Nothing was read.")
     if columns is not None and len({*columns}) < len([*columns]):
         raise OptionError(f"columns={columns!r} names a column twice\n  Name each once.")
-    found = find_shards(location, format)
     nbytes = parse_bytes(disk, "disk") if disk and disk != "all" else 0
-    if not is_url(found.root) and (directory is not None or disk != 0):
+    if index is None:
+        found = find_shards(location, format)
+        root = found.root
+    else:
+        given = index, location, format, progress
+        root, opened = given_index(*given, is_copied=disk == "all")
+    if not is_url(root) and (directory is not None or disk != 0):
         raise OptionError(
             "directory= and disk= are for shards in a bucket, and these are local\n"
             "  Leave them out: the shards are read from where they are."
@@ -175,29 +180,28 @@ def open_shards(
             f"disk={disk!r} with directory={directory!r}: disk= is how much is kept in directory=, "
             "and one of them is missing\n  Nothing was started. Give both, or neither."
         )
-    if index is not None:
-        opened = given_index(index, found, progress)
-    else:
+    if index is None:
         opened = made_index(found, format, progress)
     if not opened.index.samples:
         raise InputError(
-            f"{shown_location(found.root)!r}: there are no samples in "
-            f"{counted(len(found.shards), 'shard')}"
+            f"{shown_location(root)!r}: there are no samples in "
+            f"{counted(len(opened.index.sizes), 'shard')}"
         )
     names = None if columns is None else tuple(columns)
-    if is_url(found.root):
+    if is_url(root):
         folder = None if directory is None else str(local_folder(directory))
         if disk == "all" and folder is not None:
             from forebay.shards.copying import copy_shards
 
-            copy_shards(found.root, opened.index, Path(folder), progress)
+            copy_shards(root, opened.index, Path(folder), progress)
             source = LocalShards(folder, opened, names, is_copy=True)
             return ShardDataset(source, transform, window_bytes(window, _usual_window(opened)))
-        place = ShardPlace(
-            found.root, folder, nbytes, names, identity=opened.identity, opened=opened
-        )
-        return ShardDataset(ShardReader(place), transform, window_bytes(window, WINDOW))
-    source = LocalShards(found.root, opened, names)
+        place = ShardPlace(root, folder, nbytes, names, identity=opened.identity, opened=opened)
+        reader = ShardReader(place)
+        if index is not None:  # it will be read like this, and not only some of its columns
+            reader.process.begin()
+        return ShardDataset(reader, transform, window_bytes(window, WINDOW))
+    source = LocalShards(root, opened, names)
     return ShardDataset(source, transform, window_bytes(window, _usual_window(opened)))
 
 

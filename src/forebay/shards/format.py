@@ -11,7 +11,7 @@ before, within limits, and is one block. Another format is a subclass that is pa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
@@ -90,6 +90,10 @@ class BlockDecoder:
             rows: Positions in the block.
         """
         raise NotImplementedError
+
+    def reader(self, block: int, data: memoryview) -> Callable[[Sequence[int]], list[Any]]:
+        """Return what returns samples of a block, as `samples` does: for many calls."""
+        return lambda rows: self.samples(block, data, rows)
 
     def sample(self, data: memoryview) -> Any:
         """Return a sample, given its own bytes."""

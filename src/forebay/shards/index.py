@@ -8,6 +8,7 @@ may be anybody's: each number is checked before it is used, and nothing in it is
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from collections.abc import Iterable, Sequence
@@ -225,6 +226,13 @@ class ShardIndex:
             for pair in (("names", "name_ends"), ("tags", "tag_ends"))
         )
         return Listed(name, int(self.sizes[number]), tag)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all shards."""
+        data, ends = self._array("names").tobytes(), self._array("name_ends").tolist()
+        parts = [data[begin:end] for begin, end in itertools.pairwise([0, *ends])]
+        return [part.decode("utf-8", "surrogateescape") for part in parts]
 
     def info(self, number: int) -> bytes:
         """Return what the format of a shard needs to read its blocks."""

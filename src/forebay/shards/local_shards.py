@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ import numpy as np
 from forebay.caching.arrow_shards import MOST_MAPS, mapped_file
 from forebay.caching.block_dataset import KEPT_BYTES
 from forebay.errors import ChangedError, InputError
-from forebay.shards.blocks import DAMAGED, ShardBlocks
+from forebay.shards.blocks import ShardBlocks, damages
 from forebay.shards.index import ShardIndex
 from forebay.shards.sources import OpenIndex
 
@@ -54,10 +55,13 @@ class LocalShards:
         self.location, self._index, self._columns = root, index, columns
         self._by_column, self._is_copy = by_column, is_copy
         self.blocks = ShardBlocks(index.index, columns, by_column=by_column)
-        self._starts = memoryview(self.index.starts)
-        self._plain: dict[int, _PlainBlock] = {}
+        # As memory, since one number of an array takes longer than all else of a sample.
+        self._first, self._starts = memoryview(self.blocks.first), memoryview(self.index.starts)
+        self._plain: dict[int, _PlainBlock | None] = {}
         self._maps: dict[int, memoryview] = {}
-        self._kept: OrderedDict[int, memoryview] = OrderedDict()
+        # What reads a block, and its bytes if it was decoded.
+        self._kept: OrderedDict[int, tuple[int, Callable[[Sequence[int]], list[Any]]]]
+        self._kept = OrderedDict()
         self._kept_bytes = 0
         self.decoded = 0, 0  # blocks, and their rows
 
@@ -78,19 +82,22 @@ class LocalShards:
 
     def sample(self, position: int, *, is_copy: bool = False) -> Any:
         """Return a sample."""
-        block = int(self.blocks.first.searchsorted(position, "right")) - 1
-        plain = self._plain.get(block) or self._plain_block(block)
-        if plain is None:
-            row = position - int(self.blocks.first[block])
-            return self.blocks.samples(block, self._block(block), [row])[0]
-        row = position - plain.first
-        at, end = plain.at + row, plain.length
-        begin, end = self._starts[at], self._starts[at + 1] if row + 1 < plain.rows else end
+        block = bisect_right(self._first, position) - 1
         try:
-            if not begin <= end <= plain.length:
+            plain = self._plain[block]
+        except KeyError:
+            plain = self._plain_block(block)
+        if plain is None:
+            return self._reader(block)([position - self._first[block]])[0]
+        first, rows, at, length, data, decode = plain
+        row = position - first
+        at += row
+        begin, end = self._starts[at], self._starts[at + 1] if row + 1 < rows else length
+        try:
+            if not begin <= end <= length:
                 raise ValueError("where a sample begins")
-            return plain.decode(plain.data[begin:end])
-        except DAMAGED as error:
+            return decode(data[begin:end])
+        except damages() as error:
             raise self.blocks.damaged(self.index.shard_of(block), error, position) from error
 
     def samples(self, positions: Sequence[int], *, are_copies: bool = False) -> list[Any]:
@@ -99,61 +106,67 @@ class LocalShards:
         by_block: dict[int, list[int]] = {}
         numbers = self.blocks.first.searchsorted(np.asarray(positions), "right") - 1
         for at, block in enumerate(numbers.tolist()):
-            if self._plain.get(block) or self._plain_block(block):
+            if self._plain.get(block) or (block not in self._plain and self._plain_block(block)):
                 found[at] = self.sample(positions[at])
             else:
                 by_block.setdefault(block, []).append(at)
         for block, own in by_block.items():
             rows = [positions[at] - int(self.blocks.first[block]) for at in own]
-            samples = self.blocks.samples(block, self._block(block), rows)
+            samples = self._reader(block)(rows)
             for at, each in zip(own, samples, strict=True):
                 found[at] = each
         return found
 
     def _plain_block(self, block: int) -> _PlainBlock | None:
         """Return a block whose samples are read by themselves; None for another one."""
-        shard, index = self.index.shard_of(block), self.index
+        shard, index, plain = self.index.shard_of(block), self.index, None
         at, stretches = int(index.starts_at[block]), self.blocks.stretches(block)
-        if at < 0 or index.codecs[shard] or len(stretches) != 1:
-            return None
-        (offset, length), rows = stretches[0], self.blocks.rows(block)
-        data = self._map(shard)[offset : offset + length]
-        decode = self.blocks.decoder(shard).sample
-        plain = _PlainBlock(int(index.first[block]), rows, at, length, data, decode)
+        if at >= 0 and not index.codecs[shard] and len(stretches) == 1:
+            (offset, length), rows = stretches[0], self.blocks.rows(block)
+            data = self._map(shard)[offset : offset + length]
+            decode = self.blocks.decoder(shard).sample
+            plain = _PlainBlock(int(index.first[block]), rows, at, length, data, decode)
         if len(self._plain) >= MOST_PLAIN:
             self._plain.clear()
         self._plain[block] = plain
         return plain
 
-    def _block(self, block: int) -> memoryview:
-        """Return what is read of a block: mapped, or decoded as a whole."""
-        shard = self.index.shard_of(block)
-        stretches = self.blocks.stretches(block)
-        is_prepared = self.blocks.is_prepared(block)
-        if len(stretches) == 1 and not is_prepared:
-            offset, length = stretches[0]
-            return self._map(shard)[offset : offset + length]
+    def _reader(self, block: int) -> Callable[[Sequence[int]], list[Any]]:
+        """Return what reads samples of a block that is mapped, or decoded, as a whole."""
         if (known := self._kept.get(block)) is not None:
             with suppress(KeyError):  # another thread has dropped it
                 self._kept.move_to_end(block)
-            return known
-        requests = self.blocks.requests(block)
-        data = self._map(shard)
+            return known[1]
+        shard, stretches = self.index.shard_of(block), self.blocks.stretches(block)
+        data, nbytes = self._map(shard), 0
+        if len(stretches) == 1 and not self.blocks.is_prepared(block):
+            offset, length = stretches[0]
+            found = data[offset : offset + length]
+        else:
+            found = self._decoded(block, shard, data)
+            nbytes = len(found)
+        reader = self.blocks.reader(block, found)
+        self._kept[block] = nbytes, reader
+        self._kept_bytes += nbytes
+        while (self._kept_bytes > KEPT_BYTES or len(self._kept) > MOST_PLAIN) and len(
+            self._kept
+        ) > 1:
+            with suppress(KeyError):
+                self._kept_bytes -= self._kept.popitem(last=False)[1][0]
+        return reader
+
+    def _decoded(self, block: int, shard: int, data: memoryview) -> memoryview:
+        """Return a block as it is decoded, given its shard."""
         self._check_unchanged(shard)
         self.decoded = self.decoded[0] + 1, self.decoded[1] + self.blocks.rows(block)
-        parts = [data[offset : offset + length] for offset, length in requests]
+        parts = [data[begin : begin + length] for begin, length in self.blocks.requests(block)]
         found = self.blocks.joined(block, parts)
-        if is_prepared:
-            try:
-                found = self.blocks.prepared(block, found)
-            except DAMAGED as error:
-                raise self.blocks.damaged(shard, error) from error
-        self._kept[block] = found
-        self._kept_bytes += len(found)
-        while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
-            with suppress(KeyError):
-                self._kept_bytes -= len(self._kept.popitem(last=False)[1])
-        return found
+        if not self.blocks.is_prepared(block):
+            return found
+        try:
+            return self.blocks.prepared(block, found)
+        except damages() as error:
+            raise self.blocks.damaged(shard, error) from error
 
     def _map(self, shard: int) -> memoryview:
         if (known := self._maps.get(shard)) is not None:

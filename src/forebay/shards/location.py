@@ -9,6 +9,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -109,6 +110,31 @@ def find_shards(location: Location, form: str | None = None, *, may_mix: bool = 
     shards = tuple(sorted(found))
     _refuse_twice(root, shards)
     return ShardList(root, shards)
+
+
+def root_of_known(location: Location, names: Sequence[str]) -> str | None:
+    """Return the folder of shards whose names an index has, without a listing.
+
+    Args:
+        location: As for `find_shards`.
+        names: All shards of the index, from the folder that they share.
+
+    Returns:
+        None if only a listing can tell, or if the location does not name just these shards.
+    """
+    given = [location] if isinstance(location, str | os.PathLike) else [*location]
+    named = [each for one in given for each in expanded(local_path(one))]
+    if not named or not all(is_url(each) and "::" not in each for each in named):
+        return None
+    if len(named) > 1:  # a list of shards; of folders or patterns, a listing tells more
+        root = _common([each.rpartition("/")[0] for each in named])
+        return root if {f"{root}/{each}" for each in names} == {*named} else None
+    folder, _, last = named[0].rstrip("/").rpartition("/")
+    if not _has_magic(named[0]):  # a folder, unless it may be the only shard
+        return None if [*names] == [last] else f"{folder}/{last}"
+    if _has_magic(folder) or "**" in last or not all(fnmatchcase(each, last) for each in names):
+        return None
+    return None if any("/" in each for each in names) else folder
 
 
 def _refuse_twice(root: str, shards: Sequence[Listed]) -> None:

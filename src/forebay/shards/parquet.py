@@ -8,7 +8,8 @@ The footer is all that is read to index a shard, and it is what the index keeps 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -226,7 +227,11 @@ class _RowGroups(BlockDecoder):
 
     def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
         """See `BlockDecoder`."""
-        return samples_of_batch(self.record_batch(block, data), rows)
+        return self.reader(block, data)(rows)
+
+    def reader(self, block: int, data: memoryview) -> Callable[[Sequence[int]], list[Any]]:
+        """See `BlockDecoder`."""
+        return partial(samples_of_batch, self.record_batch(block, data))
 
 
 class _Stretches:

@@ -50,7 +50,7 @@ class ShardReader(BucketReader):
         return Shared(link)
 
     def _decode(self, block: int, whole: Bytes) -> Callable[[Sequence[int]], list[Any]]:
-        return lambda rows: self._blocks.samples(block, whole.data, rows)
+        return self._blocks.reader(block, whole.data)
 
     def _has_parts(self, block: int) -> bool:
         index = self.index

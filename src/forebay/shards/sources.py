@@ -17,13 +17,11 @@ from forebay.base.file_stores import Folder, Store, folder_at
 from forebay.base.files import atomic_file, is_url
 from forebay.base.formatting import counted
 from forebay.base.machine import usable_cores
-from forebay.caching.stores import ObjectStore, fsspec_bucket
+from forebay.caching.stores import ObjectStore, answers_have_tags, fsspec_bucket
 from forebay.errors import ChangedError, InputError, shown_location
-from forebay.observe.progress import Progress, log, note, run_label
 from forebay.shards.format import ShardFormat, register_format, registered_formats
 from forebay.shards.index import IndexedShard, ShardIndex
-from forebay.shards.indexing import index_shard
-from forebay.shards.location import Listed, ShardList
+from forebay.shards.location import Listed, Location, ShardList, find_shards, root_of_known
 
 # The file of an index in its folder, and the most that is downloaded of one.
 INDEX_NAME = "shards.index"
@@ -60,14 +58,30 @@ def _received(path: str, data: bytes, identity: str, forms: Sequence[ShardFormat
     return OpenIndex(path, data, identity)
 
 
-def given_index(location: str | os.PathLike[str], found: ShardList, progress: bool) -> OpenIndex:
-    """Return the index that `index_shards` wrote, compared with the shards that are there.
+def given_index(
+    index: str | os.PathLike[str],
+    location: Location,
+    form: str | None,
+    progress: bool,
+    *,
+    is_copied: bool,
+) -> tuple[str, OpenIndex]:
+    """Return the folder of shards, and the index that `index_shards` wrote.
+
+    The shards are compared with the index: by a listing, or when their first bytes come, where
+    each answer says of which object it is.
+
+    Args:
+        index: Its folder.
+        location: The shards.
+        form: Of a folder's shards; None to go by suffix.
+        is_copied: Whether all shards are copied, which needs a listing.
 
     Raises:
         InputError: There is none, or it names shards that are gone.
         ChangedError: A shard changed since.
     """
-    place = folder_at(location, InputError)
+    place = folder_at(index, InputError)
     where = shown_location(place.locate(INDEX_NAME))
     opened = _read(place)
     if opened is None:
@@ -75,8 +89,12 @@ def given_index(location: str | os.PathLike[str], found: ShardList, progress: bo
             f"{where!r}: there is no index\n"
             "  forebay.index_shards(location, index) writes it, or finishes it."
         )
-    check_shards(opened.index, found, where, progress)
-    return opened
+    root = None if is_copied else root_of_known(location, opened.index.names)
+    if root is None or not answers_have_tags(root):
+        found = find_shards(location, form)
+        check_shards(opened.index, found, where, progress)
+        root = found.root
+    return root, opened
 
 
 def _read(place: Store | Folder) -> OpenIndex | None:
@@ -119,6 +137,8 @@ def check_shards(index: ShardIndex, found: ShardList, where: str, progress: bool
             f"of {len(index.sizes):,} shards did\n  {again}"
         )
     if there:
+        from forebay.observe.progress import log, note
+
         say = note if progress else log.warning
         say(
             f"{root}/{next(iter(there))} is not in the index {where!r}, and left out: "
@@ -144,6 +164,10 @@ def made_index(found: ShardList, form: str | None, progress: bool) -> OpenIndex:
 def _indexed(
     found: ShardList, form: str | None, store: ObjectStore | None, progress: bool
 ) -> list[IndexedShard]:
+    # Not for processes that only read.
+    from forebay.observe.progress import Progress, run_label
+    from forebay.shards.indexing import index_shard
+
     shown = Progress(
         len(found.shards), 0, progress, unit="shard", label=run_label("index", found.root)
     )

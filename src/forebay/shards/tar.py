@@ -12,6 +12,7 @@ metadata. A sample is read from its own stretch of the tar, headers and all.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,11 @@ _named = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)").fullmatch
 _is_metadata = re.compile(r"__[^/]*__(?:/|$)").match
 _FILES, _WITHOUT_DATA = b"0\x007", b"123456"
 _CHECKSUM = slice(148, 156)
+# Of a header: the name, the digits of the size, the type, and the first byte of the name's prefix.
+_HEADER = struct.Struct("100s 24x 12s 20x c 188x c 166x")
+# Records of PAX that say where a member is, or what it is called.
+_matters = re.compile(rb"path=|size=|GNU\.sparse\.").search
+_ANY = "surrogateescape"
 
 
 class _Member(NamedTuple):
@@ -97,31 +103,38 @@ class _TarSamples(BlockDecoder):
 def _usual(data: memoryview) -> dict[str, Any] | None:
     """Return a sample whose members have short names and plain headers, as nearly all have.
 
-    This takes a third of the time of what follows every rule; None where a rule is needed.
+    This takes a fifth of the time of what follows every rule; None where a rule is needed.
     """
     found: dict[str, Any] = {}
-    at, start = 0, b""
-    while at < len(data):
-        header = data[at : at + _RECORD].tobytes()
-        name = header[:100].partition(b"\0")[0]
-        if header[156:157] != b"0" or header[345] or not header[124:135].isdigit():
-            return None if header != _ZEROS or not found else found
+    at, start, end = 0, b"", len(data)
+    while at < end:
+        begin = at + _RECORD
+        if begin > end:
+            return None
+        field, digits, kind, prefix = _HEADER.unpack_from(data, at)
+        if not digits[:11].isdigit() or digits[11] > ord(" "):
+            return None
+        if (stop := begin + int(digits[:11], 8)) > end:
+            return None
+        at = begin + (stop - begin + _RECORD - 1) // _RECORD * _RECORD
+        if kind == b"x":  # WebDataset writes one for a time that has fractions of a second
+            if _matters(data[begin:stop]):
+                return None
+            continue
+        name = field.partition(b"\0")[0]
+        if kind != b"0" or prefix != b"\0":
+            return None
         if not start:
-            if (named := _key_of(name.decode("utf-8", "surrogateescape"))) is None:
+            slash = name.rfind(b"/") + 1
+            dot = name.find(b".", slash)
+            if dot <= slash or name.startswith(b"__") or b"\n" in name:
                 return None
-            found["__key__"], start = named[0], name[: -len(named[1].encode("utf-8", "replace"))]
-            if not start.endswith(b"."):  # a letter whose lower case is longer
-                return None
-        begin, size = at + _RECORD, int(header[124:135], 8)
-        if not name.startswith(start) or b"/" in (extension := name[len(start) :]):
+            start, found["__key__"] = name[: dot + 1], name[:dot].decode("utf-8", _ANY)
+        extension = name[len(start) :]
+        if not name.startswith(start) or b"/" in extension:
             return None
-        if size > len(data) - begin:
-            return None
-        found[extension.decode("utf-8", "surrogateescape").lower()] = bytes(
-            data[begin : begin + size]
-        )
-        at = begin + -(-size // _RECORD) * _RECORD
-    return found
+        found[extension.decode("utf-8", _ANY).lower()] = data[begin:stop].tobytes()
+    return found if start else None
 
 
 def _key_of(name: str) -> tuple[str, str] | None:
