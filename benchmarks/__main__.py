@@ -22,7 +22,7 @@ These are measured only when they are named:
     ray                             a Ray cluster, on this machine
     nodes                           five minutes: a cluster of 64 simulated nodes
     bucket                          12 GB of disk, half an hour: training from a bucket
-    shards                          4 GB of disk, ten minutes: shards that others wrote, in place
+    shards                          9 GB of disk, 20 minutes: shards that others wrote, in place
 
 A first word stands for all tables that begin with it: loading-big, loading-single and so on.
 

@@ -57,7 +57,7 @@ LINGER_S = 4.0
 
 def epochs(ground: Ground, quick: bool) -> None:
     """Print rates of shuffled epochs."""
-    store = store_of(ground, quick)
+    store = store_of(ground, quick, {peer.form for peer in PEERS})
     data = store.samples.nbytes
     print(
         f"{len(store.samples):,} samples of {data / len(store.samples) / 1e3:.0f} kB in a bucket, "
@@ -202,7 +202,7 @@ def _first(store: Store, best: dict[str, tuple[int, int]]) -> None:
 
 def disk(ground: Ground, quick: bool) -> None:
     """Print what is fetched in later epochs if a part is on disk."""
-    store = store_of(ground, quick)
+    store = store_of(ground, quick, ("forebay", "litdata", "mosaic"))
     data = store.cache_bytes
     window = WINDOW if not quick else WINDOW // 4
     print("a share of the data on disk: bytes fetched in a later epoch; and disk used, at most")

@@ -10,10 +10,12 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bucket.stores import BUCKET, WRITERS, Samples
+from benchmarks.bucket.shard_forms import FORMS
+from benchmarks.bucket.stores import BUCKET, Samples
 from benchmarks.call import Call
 from benchmarks.measure import Ground
 from kit.range_server import RangeServer
@@ -46,17 +48,21 @@ class Store:
         self.samples = Samples(count)
         self.failed: dict[str, str] = {}
         self.scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=root))
-        for form in WRITERS:
-            folder = self.root / BUCKET / form
-            if not folder.exists():
-                self._write(form, folder)
         self.server = RangeServer(self.root, **SHARED).__enter__()
         atexit.register(self.server.__exit__)
+
+    def write(self, *forms: str) -> None:
+        """Have the samples in some forms, if they can be written."""
+        for form in forms:
+            folder = self.root / BUCKET / form
+            if not folder.exists() and form not in self.failed:
+                self._write(form, folder)
 
     def _write(self, form: str, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         arguments = form, str(len(self.samples)), str(folder)
-        with Call("benchmarks.bucket.stores", *arguments) as call:
+        module = "shard_forms" if form in FORMS else "stores"
+        with Call(f"benchmarks.bucket.{module}", *arguments) as call:
             try:
                 call.answer(LIMIT_S)
             except RuntimeError as error:
@@ -119,10 +125,11 @@ def disk_bytes(folder: Path) -> int:
 _made: dict[Path, Store] = {}
 
 
-def store_of(ground: Ground, quick: bool) -> Store:
-    """Return the bucket, which is written when it is first needed."""
+def store_of(ground: Ground, quick: bool, forms: Iterable[str] = ("forebay",)) -> Store:
+    """Return the bucket, whose forms are written when they are first needed."""
     if ground.root not in _made:
         _made[ground.root] = Store(ground.root, QUICK_COUNT if quick else COUNT)
+    _made[ground.root].write(*forms)
     return _made[ground.root]
 
 

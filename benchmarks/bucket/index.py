@@ -79,13 +79,13 @@ def _open() -> None:
 
     small = forebay.open_cache(f"s3://{BUCKET}/forebay")
     small[0]
-    mine, fetchers = _memory("self"), _fetchers()
-    small_fetcher = _memory(str(fetchers[0]))
+    mine, known = memory("self"), fetchers()
+    small_fetcher = memory(str(known[0]))
     began = time.perf_counter()
     large = forebay.open_cache(f"s3://{BUCKET}/large")
     first_s = time.perf_counter() - began
-    ours, (other,) = _memory("self"), [each for each in _fetchers() if each not in fetchers]
-    fetcher = _memory(str(other))
+    ours, (other,) = memory("self"), [each for each in fetchers() if each not in known]
+    fetcher = memory(str(other))
     program = (
         "import time, forebay, forebay.caching.bucket_reader; began = time.perf_counter();"
         f"forebay.open_cache('s3://{BUCKET}/large'); print(time.perf_counter() - began)"
@@ -107,7 +107,7 @@ def _open() -> None:
     del large, small
 
 
-def _fetchers() -> list[int]:
+def fetchers() -> list[int]:
     from benchmarks.call import own_processes
 
     found = []
@@ -117,7 +117,7 @@ def _fetchers() -> list[int]:
     return found
 
 
-def _memory(pid: str) -> tuple[int, int]:
+def memory(pid: str) -> tuple[int, int]:
     """Return the private and the shared bytes of a process."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     sizes = {

@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ def keep(samples: Any) -> list[Any]:
     return list(samples)
 
 
-def _epochs(kind: Callable[..., Any], dataset: Any, target: Target, **more: Any) -> Epochs:
+def loaded(kind: Callable[..., Any], dataset: Any, target: Target, **more: Any) -> Epochs:
     """Yield a loader like torch's once for each epoch."""
     loader = kind(
         dataset,
@@ -117,7 +116,7 @@ def litdata(target: Target) -> Epochs:
         max_cache_size=target.options.get("disk", "100GB"),
         storage_options={"endpoint_url": target.url},
     )
-    yield from _epochs(StreamingDataLoader, dataset, target)
+    yield from loaded(StreamingDataLoader, dataset, target)
 
 
 def mosaic(target: Target) -> Epochs:
@@ -144,32 +143,7 @@ def mosaic(target: Target) -> Epochs:
     for stream in dataset.streams:  # what workers inherit would mix their answers
         if getattr(stream, "_downloader", None) is not None:
             stream._downloader.clean_up()
-    yield from _epochs(StreamingDataLoader, dataset, target)
-
-
-def shards(target: Target) -> Epochs:
-    """Shards that others wrote, by blocks, with an index that was made before."""
-    import forebay
-
-    given = target.options
-    dataset = forebay.open_shards(
-        f"s3://{BUCKET}/{given['form']}",
-        index=given.get("index"),
-        columns=given.get("columns"),
-        window=given["window"],
-        progress=False,
-    )
-    with forebay.DataLoader(
-        dataset,
-        batch_size=BATCH,
-        shuffle=True,
-        seed=0,
-        num_workers=target.workers,
-        collate_fn=keep,
-        persistent_workers=target.workers > 0,
-    ) as loader:
-        for _ in range(target.epochs):
-            yield loader
+    yield from loaded(StreamingDataLoader, dataset, target)
 
 
 def webdataset(target: Target, form: str = "webdataset") -> Epochs:
@@ -191,13 +165,14 @@ def webdataset(target: Target, form: str = "webdataset") -> Epochs:
         yield loader
 
 
-def huggingface(target: Target, form: str = "parquet") -> Epochs:
+def huggingface(target: Target) -> Epochs:
     """By row groups of Parquet files."""
     import pyarrow as pa
     import pyarrow.dataset as ds
     from datasets import disable_progress_bars, load_dataset
 
     disable_progress_bars()
+    form = target.options.get("form", "parquet")
     names = sorted(path.name for path in Path(target.folder, BUCKET, form).glob("*"))
     client = {"endpoint_url": target.url}
     dataset = load_dataset(
@@ -212,7 +187,7 @@ def huggingface(target: Target, form: str = "parquet") -> Epochs:
             cache_options=pa.CacheOptions(prefetch_limit=1, range_size_limit=128 << 20)
         ),
     ).shuffle(seed=0, buffer_size=SHUFFLED // max(target.workers, 1))
-    for epoch, loader in enumerate(_epochs(DataLoader, dataset, target)):
+    for epoch, loader in enumerate(loaded(DataLoader, dataset, target)):
         dataset.set_epoch(epoch)
         yield loader
 
@@ -264,7 +239,7 @@ def over_s3fs(target: Target) -> Callable[[str], Any]:
 def _own(client: Callable[[Target], Callable[[str], Any]]) -> Callable[[Target], Epochs]:
     def read(target: Target) -> Epochs:
         objects = Objects(target, client)
-        yield from _epochs(DataLoader, objects, target, shuffle=True, prefetch_factor=4)
+        yield from loaded(DataLoader, objects, target, shuffle=True, prefetch_factor=4)
 
     return read
 
@@ -299,40 +274,8 @@ def bare(target: Target) -> Epochs:
             yield ([nbytes] for nbytes in pool.map(get, spans))
 
 
-def bare_shards(target: Target) -> Epochs:
-    """GETs of the bytes of shards that forebay needs, which are dropped."""
-    import obstore
-    from obstore.store import S3Store
-
-    from forebay.shards.blocks import ShardBlocks
-    from forebay.shards.sources import INDEX_NAME, OpenIndex
-
-    index = OpenIndex(f"{target.options['index']}/{INDEX_NAME}", b"", "").index
-    blocks = ShardBlocks(index, target.options["columns"])
-    form = target.options["form"]
-    spans = [
-        (f"{form}/{index.listed(index.shard_of(block)).name}", *span)
-        for block in range(len(blocks))
-        for span in blocks.requests(block)
-    ]
-    store = S3Store(BUCKET, endpoint=target.url, client_options={"allow_http": True})
-
-    def get(span: tuple[str, int, int]) -> int:
-        name, start, length = span
-        return len(obstore.get_range(store, name, start=start, length=length))
-
-    with ThreadPoolExecutor(target.threads) as pool:
-        for _ in range(target.epochs):
-            random.shuffle(spans)
-            yield ([nbytes] for nbytes in pool.map(get, spans))
-
-
 READERS: dict[str, Callable[[Target], Epochs]] = {
     "bare": bare,
-    "bare-shards": bare_shards,
-    "shards": shards,
-    "webdataset-tars": partial(webdataset, form="tars"),
-    "huggingface-parquets": partial(huggingface, form="parquets"),
     "forebay": forebay,
     "litdata": litdata,
     "mosaic": mosaic,

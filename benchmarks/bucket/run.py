@@ -24,8 +24,12 @@ IMPORTS = {
     "forebay": ("forebay", "forebay.caching.bucket_reader", "forebay.loading.kinds"),
     "shards": ("forebay", "forebay.shards.dataset", "forebay.shards.tar", "forebay.loading.kinds"),
     "bare-shards": ("obstore.store",),
-    "webdataset-tars": ("webdataset",),
-    "huggingface-parquets": ("datasets", "s3fs"),
+    "shards-by-column": ("forebay", "forebay.shards.dataset", "forebay.loading.kinds"),
+    "webdataset-shards": ("webdataset",),
+    "huggingface-shards": ("datasets", "s3fs"),
+    "litdata-tables": ("litdata", "polars"),
+    "litdata-raw": ("litdata",),
+    "zephon": ("zephon", "obstore.store"),
     "litdata": ("litdata",),
     "webdataset": ("webdataset",),
     "huggingface": ("datasets", "s3fs"),
@@ -37,11 +41,15 @@ IMPORTS = {
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def image_of(sample: Any) -> Any:
-    """Return the bytes of a sample, in any library's form."""
+def number_in(sample: Any) -> int:
+    """Return the number of a sample, in any library's form."""
     if isinstance(sample, dict):
-        return sample["jpg"] if "jpg" in sample else sample["image"]
-    return sample[0]
+        if "number" in sample:
+            return int(sample["number"])
+        return number_of(sample["jpg"] if "jpg" in sample else sample["image"])
+    if not isinstance(sample, bytes):
+        sample = sample[0]
+    return number_of(sample) if isinstance(sample, bytes | memoryview) else int(sample)
 
 
 def measure(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -49,19 +57,21 @@ def measure(name: str, given: dict[str, Any]) -> dict[str, Any]:
     os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
     for each in IMPORTS.get(name, ()):
         importlib.import_module(each)
-    if name == "mosaic":
+    if name.startswith("mosaic"):
         from benchmarks.bucket.mosaic import prepare
 
         prepare()
         importlib.import_module("streaming")
-    from benchmarks.bucket.readers import READERS, Target
+    from benchmarks.bucket import readers, shard_readers
 
-    target = Target(**given)
+    known = readers.READERS | shard_readers.READERS
+
+    target = readers.Target(**given)
     stop = target.options.get("stop")
     found: dict[str, Any] = {"first_s": None, "epochs": []}
     cpu = _cpu_s()
     began = last = time.perf_counter()
-    for epoch in READERS[name](target):
+    for epoch in known[name](target):
         seen = bytearray(target.count)
         samples = wrong = 0
         for batch in epoch:
@@ -70,7 +80,7 @@ def measure(name: str, given: dict[str, Any]) -> dict[str, Any]:
             if name.startswith("bare"):
                 continue
             for each in batch:
-                number = number_of(image_of(each))
+                number = number_in(each)
                 wrong += seen[number]
                 seen[number] = 1
             samples += len(batch)
