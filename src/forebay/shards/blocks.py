@@ -209,6 +209,7 @@ class ShardBlocks:
         self, shard: int, decoder: BlockDecoder, number: int, data: memoryview
     ) -> Callable[[Sequence[int]], list[Any]]:
         """Return what returns samples of a block that is decoded as a whole."""
+        own: Callable[[Sequence[int]], list[Any]]
         try:
             if self._by_column:
                 from forebay.shards.arrow_rows import rows_by_column
@@ -252,7 +253,7 @@ class ShardBlocks:
         return int(self.first[self.index.first_block(shard)])
 
 
-def damages() -> tuple[type[BaseException], ...]:
+def damages() -> tuple[type[Exception], ...]:
     """Return the exceptions of NumPy, Arrow and formats for bytes that are not those of a block."""
     arrow = sys.modules.get("pyarrow")  # a process that reads tars does without
     return _DAMAGES if arrow is None else (*_DAMAGES, arrow.ArrowException)
