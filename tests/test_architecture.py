@@ -26,7 +26,7 @@ FLOORS = (
     ("caching",),
     ("loading", "outputs", "shards"),
     ("inputs", "loader"),
-    ("runs", "items"),
+    ("runs", "items", "trainer"),
     ("predicting", "cli_options"),
     ("cli_status", "cli_doctor"),
     ("cli", "__init__"),

@@ -164,58 +164,164 @@ def test_lightnings_sampler_and_world_size_exclude_each_other(tmp_path):
 
 # ---- Accelerate ---------------------------------------------------------------------------------
 
+# Batches of all ranks that one, two and three ranks share.
+SHARED = "batch_size=8 // accelerator.num_processes", "batch_size=12 // accelerator.num_processes"
+
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stateful", [False, True])
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_accelerate_resumes_in_the_middle_of_an_epoch(ranks, tmp_path):
-    """The state travels with `save_state` and `load_state`, alone and on two ranks."""
-    whole = train(tmp_path, "Accelerate", ranks=ranks)
-    assert loss(train(tmp_path, "Accelerate", ranks=ranks)) == loss(whole)
+def test_accelerate_resumes_in_the_middle_of_an_epoch(ranks, stateful, tmp_path):
+    """`save_state` and `load_state` have the position of a prepared loader, alone and on ranks."""
+    pytest.importorskip("torchdata" if stateful else "torch")
+    setting = (
+        "Accelerator(cpu=True",
+        "Accelerator(dataloader_config=__import__('accelerate').utils.DataLoaderConfiguration("
+        f"use_stateful_dataloader={stateful}), cpu=True",
+    )
+    whole = train(tmp_path, "Accelerate", setting, ranks=ranks)
+    assert loss(train(tmp_path, "Accelerate", setting, ranks=ranks)) == loss(whole)
 
 
 @pytest.mark.slow
-def test_accelerates_prepare_makes_a_stock_loader_and_forebay_warns(tmp_path):
-    """The one warning says what is lost and where to read on."""
-    change = (
-        "accelerator.register_for_checkpointing(loader)",
-        "prepared = accelerator.prepare(loader)\n"
-        "print(type(prepared), len(list(prepared)), len(list(prepared)))",
+@pytest.mark.parametrize(("saved", "resumed"), [(1, 2), (2, 3), (3, 1)])
+def test_accelerate_resumes_on_another_number_of_ranks(saved, resumed, tmp_path):
+    """The rest of the epoch, and the one after it, have the batches of a run on one rank."""
+    first = ("== 8:", "== 6:"), SHARED
+    ids = "print('batch', epoch, sorted((accelerator.gather(batch['x']) * 96).round().int()"
+    show = (
+        "                loss =",
+        f"                {ids}.ravel().tolist()))\n                loss =",
     )
-    saves = ('accelerator.save_state("checkpoint")', "pass")
-    printed = train(tmp_path, "Accelerate", change, saves)
-    assert "<class 'accelerate.data_loader.DataLoaderShard'> 12 12" in printed
-    assert printed.count("docs/how-to/frameworks.md") == 1
+    whole = train(tmp_path / "whole", "Accelerate", *first, show)
+    shown = set(re.findall(r"^batch .*", whole, re.MULTILINE))
+    assert len(shown) == 16
+    train(tmp_path, "Accelerate", *first, ("range(loader.epoch, 2)", "range(1)"), ranks=saved)
+    again = train(tmp_path, "Accelerate", *first, show, ranks=resumed)
+    read = re.findall(r"^batch .*", again, re.MULTILINE)
+    assert {each: read.count(each) for each in set(read)} == dict.fromkeys(
+        set(re.findall(r"^batch .*", whole, re.MULTILINE)[6:]), resumed
+    )
+    assert abs(float(loss(again)) - float(loss(whole))) < 1e-5 * float(loss(whole))
 
 
 ACCUMULATE = """
-accelerator = Accelerator(cpu=True, gradient_accumulation_steps=5)
-steps = []
+def prepared(samples, size, **settings):
+    from accelerate.utils import DataLoaderConfiguration
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=5,
+        dataloader_config=DataLoaderConfiguration(**settings),
+    )
+    data = torch.utils.data.Subset(Doubles(), range(samples))
+    return accelerator, accelerator.prepare(DataLoader(data, batch_size=size, seed=0))
+
+from accelerate.state import AcceleratorState, GradientState
+GradientState._reset_state()
+accelerator, batches = prepared(96, 8 // accelerator.num_processes)
+steps, rest = [], {}
 for number in range(2):
-    for batch in make_loader(accelerator.num_processes):
+    for batch in batches:
         with accelerator.accumulate(model):
             steps.append(accelerator.sync_gradients)
-            loss = nn.functional.mse_loss(model(batch["x"]), batch["labels"])
-            accelerator.backward(loss)
-print("steps at", [at for at, is_step in enumerate(steps) if is_step])
-
-uneven = torch.utils.data.Subset(Doubles(), range(21))
-gathered = counted = 0
-loader = DataLoader(uneven, batch_size=4, seed=0, world_size="auto")
-for batch in loader:
-    values = accelerator.gather_for_metrics(batch["x"])
-    gathered += len(values)
-    counted += len(accelerator.gather(batch["x"])[accelerator.gather(loader.mask)])
-print("gathered", gathered, "counted", counted)
+        if not rest:  # another loop within the first
+            rest = [len(each) for each in prepared(9, 4)[1]]
+accelerator.print("steps at", [at for at, is_step in enumerate(steps) if is_step])
+for split in (False, True):
+    for even in (True, False):
+        accelerator, batches = prepared(21, 4, split_batches=split, even_batches=even)
+        found, lengths = [], []
+        for batch in batches:
+            lengths.append(len(batch["x"]))
+            if even:
+                found.append(accelerator.gather_for_metrics(batch["x"]))
+        if even:
+            found = (torch.cat(found) * 96).round().int().ravel().tolist()
+        print("gathered", split, even, accelerator.process_index, found, lengths)
 """
 
 
 @pytest.mark.slow
-def test_what_accelerate_does_not_know_of_the_loader(tmp_path):
-    """A group of batches goes on in the next epoch; the mask finds the repeated samples."""
+def test_what_accelerate_knows_of_a_prepared_loader(tmp_path):
+    """Groups of batches end with the epoch, and what is gathered is the dataset, once."""
     end = 'accelerator.print("loss", loss.item())\n'
     printed = train(tmp_path, "Accelerate", (end, end + ACCUMULATE), ranks=2)
-    assert printed.count("steps at [4, 9, 14, 19]") == 2
-    assert printed.count("gathered 22 counted 21") == 2
+    assert "steps at [4, 9, 11, 16, 21, 23]" in printed
+    every = list(range(21))
+    lengths = {
+        (False, True): ([4] * 3, [4] * 3),
+        (False, False): ([4, 4, 2], [4, 4, 3]),
+        (True, True): ([2] * 6, [2] * 6),
+        (True, False): ([2] * 5, [2] * 5 + [1]),
+    }
+    for (split, even), of_ranks in lengths.items():
+        for rank, own in enumerate(of_ranks):
+            assert f"gathered {split} {even} {rank} {every if even else []} {own}" in printed
+
+
+SKIP = """
+def ids(batches):
+    return [(batch["x"] * 96).round().int().ravel().tolist() for batch in batches]
+
+def made(**others):
+    data = torch.utils.data.Subset(Doubles(), range(20))
+    return accelerator.prepare(DataLoader(data, batch_size=4, shuffle=True, **others))
+
+for others in ({"seed": 0}, {"seed": 0, "sampler": [*range(20)], "shuffle": None}):
+    whole = made(**others)
+    epochs = [ids(whole), ids(whole)]
+    other = made(**others)
+    first = ids(accelerator.skip_first_batches(other, 3))
+    print("skipped", [first, ids(other)] == [epochs[0][3:], epochs[1]])
+    third = made(**others)
+    state = whole.state_dict()
+    for number, batch in enumerate(third):
+        if number == 2:
+            state = third.state_dict()
+            break
+    resumed = made(**others)
+    resumed.load_state_dict(state)
+    print("resumed", ids(accelerator.skip_first_batches(resumed, 3)) == epochs[0][3:])
+    resumed.load_state_dict(state)
+    try:
+        accelerator.skip_first_batches(resumed, 2)
+    except Exception as error:
+        print(type(error).__name__, error)
+
+import accelerate
+try:
+    next(iter(accelerate.skip_first_batches(made(seed=0), 2)))
+except Exception as error:
+    print(type(error).__name__, error)
+
+for settings, dataset in (
+    ({"dispatch_batches": True}, Doubles()),
+    ({"split_batches": True}, Doubles()),
+):
+    config = accelerate.utils.DataLoaderConfiguration(**settings)
+    others = Accelerator(cpu=True, dataloader_config=config)
+    loader = DataLoader(dataset, batch_size=3, seed=0)
+    try:
+        print("prepared", others.prepare(loader) is loader)
+    except Exception as error:
+        print(type(error).__name__, error)
+print("plain", type(accelerator.prepare(DataLoader(Doubles(), batch_size=4))).__name__)
+"""
+
+
+@pytest.mark.slow
+def test_accelerate_skips_batches_once_and_what_it_cannot_do_is_an_error(tmp_path):
+    """After a state nothing is skipped twice; a stock loader is refused, and so is dispatching."""
+    end = 'accelerator.print("loss", loss.item())\n'
+    printed = train(tmp_path, "Accelerate", (end, end + SKIP))
+    assert printed.count("skipped True") == printed.count("resumed True") == 2
+    assert (
+        printed.count("OptionError skip_first_batches(loader, 2), and the loader is after 3") == 2
+    )
+    assert "OptionError a plain torch DataLoader was made" in printed
+    assert "OptionError dispatch_batches=True with a forebay.DataLoader" in printed
+    assert "prepared True" in printed
+    assert "plain DataLoaderShard" in printed
 
 
 # ---- transformers -------------------------------------------------------------------------------
@@ -227,28 +333,112 @@ def test_what_accelerate_does_not_know_of_the_loader(tmp_path):
 def test_transformers_resumes_in_the_middle_of_an_epoch(ranks, step, tmp_path):
     """A run from a checkpoint of either epoch ends with the loss of the whole run."""
     whole = train(tmp_path, "transformers", ranks=ranks)
-    for folder in (tmp_path / "checkpoints").glob("checkpoint-*"):
-        if int(folder.name.partition("-")[2]) > step:
-            shutil.rmtree(folder)
+    forget_after(step, tmp_path / "checkpoints")
     again = train(tmp_path, "transformers", ranks=ranks)
     assert loss(again) == loss(whole)
-    assert "plain torch DataLoader" not in again
+
+
+def forget_after(step: int, checkpoints: Path) -> None:
+    """Remove the checkpoints of later steps."""
+    for folder in checkpoints.glob("checkpoint-*"):
+        if int(folder.name.partition("-")[2]) > step:
+            shutil.rmtree(folder)
+
+
+LENGTHS = """
+class Lengths(Doubles):
+    def __getitem__(self, index):
+        return super().__getitem__(index) | {"input_ids": [0] * (1 + index % 7)}
+
+"""
+# What is different from the script, and the step whose checkpoint the run continues from.
+RESUMED = {
+    "at the end of an epoch": ([("save_steps=5", "save_steps=12")], 12),
+    "with groups of batches": (
+        [("save_steps=5", "save_steps=2, gradient_accumulation_steps=5")],
+        4,  # one of the second epoch, whose last group has two batches
+    ),
+    "with a number of steps": ([("num_train_epochs=2", "max_steps=19")], 15),
+    "while it evaluates": (
+        [("save_steps=5", 'save_steps=5, eval_strategy="steps", eval_steps=2')],
+        5,
+    ),
+    "grouped by length": (
+        [
+            ("save_steps=5", 'save_steps=5, train_sampling_strategy="group_by_length"'),
+            ("train_dataset=Doubles()", "train_dataset=Lengths()"),
+            ("\nargs = ", LENGTHS + "\nargs = "),
+        ],
+        5,
+    ),
+}
 
 
 @pytest.mark.slow
-def test_transformers_makes_a_stock_loader_to_skip_batches(tmp_path):
-    """Without `ignore_data_skip` a resumed run warns, and has another order."""
-    whole = train(tmp_path, "transformers")
-    for number in (20, 24):
-        shutil.rmtree(tmp_path / "checkpoints" / f"checkpoint-{number}")
-    again = train(tmp_path, "transformers", ("    ignore_data_skip=True,\n", ""))
-    assert "a plain torch DataLoader was made" in again
-    assert loss(again) != loss(whole)
+@pytest.mark.parametrize("way", RESUMED)
+def test_transformers_resumes_wherever_a_checkpoint_is(way, tmp_path):
+    """The trainer's own count of steps and epochs is right, and so is each batch."""
+    changes, step = RESUMED[way]
+    show = ('print("loss"', 'print("epoch", trainer.state.epoch)\nprint("loss"')
+    whole = train(tmp_path, "transformers", *changes, show)
+    forget_after(step, tmp_path / "checkpoints")
+    again = train(tmp_path, "transformers", *changes, show)
+    assert loss(again) == loss(whole)
+    assert re.findall(r"^epoch .*", again, re.MULTILINE) == re.findall(
+        r"^epoch .*", whole, re.MULTILINE
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("saved", "resumed"), [(1, 2), (2, 3), (3, 1)])
+def test_transformers_resumes_on_another_number_of_ranks(saved, resumed, tmp_path):
+    """The loss is that of a run on one rank, up to the order in which ranks add theirs."""
+    size = ("8 // args.world_size", "12 // args.world_size")
+    whole = float(loss(train(tmp_path / "whole", "transformers", size)))
+    train(tmp_path, "transformers", size, ranks=saved)
+    forget_after(5, tmp_path / "checkpoints")
+    again = float(loss(train(tmp_path, "transformers", size, ranks=resumed)))
+    assert abs(again - whole) < 1e-4 * whole
+
+
+@pytest.mark.slow
+def test_transformers_refuses_a_checkpoint_without_a_position(tmp_path):
+    """The message says what is missing; without `forebay.use` the checkpoint is as any."""
+    line = 'forebay.use(trainer, num_workers=2, buffer="30MB", seed=0)\n'
+    train(tmp_path, "transformers", (line, ""))
+    forget_after(5, tmp_path / "checkpoints")
+    with pytest.raises(
+        AssertionError, match="OptionError: the checkpoint of step 5 has no position"
+    ):
+        train(tmp_path, "transformers")
+
+
+@pytest.mark.slow
+def test_transformers_evaluates_each_sample_once(tmp_path):
+    """On two ranks, predictions and loss of a dataset that they do not divide are those of one."""
+    show = (
+        'print("loss"',
+        "found = trainer.predict(torch.utils.data.Subset(Doubles(), range(21)))\n"
+        "print('predicted', trainer.accelerator.process_index, found.label_ids.ravel().tolist())\n"
+        'print("loss"',
+    )
+    out = ('return {"loss"', 'return {"logits": self.layer(x), "loss"')
+    expected = str((torch_arange(21) / 96 * 2).tolist())
+    for ranks in (0, 2):
+        printed = train(tmp_path / str(ranks), "transformers", show, out, ranks=ranks)
+        assert printed.count(expected) == max(ranks, 1)
+
+
+def torch_arange(count: int):
+    """Return numbers as torch has them."""
+    import torch
+
+    return torch.arange(count, dtype=torch.float32)
 
 
 @pytest.mark.slow
 def test_transformers_trains_on_packed_rows(tmp_path):
-    """On two ranks with half the batch each, the loss is that of one."""
+    """On two ranks with half the batch each, the loss is that of one; a resume changes nothing."""
     alone = float(loss(train(tmp_path / "one", "transformers, packed")))
     shared = float(loss(train(tmp_path / "two", "transformers, packed", ranks=2)))
     assert abs(alone - shared) < 0.02 * alone

@@ -47,6 +47,7 @@ _NAMES = {
     "shards.dataset": ("ShardDataset", "open_shards"),
     "shards.format": ("register_format",),
     "show.comparison": ("Comparison", "compare"),
+    "trainer": ("use",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted([*_MODULE_OF, "collate"])  # noqa: PLE0605 - a list of strings

@@ -41,6 +41,7 @@ from forebay.shards.dataset import open_shards as open_shards
 from forebay.shards.format import register_format as register_format
 from forebay.show.comparison import Comparison as Comparison
 from forebay.show.comparison import compare as compare
+from forebay.trainer import use as use
 
 __version__: str
 

@@ -114,8 +114,8 @@ class DataLoader(InspectedLoader[_T_co]):
         rank: Rank of this process; None detects it.
         tail: How to split the incomplete last batch if `drop_last=False`. "repeat" gives every
             rank the same number of steps and samples: it repeats a sample where one is missing,
-            and `mask` is False there. "uneven" repeats no sample, so that some ranks may have one
-            step less, for `torch.distributed.algorithms.Join`.
+            and `mask` is False there. "fill" repeats until all have whole batches, those of the
+            dataset first. "uneven" repeats none: some ranks may have a step less, for torch's Join.
         device: Where batches are returned: "cuda", "cuda:1", a `torch.device`, or "cpu". A batch of
             a worker process is copied to a GPU in one copy, while the training loop is busy with
             the batch before. It may be kept: its memory is used again when its last tensor is gone.
@@ -174,7 +174,7 @@ class DataLoader(InspectedLoader[_T_co]):
         on_error: Literal["raise", "skip"] = "raise",
         world_size: int | Literal["auto"] | None = None,
         rank: int | None = None,
-        tail: Literal["repeat", "uneven"] = "repeat",
+        tail: Literal["repeat", "uneven", "fill"] = "repeat",
         device: str | torch.device | None = None,
         device_transform: Callable[..., Any] | None = None,
         concurrency: int | None = None,
@@ -249,6 +249,10 @@ class DataLoader(InspectedLoader[_T_co]):
 
     def __iter__(self) -> Any:
         """Return an iterator over one epoch."""
+        return self._begun() if self._prepared is None else self._prepared.batches(self)
+
+    def _begun(self) -> Any:
+        """Return an iterator of torch's kind over one epoch."""
         iterator: Any = self._iterator
         if iterator is not None and (kind := self._kind()).keeps_iterator:
             iterator.begin(self, kind)
@@ -442,6 +446,5 @@ class DataLoader(InspectedLoader[_T_co]):
             pipeline.close()
 
 
-_DEFAULTS: Any = inspect.unwrap(
-    DataLoader.__init__
-).__kwdefaults__  # now, since Lightning replaces `__init__`
+# Now, since Lightning replaces `__init__`.
+_DEFAULTS: Any = inspect.unwrap(DataLoader.__init__).__kwdefaults__

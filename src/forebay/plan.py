@@ -170,10 +170,11 @@ class Plan:
             room = [share_of(end - sample, replace(self, rank=rank)).samples for rank in ranks]
             indices, positions = self._dealt(before, drawn, np.array([sample]), room)
             if share.repeated:
-                again = self._indices(before, drawn, np.array([self.rank % self.length]), 1)
-                indices = np.concatenate([indices, again], axis=1)
+                again = self.rank + self.world_size * np.arange(share.repeated)
+                samples = self._indices(before, drawn, again % self.length, 1)
+                indices = np.concatenate([indices, samples.reshape(1, -1)], axis=1)
                 if positions.ndim > 1:
-                    positions = np.concatenate([positions, [[end + self.rank]]], axis=1)
+                    positions = np.concatenate([positions, [end + again]], axis=1)
             yield Block(indices, positions, share.repeated)
 
     def _dealt(
@@ -220,10 +221,15 @@ def share_of(samples: int, plan: Plan) -> Share:
     """Return one rank's part of a global batch of `samples` samples, which is at position 0.
 
     An incomplete batch is divided as evenly as possible: every rank has `samples // world_size` of
-    them or one more, and where it has fewer than others, one is repeated.
+    them or one more, and where it has fewer than others, one is repeated. With the tail "fill" the
+    ranks have whole batches, one after the other, and those that are left repeat samples.
     """
     if samples == plan.global_batch_size:
         return Share(plan.rank * plan.batch_size, plan.batch_size)
+    if plan.tail == "fill":
+        begin = min(plan.rank * plan.batch_size, samples)
+        own = min(plan.batch_size, samples - begin)
+        return Share(begin, own, plan.batch_size - own if samples else 0)
     begin = plan.rank * samples // plan.world_size
     end = (plan.rank + 1) * samples // plan.world_size
     most = -(-samples // plan.world_size)

@@ -13,11 +13,14 @@ from same import assert_same
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
     get_worker_info,
 )
 from torch.utils.data import DataLoader as TorchDataLoader
+
+from forebay import DataLoader
 
 # A machine of one core is warned of two workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker")
@@ -476,3 +479,41 @@ def test_the_samplers_of_a_loader_may_be_iterated_apart_from_it(loader_class):
     assert sorted(sampler) == [2, 4]
     assert sorted(numbers(loader)) == [[2], [4]]
     assert loader.sampler is sampler
+
+
+class Ending(Sampler):
+    """Yields two batches, and counts how often it was read to its end."""
+
+    ended = 0
+
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        yield [0, 1]
+        yield [2, 3]
+        self.ended += 1
+
+
+def test_a_sampler_ends_when_the_batch_after_the_last_is_asked_for(loader_class):
+    """What it does at its end is not done yet while the last batch is used."""
+    sampler = Ending()
+    iterator = iter(loader_class(Squares(4), batch_sampler=sampler))
+    for _ in range(2):
+        next(iterator)
+    assert sampler.ended == 0
+    with pytest.raises(StopIteration):
+        next(iterator)
+    assert sampler.ended == 1
+
+
+def test_a_state_after_the_last_batch_is_that_of_the_next_epoch():
+    """To know that it was the last, the sampler is read to its end, once."""
+    sampler = Ending()
+    loader = DataLoader(Squares(4), batch_sampler=sampler)
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    assert (loader.epoch, loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (1, 1, 0)
+    assert (sampler.ended, len(list(iterator)), sampler.ended) == (1, 0, 1)
+    assert len(list(loader)) == 2

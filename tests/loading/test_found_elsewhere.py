@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import warnings
 from collections import UserDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -560,24 +559,18 @@ POWERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("around", [by_sampler, by_batch_sampler])
 @pytest.mark.parametrize("way", POWERS)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stock_loader_around_the_sampler_warns_once_and_repeats_no_order(way, around, workers):
-    """Each epoch is another permutation of all samples, and one warning says what is lost."""
+def test_a_stock_loader_around_the_sampler_is_an_error(way, around):
+    """It would lose seed, buffer and state; the message says so, and what to do instead."""
     loader = DataLoader(range(40), batch_size=4, shuffle=True, **POWERS[way])
-    stock = around(loader, num_workers=workers)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        epochs = [[number for batch in stock for number in batch.tolist()] for _ in range(3)]
-    assert [sorted(epoch) for epoch in epochs] == [list(range(40))] * 3
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-    (warning,) = [each for each in caught if "plain torch DataLoader" in str(each.message)]
-    text = str(warning.message)
-    assert "buffer=, seed=, world_size= and the state are lost" in text
+    with pytest.raises(OptionError, match="a plain torch DataLoader was made") as raised:
+        list(around(loader))
+    text = str(raised.value)
+    assert "buffer=, seed=, world_size= and the state would be lost" in text
     assert "docs/how-to/frameworks.md" in text
     assert (Path(__file__).parents[2] / "docs/how-to/frameworks.md").exists()
 
 
-def test_a_plain_loader_around_a_plain_loaders_sampler_is_not_warned_of():
+def test_a_plain_loader_around_a_plain_loaders_sampler_is_not_refused():
     """There is nothing to lose; and whoever looks at the sampler of a loader loses nothing."""
     loader = DataLoader(range(8), batch_size=4, shuffle=True)
     assert sorted(number for batch in by_sampler(loader) for number in batch.tolist()) == [
@@ -587,3 +580,18 @@ def test_a_plain_loader_around_a_plain_loaders_sampler_is_not_warned_of():
     assert sorted(named.sampler) == list(range(8))
     assert sorted(number for batch in named.batch_sampler for number in batch) == list(range(8))
     assert sorted(torch.cat(list(named)).tolist()) == list(range(8))
+
+
+def test_accelerate_prepares_loaders_of_forebays_arguments_alone():
+    """Asked by anything but an Accelerator, none is prepared, and what it sets has no effect."""
+    for loader in (DataLoader(range(8)), DataLoader(range(8), seed=0)):
+        assert not loader._is_accelerate_prepared
+        loader._is_accelerate_prepared = True
+        assert not loader._is_accelerate_prepared
+        assert len(list(loader)) == 8
+
+
+def test_use_takes_a_trainer_of_transformers():
+    """Anything else is refused in words."""
+    with pytest.raises(OptionError, match=r"takes a transformers\.Trainer, not a DataLoader"):
+        forebay.use(DataLoader(range(8)), seed=0)

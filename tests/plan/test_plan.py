@@ -18,6 +18,7 @@ KINDS = {
     "in order": {"shuffle": False},
     "drop_last": {"drop_last": True},
     "uneven": {"tail": "uneven"},
+    "whole batches": {"tail": "fill"},
     "mixture": {"mixture": Mixture(lengths=(50, 50, 3), weights=(1, 2, 3))},
     "smaller than a batch": {"length": 5},
 }
@@ -71,7 +72,7 @@ def test_a_rank_knows_how_many_steps_it_has(options, world):
             found = batches(rank, sample=sample)
             assert rank.steps(sample) == len(found)
             steps.append([len(indices) for indices, _, _ in found])
-        if plan.tail == "repeat":
+        if plan.tail != "uneven":
             assert len(set(map(tuple, steps))) == 1
     assert max(len(each) for each in steps) <= 1
 
@@ -94,6 +95,22 @@ def test_at_most_one_sample_is_repeated_on_a_rank(world):
         repeated = [batches(plan)[-1][2] for plan in plans]
         assert sum(repeated) == -(length % 24) % world
         assert max(repeated) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", WORLDS[1:])
+@pytest.mark.parametrize("mixture", [None, KINDS["mixture"]["mixture"]])
+def test_ranks_fill_their_last_batches_one_after_the_other(world, mixture):
+    """What they gather begins with the samples of the tail, in order, and has no others before."""
+    for length in [*range(1, 60)] if mixture is None else [103]:
+        plan = replace(PLAN, length=length, tail="fill", mixture=mixture)
+        found = [batches(rank) for rank in ranks(plan, world)]
+        assert {len(indices) for own in found for indices, _, _ in own} == {24 // world}
+        last = [index for own in found for index in own[-1][0]]
+        tail = global_batches([replace(plan, tail="repeat")])[-1]
+        assert last[: len(tail)] == tail
+        assert sum(own[-1][2] for own in found) == 24 - len(tail)
+        assert set(last) <= set(range(length))
 
 
 def test_uneven_ranks_have_at_most_one_step_less():

@@ -32,6 +32,18 @@ class InspectedLoader(TorchDataLoader[_T_co]):
     """What can be asked of a `DataLoader`."""
 
     _loader_progress: LoaderProgress
+    _prepared: Any = None  # the `accelerated.Prepared` of a loader that Accelerate uses
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Whether Accelerate takes the loader as it is; asked by an Accelerator, it gets ready."""
+        from forebay.loading.accelerated import prepared_for_caller
+
+        return prepared_for_caller(self)
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, value: bool) -> None:
+        """Accept what Accelerate sets on all that it has prepared."""
 
     def _kind(self) -> LoaderKind:
         raise NotImplementedError

@@ -54,7 +54,7 @@ def check_arguments(kind: LoaderKind) -> None:
     ranks, rows = kind.ranks, sequence_rows(kind.dataset).values()
     check_backend(kind.backend)
     _check("on_error", kind.on_error, ("raise", "skip"))
-    _check("tail", kind.tail, ("repeat", "uneven"))
+    _check("tail", kind.tail, ("repeat", "uneven", "fill"))
     if kind.seed is not None and type(kind.seed) is not int:
         raise OptionError(f"seed={kind.seed!r} is not valid; it must be an integer or None")
     if kind.concurrency is not None:

@@ -73,6 +73,7 @@ class Planner:
         # Whether the thread that runs the engine makes the requests; whether some are made ahead.
         self._is_driven = self._setup.fills_by_itself and kind.is_arithmetic
         self._asks_ahead = self._setup.requests > 0 or self._setup.first_requests > 0
+        self._ends_late = kind.torch_reads and not self._asks_ahead
         self._sampler = kind.foreseen_sampler
         self._was_left = False  # whether requests of the epoch before were dropped
         self._peeks_from = math.inf
@@ -166,7 +167,7 @@ class Planner:
             self._current_states = self._sampler_states.pop(task, None)
             if self._setup.tiny_requests > self._setup.requests:
                 self._depth.record(result)
-            if self.batch >= self._peeks_from and not self._requests:
+            if self.batch >= self._peeks_from and not (self._requests or self._ends_late):
                 with self._requesting:  # after the last batch it is then known that it was that
                     self._put_missing(at_least=1)
             elif not self._asks_ahead:
@@ -226,11 +227,14 @@ class Planner:
 
     # ---- position ------------------------------------------------------------------------------
 
-    def has_next(self) -> bool:
-        """Return whether batches of this epoch are left, as far as is known; it reads no sampler.
+    def has_next(self, *, reads: bool = False) -> bool:
+        """Return whether batches of this epoch are left, as far as is known.
 
         With a plan, the epoch ends on all ranks at once. The end of an iterable dataset is known
         only after the workers have reached it, that of a sampler after it was read to its end.
+
+        Args:
+            reads: Whether to read a sampler that may have ended, as torch does for the next batch.
         """
         end = self.kind.end_of(self.start)
         if self.is_over or end is not None:
@@ -238,6 +242,8 @@ class Planner:
         if not self._epochs:  # opening the epoch raised
             return True
         reader = self._epochs[0].reader
+        if reads and self.batch >= self._peeks_from and not self._requests:
+            reader.draw(1)
         return not reader.is_complete or reader.has_failed or self._has_requests()
 
     def origin_of(self, epoch: int) -> int:

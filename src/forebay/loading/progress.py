@@ -293,7 +293,7 @@ class LoaderProgress:
         planner = None if self.pipeline is None else self.pipeline.planner
         if self.resumed is not None or planner is None:
             return self._next_epoch
-        return planner.epoch + (not planner.has_next())
+        return planner.epoch + (not planner.has_next(reads=True))
 
     def next_start(self, kind: LoaderKind, own: Pipeline | None) -> tuple[Pipeline, Position]:
         """Return where the next iteration begins, and the pipeline that it reads.
@@ -346,7 +346,8 @@ class LoaderProgress:
         made_with: Mapping[str, Any] | None = None
         if self.pipeline is not None:
             kind = kind.follow(self.pipeline.kind)
-            if self.pipeline.planner is not None and self.pipeline.planner.has_next():
+            planner = self.pipeline.planner
+            if planner is not None and planner.has_next(reads=True):
                 # The rest of the epoch is as the arguments were, and the dataset, when it began.
                 kind, made_with = self.pipeline.kind, self.pipeline.made_with
         reached = self._reached(kind)

@@ -173,7 +173,8 @@ class ReadsSampler(LoaderKind):
                 return
             share = share_of(len(together), plan)
             own = together[share.first : share.first + share.samples]
-            own += [together[plan.rank % len(together)]] * share.repeated
+            again = range(plan.rank, plan.rank + share.repeated * plan.world_size, plan.world_size)
+            own += [together[each % len(together)] for each in again]
             if own:
                 yield Selection(own, position + share.first, share.repeated)
             position += len(together)

@@ -15,7 +15,6 @@ import base64
 import copy
 import operator
 import sys
-import warnings
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, KeysView, Sized, ValuesView
@@ -36,6 +35,7 @@ from torch.utils.data import (
 from forebay.base.datasets import defines, sequence_rows
 from forebay.base.randomness import seeded_generator
 from forebay.base.torch_internals import version_of
+from forebay.errors import OptionError
 from forebay.mixing import MixedDataset
 from forebay.plan import BLOCK, Plan
 
@@ -56,8 +56,8 @@ def torch_init() -> Any:
     return init
 
 
-def warn_if_stock_loader() -> None:
-    """Warn if a plain torch DataLoader iterates a sampler of forebay; called by the sampler."""
+def refuse_stock_loader() -> None:
+    """Raise an error if a plain torch DataLoader iterates a sampler of forebay, which calls it."""
     frame = sys._getframe(2)
     for _ in range(6):
         if frame.f_back is None:
@@ -67,14 +67,14 @@ def warn_if_stock_loader() -> None:
         if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
             if owner is not None and type(owner).__module__.startswith("forebay."):
                 return
-            warnings.warn(
+            raise OptionError(
                 "a plain torch DataLoader was made with the sampler of a forebay.DataLoader, so "
-                "buffer=, seed=, world_size= and the state are lost; to keep them, pass "
-                "world_size='auto' and do not hand the loader to the library's prepare() "
-                "(docs/how-to/frameworks.md)",
-                stacklevel=2,
+                "buffer=, seed=, world_size= and the state would be lost\n"
+                "  No batch was returned. With transformers, call forebay.use(trainer); with "
+                "Accelerate, pass the loader to accelerator.prepare() and no other function; "
+                "otherwise use world_size='auto' and do not hand the loader to the library's "
+                "prepare() (docs/how-to/frameworks.md)."
             )
-            return
 
 
 # ---- samplers ------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class _Planned:
         return self.plan.length
 
     def __iter__(self) -> Iterator[int]:
-        warn_if_stock_loader()
+        refuse_stock_loader()
         seed = draw_seed(getattr(self, "generator", None)) if self._seed is None else self._seed
         epoch, self._next = self._next, self._next + self._step
         plan = replace(self.plan, seed=seed)
