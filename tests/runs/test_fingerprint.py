@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import decimal
 import enum
@@ -920,6 +921,20 @@ def test_a_reference_is_kept_only_where_it_leads_back(load):
     del module.split_audio
     found = describe(function)
     assert (found.name, found.reference) == ("split.py:split_audio", None)
+
+
+def test_modules_that_import_the_same_are_parsed_once(load, monkeypatch):
+    """Hundreds of them may have what a function uses; each call of a verb would parse them all."""
+    text = "from pathlib import Path\ndef work(source, out):\n    return Path(source)\n"
+    for number in range(80):
+        load(f"{text}# {number}\n", f"part{number}.py")
+    work, parsed = load(text).work, []
+    parse = ast.parse
+    monkeypatch.setattr(ast, "parse", lambda *given: (parsed.append(given), parse(*given))[1])
+    first = describe(work)
+    del parsed[:]
+    assert describe(work) == first
+    assert parsed == []
 
 
 # ---- the record --------------------------------------------------------------------------------

@@ -264,7 +264,11 @@ def namespace_of(holder: Holder) -> dict[str, Any]:
 
 def definition_of(holder: Holder, name: str) -> tuple[str, CodeType]:
     """Return the statements that assign to a global, as text and compiled."""
-    text = "".join(_lines_of(holder))
+    return _definition_in("".join(_lines_of(holder)), name)
+
+
+@functools.lru_cache(maxsize=512)  # hundreds of modules may import what a function uses
+def _definition_in(text: str, name: str) -> tuple[str, CodeType]:
     found: list[ast.stmt] = []
     nodes: list[ast.AST] = list(_parsed(text)[0].body)
     for node in nodes:  # statements within `if` and `try` are added on the way
@@ -298,7 +302,9 @@ def _parsed(text: str) -> tuple[ast.Module, frozenset[str]]:
         tree = ast.parse(text)
     except SyntaxError:  # a notebook's %magic
         tree = ast.parse("")
-    declared = (node.names for node in ast.walk(tree) if isinstance(node, ast.Global))
+    # A walk takes six times as long as the parser, and hundreds of modules may be asked.
+    nodes = ast.walk(tree) if "global" in text else ()
+    declared = (node.names for node in nodes if isinstance(node, ast.Global))
     return tree, frozenset(name for names in declared for name in names)
 
 
