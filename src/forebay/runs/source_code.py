@@ -237,7 +237,7 @@ def _lambda_source(text: str, code: CodeType) -> str:
     start, end = min(at[::2] for at in spans), max(at[1::2] for at in spans)
     found = [
         node
-        for node in ast.walk(_parsed(text)[0])
+        for node in ast.walk(_parsed(text))
         if isinstance(node, ast.Lambda)
         and node.lineno == code.co_firstlineno
         and (node.body.lineno, node.body.col_offset) <= start
@@ -270,7 +270,7 @@ def definition_of(holder: Holder, name: str) -> tuple[str, CodeType]:
 @functools.lru_cache(maxsize=512)  # hundreds of modules may import what a function uses
 def _definition_in(text: str, name: str) -> tuple[str, CodeType]:
     found: list[ast.stmt] = []
-    nodes: list[ast.AST] = list(_parsed(text)[0].body)
+    nodes: list[ast.AST] = list(_parsed(text).body)
     for node in nodes:  # statements within `if` and `try` are added on the way
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
@@ -286,7 +286,7 @@ def _definition_in(text: str, name: str) -> tuple[str, CodeType]:
 
 def is_declared_global(holder: Holder, name: str) -> bool:
     """Return whether a function beside `holder` declares a name `global`, to assign to it."""
-    return name in _parsed("".join(_lines_of(holder)))[1]
+    return name in _declared_in("".join(_lines_of(holder)))
 
 
 def _lines_of(holder: Holder) -> list[str]:
@@ -295,17 +295,21 @@ def _lines_of(holder: Holder) -> list[str]:
     return linecache.getlines(file, namespace_of(holder))
 
 
-@functools.lru_cache(maxsize=64)
-def _parsed(text: str) -> tuple[ast.Module, frozenset[str]]:
-    """Return a file's tree, and the names that its functions declare `global`."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:  # a notebook's %magic
-        tree = ast.parse("")
+@functools.lru_cache(maxsize=512)
+def _declared_in(text: str) -> frozenset[str]:
+    """Return the names that a file's functions declare `global`."""
     # A walk takes six times as long as the parser, and hundreds of modules may be asked.
-    nodes = ast.walk(tree) if "global" in text else ()
+    nodes = ast.walk(_parsed(text)) if "global" in text else ()
     declared = (node.names for node in nodes if isinstance(node, ast.Global))
-    return tree, frozenset(name for names in declared for name in names)
+    return frozenset(name for names in declared for name in names)
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except SyntaxError:  # a notebook's %magic
+        return ast.parse("")
 
 
 @functools.lru_cache(maxsize=1024)
