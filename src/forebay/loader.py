@@ -10,25 +10,32 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from forebay.base.torch_internals import torch_init
 from forebay.buffer import Buffer, buffer_of
 from forebay.errors import OptionError, short_tracebacks
 from forebay.loading.arguments import ARGUMENTS
 from forebay.loading.inspection import InspectedLoader, page_of_loader
-from forebay.loading.iterators import BatchIterator
+from forebay.loading.iterators import READ_AHEAD, AheadIterator, BatchIterator, UnreadSampler
 from forebay.loading.kind import LoaderKind
-from forebay.loading.kinds import check_arguments, check_worker_method, kind_of_loader
+from forebay.loading.kinds import (
+    check_arguments,
+    check_worker_method,
+    kind_of_loader,
+    replaced_by_lightning,
+)
 from forebay.loading.progress import LoaderProgress
-from forebay.loading.samplers import UnreadSampler, sampler_for_plan, torch_init
+from forebay.loading.samplers import ranks_sharing, sampler_for_plan
 from forebay.mixing import MixedDataset, weights_for
 from forebay.observe.record import PUBLISH_S
 from forebay.options import (
@@ -39,10 +46,7 @@ from forebay.options import (
     cluster_of,
     plain_number,
 )
-from forebay.ranks import ranks_of
-
-if TYPE_CHECKING:  # what few loaders are asked for is imported when it is
-    from forebay.loading.sample_check import SampleCheck
+from forebay.ranks import Ranks, ranks_of
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -108,9 +112,9 @@ class DataLoader(InspectedLoader[_T_co]):
             sample that runs past `timeout` is not left out: it ends the iteration. With
             `world_size`, a rank raises FailuresError for a batch of which no sample is left.
         world_size: Number of ranks that share each batch: a count, "auto" for that of the process
-            group or the launcher, or None for no sharding. A global batch has
-            `batch_size * world_size` samples, and is the same for every world size that divides it.
-            Without `seed` the seed is 0, on all ranks.
+            group or the launcher when an iteration begins, or None for no sharding. A global batch
+            has `batch_size * world_size` samples, and is the same for every world size that divides
+            it. Without `seed` the seed is 0, on all ranks.
         rank: Rank of this process; None detects it.
         tail: How to split the incomplete last batch if `drop_last=False`. "repeat" gives every
             rank the same number of steps and samples: it repeats a sample where one is missing,
@@ -187,30 +191,30 @@ class DataLoader(InspectedLoader[_T_co]):
         if name is not None:  # otherwise a subclass may have an attribute of this name
             self.name = checked_name(name)
         num_workers = checked_workers(num_workers)
-        batch_size, prefetch_factor, timeout = map(
-            plain_number, (batch_size, prefetch_factor, timeout)
-        )
-        seed, concurrency, world_size, rank = map(
-            plain_number, (seed, concurrency, world_size, rank)
-        )
+        sizes = batch_size, prefetch_factor, timeout
+        batch_size, prefetch_factor, timeout = map(plain_number, sizes)
+        numbers = seed, concurrency, world_size, rank
+        seed, concurrency, world_size, rank = map(plain_number, numbers)
         self.buffer = None if buffer is None else buffer_of(buffer)
         self.backend = "thread" if worker_method == "thread" else backend
-        self._ranks = None if world_size is rank is None else ranks_of(world_size, rank)
-        self.seed = 0 if seed is None and self._ranks is not None else seed
+        if (planned := replaced_by_lightning(sampler)) is not None:
+            world_size, rank = sampler.num_replicas, sampler.rank  # type: ignore[union-attr]
+            sampler, shuffle = None, planned.plan.shuffle
+        found = None if world_size is rank is None else ranks_of(world_size, rank)
+        self._found_rank = None if found is None or world_size == "auto" else found.rank
+        self.seed = 0 if seed is None and world_size is not None else seed
         self._own_seed = seed  # the argument; loading a state changes `seed`
         self.on_error, self.tail = on_error, tail
         # Unchanged arguments, and nothing else in public attributes: some libraries make a new
         # loader from all of them.
         self.world_size, self.rank = world_size, rank
         self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
-        self.device, self.device_transform = device, device_transform
-        self.concurrency = concurrency
+        self.device, self.device_transform, self.concurrency = device, device_transform, concurrency
         for name, value in earlier.items():
             if getattr(self, name) is _DEFAULTS[name] is not value:
-                kind = type(self).__name__
                 raise OptionError(
-                    f"{name} attribute of {kind} was set before DataLoader.__init__, which would "
-                    f"replace it{_TAKEN}"
+                    f"{name} attribute of {type(self).__name__} was set before "
+                    f"DataLoader.__init__, which would replace it{_TAKEN}"
                 )
         self._prefetch_is_set = prefetch_factor is not None
         is_named = self.seed is not None or self.buffer is not None or on_error == "skip"
@@ -218,7 +222,9 @@ class DataLoader(InspectedLoader[_T_co]):
         is_named = is_named or isinstance(num_workers, AutoWorkers) or concurrency not in (None, 1)
         is_stream = isinstance(dataset, IterableDataset)
         if is_named and not is_stream and sampler is batch_sampler is None:
-            sampler, shuffle = sampler_for_plan(dataset, bool(shuffle), self.seed, generator), None
+            share = world_size, self._found_rank, batch_size or 1
+            order = dataset, bool(shuffle), self.seed, generator
+            sampler, shuffle = sampler_for_plan(*order, share), None
         torch_init()(
             self,
             *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn),
@@ -239,6 +245,12 @@ class DataLoader(InspectedLoader[_T_co]):
         samplers = self.sampler, self.batch_sampler
         return kind_of_loader(*samplers, is_stream=is_stream, is_named=self._is_named)
 
+    @property
+    def _ranks(self) -> Ranks | None:
+        samplers = self.sampler, self.batch_sampler
+        rank = self._found_rank if self.rank is None else self.rank
+        return ranks_sharing(self.world_size, rank, *samplers)
+
     def _kind(self) -> LoaderKind:
         """Return the loader as its kind, with its present arguments."""
         values: dict[str, Any] = {name: getattr(self, name) for name in ARGUMENTS}
@@ -256,11 +268,13 @@ class DataLoader(InspectedLoader[_T_co]):
         iterator: Any = self._iterator
         if iterator is not None and (kind := self._kind()).keeps_iterator:
             iterator.begin(self, kind)
+        else:
+            iterator = self._get_iterator()
+            if getattr(iterator, "is_kept", False):
+                self._iterator = iterator
+        if sys._getframe(1).f_globals.get("__name__") not in READ_AHEAD:
             return iterator
-        iterator = self._get_iterator()
-        if getattr(iterator, "is_kept", False):
-            self._iterator = iterator
-        return iterator
+        return AheadIterator(iterator, self._loader_progress, self._kind)
 
     def _get_iterator(self) -> Any:
         """Return a new iterator; libraries and subclasses call this, too."""
@@ -276,37 +290,14 @@ class DataLoader(InspectedLoader[_T_co]):
     def _index_sampler(self) -> Any:
         """The sampler that torch's iterator iterates and takes the length of."""
         own = super()._index_sampler
-        return own if self._kind_class.torch_reads else UnreadSampler(lambda: self._kind().steps)
+        is_read = not self._is_initialized or self._kind_class.torch_reads
+        return own if is_read else UnreadSampler(lambda: self._kind().steps)
 
     def check_worker_number_rationality(self) -> None:
         """Warn, as torch does, if there are more local workers than cores."""
-        if cluster_of(self.backend) is None and not isinstance(self.num_workers, AutoWorkers):
+        backend = getattr(self, "backend", "process")  # torchdata's subclass has none
+        if cluster_of(backend) is None and not isinstance(self.num_workers, AutoWorkers):
             super().check_worker_number_rationality()
-
-    # ---- checks --------------------------------------------------------------------------------
-
-    def check(self, samples: int = 4) -> SampleCheck:
-        """Make some samples twice in this process and twice in two workers, and compare them.
-
-        With a seed, samples that differ draw from a generator that forebay cannot reach, or depend
-        on more than the seed; without one, what differs is random. Files that were opened before
-        the workers began, and that these read from one shared position, are named, too. It needs
-        four times the time of these samples, and does not affect the iteration.
-
-        Args:
-            samples: How many, at least 1; they are spread over the dataset.
-
-        Returns:
-            What differs: samples and their fields. It is true if nothing does; its `str` is the
-            answer in sentences.
-
-        Raises:
-            OptionError: The dataset is iterable or empty.
-            Exception: What a sample raised.
-        """
-        from forebay.loading.sample_check import check_samples
-
-        return check_samples(self._kind(), samples, DataLoader)
 
     # ---- position ------------------------------------------------------------------------------
 
@@ -392,12 +383,13 @@ class DataLoader(InspectedLoader[_T_co]):
 
     def close(self) -> None:
         """Stop the workers now; otherwise they stop with the loader, or with the process."""
-        self._loader_progress.close()
+        if self._is_initialized:
+            self._loader_progress.close()
         self._iterator = None
 
     @property
     def _is_initialized(self) -> bool:
-        """Return whether `__init__` has ended; a subclass that combines loaders may not call it."""
+        """Return whether `__init__` has ended; subclasses such as torchdata's may not call it."""
         return "_loader_progress" in self.__dict__
 
     # ---- object protocol -----------------------------------------------------------------------
@@ -413,11 +405,8 @@ class DataLoader(InspectedLoader[_T_co]):
         # There is no `__setstate__`: wrappers that forward what they lack would call it.
         if not self._is_initialized:
             return self.__dict__
-        return {
-            **self.__dict__,
-            "_iterator": None,
-            "_loader_progress": copy.copy(self._loader_progress),
-        }
+        progress = copy.copy(self._loader_progress)
+        return {**self.__dict__, "_iterator": None, "_loader_progress": progress}
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuse those that must not change after `__init__`, as torch does."""
@@ -446,5 +435,6 @@ class DataLoader(InspectedLoader[_T_co]):
             pipeline.close()
 
 
+DataLoader._class = DataLoader
 # Now, since Lightning replaces `__init__`.
 _DEFAULTS: Any = inspect.unwrap(DataLoader.__init__).__kwdefaults__

@@ -148,37 +148,34 @@ class Plan:
         share = share_of(tail, self)
         return full + (share.samples + share.repeated > 0)
 
-    def blocks(
-        self, epoch: int, sample: int = 0, order: int | None = None, origin: int | None = None
-    ) -> Iterator[Block]:
+    def blocks(self, epoch: int, sample: int = 0, origin: int | None = None) -> Iterator[Block]:
         """Yield this rank's batches of an epoch, from a position on, in blocks.
 
         Args:
             origin: Samples of all earlier epochs, after which a mixture continues; None if these
                 epochs were as long as this one.
         """
-        drawn = epoch if order is None else order
         before, end = epoch * self.end() if origin is None else origin, self.end(sample)
         size, world, ranks = self.batch_size, self.global_batch_size, range(self.world_size)
         together = max(min(BLOCK // size, DEALT // world if self.costs_of else BLOCK), 1)
         while (full := min((end - sample) // world, together)) > 0:
             starts = sample + world * np.arange(full)
-            yield Block(*self._dealt(before, drawn, starts, [size] * self.world_size), 0)
+            yield Block(*self._dealt(before, epoch, starts, [size] * self.world_size), 0)
             sample += full * world
         share = share_of(end - sample, self)
         if share.samples + share.repeated:
             room = [share_of(end - sample, replace(self, rank=rank)).samples for rank in ranks]
-            indices, positions = self._dealt(before, drawn, np.array([sample]), room)
+            indices, positions = self._dealt(before, epoch, np.array([sample]), room)
             if share.repeated:
                 again = self.rank + self.world_size * np.arange(share.repeated)
-                samples = self._indices(before, drawn, again % self.length, 1)
+                samples = self._indices(before, epoch, again % self.length, 1)
                 indices = np.concatenate([indices, samples.reshape(1, -1)], axis=1)
                 if positions.ndim > 1:
                     positions = np.concatenate([positions, [end + again]], axis=1)
             yield Block(indices, positions, share.repeated)
 
     def _dealt(
-        self, before: int, drawn: int, starts: npt.NDArray[np.int64], room: Sequence[int]
+        self, before: int, epoch: int, starts: npt.NDArray[np.int64], room: Sequence[int]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return this rank's samples and positions of the global batches that start there.
 
@@ -187,14 +184,14 @@ class Plan:
         """
         if self.costs_of is None:
             first = starts + sum(room[: self.rank])
-            return self._indices(before, drawn, first, room[self.rank]), first
-        every = self._indices(before, drawn, starts, sum(room))
+            return self._indices(before, epoch, first, room[self.rank]), first
+        every = self._indices(before, epoch, starts, sum(room))
         costs = self.costs_of(every.ravel()).reshape(every.shape)
         dealt = balanced(costs, room, self.rank)
         return np.take_along_axis(every, dealt, axis=1), starts[:, None] + dealt
 
     def _indices(
-        self, before: int, drawn: int, starts: npt.NDArray[np.int64], count: int
+        self, before: int, epoch: int, starts: npt.NDArray[np.int64], count: int
     ) -> npt.NDArray[np.int64]:
         """Return the samples at `count` positions from each start on, a row for each start."""
         if self.mixture is not None:
@@ -210,11 +207,11 @@ class Plan:
             return np.stack(rows)
         numbers = starts[:, None] + np.arange(count)
         if self.shuffle and self.order is not None:
-            numbers = self.order(self.seed, drawn, numbers).astype(np.int64)
+            numbers = self.order(self.seed, epoch, numbers).astype(np.int64)
         elif self.shuffle:
-            order = _order_of(self.length, seed_of(self.seed, ORDER, drawn))
+            order = _order_of(self.length, seed_of(self.seed, ORDER, epoch))
             numbers = order.at(numbers).astype(np.int64)
-        return numbers + drawn % EPOCHS * EPOCH if self.by_epoch else numbers
+        return numbers + epoch % EPOCHS * EPOCH if self.by_epoch else numbers
 
 
 def share_of(samples: int, plan: Plan) -> Share:

@@ -115,18 +115,6 @@ def ranks_sharing_cores(environment: Mapping[str, str] = os.environ) -> int:
     return 1 if is_bound else ranks_on_node(environment)
 
 
-def check_still(found: Ranks) -> None:
-    """Check, when an epoch begins, that the ranks found by `world_size="auto"` are still valid."""
-    now = ranks_of("auto", None)
-    if now is not None and now != found:
-        raise OptionError(
-            f"world_size='auto' found rank {found.rank} of {found.world_size} when the loader was "
-            f"made, and it is rank {now.rank} of {now.world_size} now\n"
-            "  No batch was returned: every rank would have trained on the same samples. Make "
-            "the loader after init_process_group()."
-        )
-
-
 def check_agreement(ranks: Ranks, facts: Mapping[str, Any]) -> bool:
     """Compare the settings of all ranks over the process group; return whether there is one.
 

@@ -16,7 +16,13 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data.dataloader as torchs
-from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    default_collate,
+    get_worker_info,
+)
 
 from forebay.base import torch_internals
 
@@ -348,8 +354,9 @@ INHERITED = {
     "columns/slicing.py": {"_indices"},  # of a Hugging Face dataset, not of a tensor
     "loader.py": {"_get_iterator", "_index_sampler", "_iterator"},
     "loading/iterators.py": {
-        *("_IterableDataset_len_called", "_base_seed", "_next_data", "_num_yielded"),
-        *("_pin_memory", "_reset", "_sampler_iter", "_shared_seed", "_shutdown_workers"),
+        *("_IterableDataset_len_called", "_base_seed", "_index_sampler", "_next_data"),
+        *("_num_yielded", "_pin_memory", "_reset", "_sampler_iter", "_shared_seed"),
+        "_shutdown_workers",
         *("_timeout", "_workers"),
     },
 }
@@ -497,3 +504,30 @@ def test_the_checker_sees_private_parts(source, name):
 def test_the_checker_lets_all_else_pass(source):
     """Public parts, names of one's own, and other libraries."""
     assert private_uses(source) == set()
+
+
+def test_an_iterator_of_torchs_batch_sampler_says_whether_it_was_read():
+    """It is a generator, whose state and code can be asked; another iterator is never unread."""
+    sampler = BatchSampler(range(6), 2, drop_last=False)
+    iterator = iter(sampler)
+    assert torch_internals.is_unread(iterator), "torch changed BatchSampler.__iter__"
+    next(iterator)
+    assert not torch_internals.is_unread(iterator), "torch changed BatchSampler.__iter__"
+    others = [iter([[1]]), (each for each in sampler), None]
+    assert not any(map(torch_internals.is_unread, others))
+
+
+def test_the_init_of_torchs_loader_is_found_behind_wrappers():
+    """Those that Lightning puts there while it calls a hook."""
+    init = DataLoader.__init__
+    assert torch_internals.torch_init() is init
+
+    scope = {"__name__": "lightning.fabric.utilities.data", "inner": init}
+    exec("def wrapped(self, *a, **o): return inner(self, *a, **o)", scope)
+    wrapped = scope["wrapped"]
+    wrapped.__wrapped__ = init
+    DataLoader.__init__ = wrapped
+    try:
+        assert torch_internals.torch_init() is init
+    finally:
+        DataLoader.__init__ = init

@@ -50,8 +50,8 @@ def crash():
 
 
 DEATHS = {
-    "SIGKILL": (be_killed, r"killed by signal: Killed"),
-    "SIGSEGV": (crash, r"killed by signal: Segmentation fault"),
+    "SIGKILL": (be_killed, r"is killed by signal: Killed"),
+    "SIGSEGV": (crash, r"is killed by signal: Segmentation fault"),
     "os._exit": (lambda: os._exit(7), r"exited with code 7"),
 }
 

@@ -15,6 +15,7 @@ import pytest
 from datasets import Failing, Squares
 from streams import Lethal, Noisy, NoisyGroups, epochs_of
 from torch.utils.data import (
+    BatchSampler,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -335,15 +336,64 @@ def test_auto_reads_what_the_launcher_says(monkeypatch, environment):
 
 
 @pytest.mark.parametrize("looks", [False, True])
-def test_a_loader_made_before_the_ranks_are_known_is_refused(monkeypatch, looks):
-    """Also if it was iterated before; every rank would train on the same samples."""
-    loader = DataLoader(Squares(9), world_size="auto")
+def test_a_loader_made_before_the_ranks_are_known_is_divided_among_them(monkeypatch, looks):
+    """Also if it was iterated before: "auto" is looked up when an iteration begins."""
+    loader = DataLoader(Squares(9), batch_size=2, world_size="auto", shuffle=True)
+    assert len(loader) == 5
     if looks:
         next(iter(loader))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    with pytest.raises(OptionError, match=r"found rank 0 of 1 .* it is rank 1 of 2 now"):
-        next(iter(loader))
+    expected = DataLoader(Squares(9), batch_size=2, world_size=2, rank=1, shuffle=True)
+    epochs = epochs_of(expected, 2)
+    assert (len(loader), repr(loader)) == (3, repr(expected))
+    assert str(epochs_of(loader, 1)[0]) == str(epochs[looks])
+    assert loader.state_dict()["made_with"]["global_batch_size"] == 4
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("world", [1, 3])
+def test_the_sampler_of_a_rank_is_a_distributed_sampler_of_its_samples(world, shuffle):
+    """So libraries add none of theirs; around it, batches are the loader's, without repeats."""
+    seen = []
+    for rank in range(world):
+        made = functools.partial(DataLoader, range(20), 2, shuffle, world_size=world, rank=rank)
+        loader = made(tail="uneven")
+        sampler = loader.sampler
+        assert isinstance(sampler, DistributedSampler)
+        assert (sampler.num_replicas, sampler.rank, len(sampler)) == (world, rank, len([*sampler]))
+        expected = [batch.tolist() for batch in loader]
+        sampler.set_epoch(0)
+        assert list(BatchSampler(sampler, 2, drop_last=False)) == expected
+        sampler.set_epoch(0)
+        around = DataLoader(range(20), batch_sampler=Wrapped(sampler), world_size=world, rank=rank)
+        assert [batch.tolist() for batch in around] == expected
+        seen += [number for batch in expected for number in batch]
+        again = made()  # without `world_size=`, as a library may make it
+        other = DataLoader(range(20), 2, sampler=again.sampler, seed=0)
+        assert [batch.tolist() for batch in other] == [batch.tolist() for batch in made()]
+    assert sorted(seen) == list(range(20))
+
+
+class Wrapped:
+    """Batches of a sampler, by a class of another library."""
+
+    def __init__(self, sampler):
+        self.sampler, self.batch_size, self.drop_last = sampler, 2, False
+
+    def __iter__(self):
+        return iter(BatchSampler(self.sampler, 2, drop_last=False))
+
+    def __len__(self):
+        return (len(self.sampler) + 1) // 2
+
+
+def test_auto_leaves_the_division_to_a_distributed_sampler():
+    """A library may have put it there; a number of ranks beside it stays an error."""
+    sampler = DistributedSampler(range(20), 2, 1, shuffle=False)
+    loader = DataLoader(range(20), 2, sampler=sampler, world_size="auto")
+    assert [number for batch in loader for number in batch.tolist()] == [*range(1, 20, 2)]
+    assert loader.state_dict()["made_with"]["global_batch_size"] == 4
 
 
 def test_auto_alone_is_one_rank():

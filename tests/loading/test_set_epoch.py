@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from datasets import Squares
-from streams import Asked, Epochal, until
+from streams import Asked, Epochal, Noisy, until
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset
 
-from forebay import Buffer, DataLoader
+from forebay import Buffer, DataLoader, mix
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -178,3 +178,138 @@ def test_a_sampler_with_a_generator_beside_a_dataset_with_set_epoch():
             return seen
 
     assert epochs(num_workers=2, buffer="1MB") == epochs()
+
+
+# ---- what frameworks do --------------------------------------------------------------------------
+# Lightning calls `set_epoch` after it has begun to iterate, and may not load the loader's state.
+
+
+def noisy(way, **arguments):
+    """A loader of samples that draw, in epochs of 5 batches."""
+    samples = {"shuffle": True}
+    if way == "DistributedSampler":
+        samples = {"sampler": DistributedSampler(range(20), num_replicas=2, rank=1, seed=3)}
+        return DataLoader(Noisy(20), batch_size=2, seed=1, **samples, **arguments)
+    return DataLoader(Noisy(20), batch_size=4, seed=1, **samples, **arguments)
+
+
+def drawn(batches):
+    """Return what the samples of batches have drawn."""
+    return [batch[1].tolist() for batch in batches]
+
+
+WAYS = ["plan", "DistributedSampler"]
+PLACES = {"here": {}, "ahead": {"num_workers": 1, "buffer": Buffer(max_batches=14)}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_an_epoch_that_is_named_is_that_epoch(way, place):
+    """Its order and its samples' random numbers, whatever was iterated before."""
+    with noisy(way, **place) as loader:
+        expected = []
+        for epoch in range(4):
+            loader.sampler.set_epoch(epoch)
+            expected.append(drawn(loader))
+        assert len(set(map(str, expected))) == 4
+        for epoch in (2, 0, 3):
+            loader.sampler.set_epoch(epoch)
+            assert drawn(loader) == expected[epoch]
+            assert loader.epoch == epoch + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_an_epoch_that_is_named_after_iter_is_that_epoch(way, place):
+    """Until its first batch; the generators of the process stay as they are."""
+    with noisy(way, **place) as loader:
+        loader.sampler.set_epoch(3)
+        expected = drawn(loader)
+    with noisy(way, **place) as loader:
+        iterator = iter(loader)
+        before = torch.get_rng_state()
+        loader.sampler.set_epoch(3)
+        assert drawn(iterator) == expected
+        assert torch.equal(torch.get_rng_state(), before)
+        drawn(loader)
+        loader.sampler.set_epoch(2)
+        drawn(loader)
+        loader.sampler.set_epoch(3)
+        iterator = iter(loader)
+        first = next(iterator)
+        loader.sampler.set_epoch(0)  # for the next one
+        assert drawn([first, *iterator]) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("late", [False, True], ids=["before iter", "after iter"])
+def test_the_rest_of_an_epoch_stays_if_it_is_named_again(way, late):
+    """And another epoch than that of the state begins at its beginning."""
+
+    def epoch_of_a_resume(named):
+        again = noisy(way)
+        again.load_state_dict(state)
+        if late:
+            iterator = iter(again)
+            again.sampler.set_epoch(named)
+            return drawn(iterator)
+        again.sampler.set_epoch(named)
+        return drawn(again)
+
+    loader = noisy(way)
+    loader.sampler.set_epoch(2)
+    iterator = iter(loader)
+    begin = [next(iterator), next(iterator)]
+    state = loader.state_dict()
+    rest = drawn(iterator)
+    loader.sampler.set_epoch(3)
+    following = drawn(loader)
+    assert len(begin) + len(rest) == 5
+    assert epoch_of_a_resume(2) == rest
+    assert epoch_of_a_resume(3) == following
+
+
+def test_a_state_of_an_epochs_end_and_the_next_epochs_number_agree():
+    """After the last batch, a state is of the next epoch, which `set_epoch` may name, too."""
+    loader = noisy("plan")
+    loader.sampler.set_epoch(4)
+    drawn(loader)
+    state = loader.state_dict()
+    assert (state["epoch"], state["batch"]) == (5, 0)
+    expected = drawn(loader)
+    for named in (None, 5):
+        again = noisy("plan")
+        again.load_state_dict(state)
+        iterator = iter(again)
+        if named is not None:
+            again.sampler.set_epoch(named)
+        assert drawn(iterator) == expected
+
+
+def test_a_named_epoch_is_in_the_state_before_it_begins():
+    """The loader's `epoch` and its state say what comes next."""
+    loader = noisy("plan")
+    loader.sampler.set_epoch(6)
+    assert (loader.epoch, loader.state_dict()["epoch"]) == (6, 6)
+    again = noisy("plan")
+    again.load_state_dict(loader.state_dict())
+    assert drawn(again) == drawn(loader)
+
+
+def test_a_mixture_continues_where_a_named_epoch_begins():
+    """As if it had been reached by counting."""
+
+    def make():
+        sources = {"a": (Noisy(12), 0.5), "b": (Noisy(9), 0.5)}
+        return DataLoader(mix(sources), batch_size=4, shuffle=True, seed=2)
+
+    counted = make()
+    expected = [drawn(counted) for _ in range(3)]
+    for late in (False, True):
+        named = make()
+        iterator = iter(named) if late else named
+        named.sampler.set_epoch(2)
+        assert drawn(iterator) == expected[2]

@@ -138,10 +138,3 @@ def test_positions_are_those_of_the_epoch():
             for at in range(len(indices) - repeated)
         ]
         assert sorted(found) == list(range(103))
-
-
-def test_an_order_can_be_drawn_for_another_number():
-    """As `set_epoch` says; where samples stand in the epoch stays."""
-    there = [block.indices.tolist() for block in PLAN.blocks(0, order=9)]
-    assert there == [block.indices.tolist() for block in PLAN.blocks(9)]
-    assert there != [block.indices.tolist() for block in PLAN.blocks(0)]

@@ -19,11 +19,11 @@ import torch.utils.data._utils.worker as _worker
 from torch._C._autograd import _profiler_enabled
 from torch._utils import ExceptionWrapper
 from torch.storage import TypedStorage, UntypedStorage
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data._utils.collate import default_collate, default_collate_fn_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from forebay.errors import without_credentials, without_middle
+from forebay.errors import OptionError, without_credentials, without_middle
 
 __all__ = ["TypedStorage", "UntypedStorage"]
 
@@ -153,6 +153,47 @@ def version_of(tensor: torch.Tensor) -> int:
 def accepts(argument: str) -> bool:
     """Return whether the installed torch's DataLoader has an argument."""
     return argument in inspect.signature(DataLoader.__init__).parameters
+
+
+def torch_init() -> Any:
+    """Return the original `torch.utils.data.DataLoader.__init__`.
+
+    While Lightning calls a hook, it replaces the `__init__` of every loader class with one that
+    records the arguments, to create the loader again. If forebay is first imported in that hook,
+    the replacement of torch's `__init__` would record the arguments that forebay passes to torch.
+    """
+    init: Any = DataLoader.__init__
+    while "lightning" in getattr(init, "__globals__", {}).get("__name__", ""):
+        init = init.__wrapped__
+    return init
+
+
+def refuse_stock_loader() -> None:
+    """Raise an error if a plain torch DataLoader iterates a sampler of forebay, which calls it."""
+    frame = sys._getframe(2)
+    for _ in range(6):
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
+        owner = frame.f_locals.get("self")
+        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
+            if owner is not None and type(owner).__module__.startswith("forebay."):
+                return
+            raise OptionError(
+                "a plain torch DataLoader was made with the sampler of a forebay.DataLoader, so "
+                "buffer=, seed=, world_size= and the state would be lost\n"
+                "  No batch was returned. With transformers, call forebay.use(trainer); with "
+                "Accelerate, pass the loader to accelerator.prepare() and no other function; "
+                "otherwise use world_size='auto' and do not hand the loader to the library's "
+                "prepare() (docs/how-to/frameworks.md)."
+            )
+
+
+def is_unread(iterator: Any) -> bool:
+    """Return whether an iterator is that of torch's BatchSampler, and has yielded nothing."""
+    code = getattr(iterator, "gi_code", None)
+    is_torchs = code is BatchSampler.__iter__.__code__
+    return is_torchs and inspect.getgeneratorstate(iterator) == inspect.GEN_CREATED
 
 
 def seed_as_worker(base_seed: int, worker_id: int, *, with_devices: bool = True) -> int:

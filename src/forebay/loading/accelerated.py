@@ -128,7 +128,7 @@ def _prepare(loader: Any, accelerator: Any, device_placement: bool | None) -> No
     values: dict[str, Any] = {}
     if ranks.world_size > 1 and own is None:
         seed = 0 if loader.seed is None else loader.seed
-        values = {"_ranks": ranks, "world_size": ranks.world_size, "rank": ranks.rank, "seed": seed}
+        values = {"world_size": ranks.world_size, "rank": ranks.rank, "seed": seed}
         if accelerator.split_batches and size is not None:
             size //= ranks.world_size
             values |= {"batch_size": size}

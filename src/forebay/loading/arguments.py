@@ -8,8 +8,10 @@ import math
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch.utils.data import (
     IterDataPipe,
@@ -21,10 +23,12 @@ from torch.utils.data import (
 from torch.utils.data.graph_settings import apply_sharding
 
 from forebay.base.datasets import getitems_of
-from forebay.buffer import MAX_BATCHES, Buffer, capacity_shown
+from forebay.base.torch_internals import version_of
+from forebay.buffer import MAX_BATCHES, Buffer, capacity_shown, low_mark_of
 from forebay.columns.slicing import Slicer, slicing
 from forebay.loading.messages import AHEAD
-from forebay.loading.samplers import fingerprint, has_state, length_of, takes_set_epoch
+from forebay.loading.samplers import has_state, length_of, takes_set_epoch
+from forebay.loading.selections import LOOKAHEAD, TINY_DEPTH
 from forebay.options import AutoWorkers, Ray, check_killable, cluster_of
 from forebay.plan import Plan
 from forebay.ranks import Ranks, process_group
@@ -222,6 +226,45 @@ class LoaderArguments:
         """Batches that workers make in advance, without a buffer; 0 without workers."""
         return max(self.prefetch_factor or 1, self.at_once) * int(self.num_workers)
 
+    @property
+    def _may_grow(self) -> bool:
+        """Return whether more requests than torch makes have no effect that a user sees."""
+        return False
+
+    def _prefetching(self) -> dict[str, Any]:
+        """Return the values of `Setup` that say how many requests are outstanding."""
+        usual, grows = self.prefetched, self._may_grow and not self.prefetch_is_set
+        buffer, most = self.buffer, max(usual, TINY_DEPTH * self.num_workers) if grows else usual
+        if self.is_local:
+            # A request is only indices here, and reading many of them at a time is faster.
+            requests = max(usual, self.at_once - 1)
+            first = TINY_DEPTH if grows and self.num_workers else 0
+            return {
+                "requests": requests,
+                "first_requests": first,
+                "buffer_batches": buffer and requests,
+            }
+        if buffer is None:
+            return {"requests": usual, "tiny_requests": most}
+        return {
+            "requests": LOOKAHEAD,
+            "tiny_requests": LOOKAHEAD,
+            "fills_by_itself": True,
+            "buffer_batches": buffer.max_batches or MAX_BATCHES,
+            "refill_below": low_mark_of(buffer),
+        }
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Return whether batches are made for epochs that have not begun.
+
+        Not for a sampler or dataset of the user that has `set_epoch`, since its next epoch depends
+        on a call that is still to come.
+        """
+        return self.is_filled and not (
+            takes_set_epoch(self.dataset) or takes_set_epoch(self.index_sampler)
+        )
+
     # ---- what is refused -----------------------------------------------------------------------
 
     def check_timeout(self) -> None:
@@ -319,6 +362,47 @@ class LoaderArguments:
         parts += [f"{name}={value!r}" for name, value in known.items() if value != usual[name]]
         name = self.name if isinstance(self.name, str) else ""
         return f"{f'{name}: ' if name else ''}{self.title}({', '.join(parts)})"
+
+
+# ---- changes -------------------------------------------------------------------------------------
+# Detect changes made to a sampler or dataset after batches were planned.
+#
+# With a buffer, epochs are planned before they begin. Such a plan depends on a sampler's weights
+# or the length of a dataset, and is dropped when those change. The comparison is shallow:
+# attributes by value or identity, tensors also by their version, built-in containers also by
+# their length. No code of an attribute's own class runs: a `__len__` may have side effects. After
+# a change that it cannot detect (an array modified in place, an attribute of an attribute), the
+# user calls `DataLoader.refresh`.
+
+_BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
+
+
+def attributes(thing: Any) -> dict[str, Any]:
+    """Return a comparable value for each attribute by name, without generators: those change."""
+    known = getattr(thing, "__dict__", {})
+    return {
+        name: _token(value)
+        for name, value in list(known.items())
+        if not isinstance(value, torch.Generator)
+    }
+
+
+def fingerprint(thing: Any, ignored: frozenset[str] = frozenset()) -> Any:
+    """Return a value that differs once the object has changed."""
+    known = {name: token for name, token in attributes(thing).items() if name not in ignored}
+    return id(thing), length_of(thing), known
+
+
+def _token(value: Any) -> Any:
+    if isinstance(value, _BY_VALUE):
+        return value
+    if isinstance(value, torch.Tensor):
+        return id(value), version_of(value), None if value.is_nested else tuple(value.shape)
+    if isinstance(value, np.ndarray):
+        return id(value), value.shape
+    # MONAI's `Compose.__len__` seeds all random transforms.
+    is_built_in = not isinstance(getattr(type(value), "__len__", None), FunctionType)
+    return id(value), length_of(value) if is_built_in else None
 
 
 # What a loader has under the same names.

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import WeakMethod, ref
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
+from forebay.errors import OptionError
 from forebay.failures import Failure
 from forebay.loading.kind import LoaderKind
+from forebay.loading.messages import BatchRequest
+from forebay.loading.planner import Planner
 from forebay.loading.progress import LoaderProgress
-from forebay.observe.figures import Statistics
+from forebay.loading.samplers import planned_within
+from forebay.observe.figures import Statistics, statistics_of
 
 if TYPE_CHECKING:  # few loaders are asked
+    from forebay.loading.sample_check import SampleCheck
     from forebay.observe.diagnosis import Diagnosis
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -28,10 +33,21 @@ def page_of_loader(kind: WeakMethod[Any], progress: ref[LoaderProgress]) -> Any:
     return LiveLoader(kind, progress)
 
 
+def _numbers_of(requests: list[BatchRequest], planner: Planner) -> list[tuple[int, int]]:
+    """Return epoch and number of each batch that was requested, in order."""
+    found, (epoch, batch) = [], (planner.epoch, planner.batch - 1)
+    for request in requests:
+        batch = batch + 1 if request.epoch == epoch else 0
+        epoch = request.epoch
+        found.append((epoch, request.batch if planner.turns is None else batch))
+    return found
+
+
 class InspectedLoader(TorchDataLoader[_T_co]):
     """What can be asked of a `DataLoader`."""
 
     _loader_progress: LoaderProgress
+    _class: ClassVar[Any]  # without what a subclass adds
     _prepared: Any = None  # the `accelerated.Prepared` of a loader that Accelerate uses
 
     @property
@@ -51,7 +67,8 @@ class InspectedLoader(TorchDataLoader[_T_co]):
     @property
     def epoch(self) -> int:
         """The current epoch; after its last batch, or before the first iteration, the next one."""
-        return self._loader_progress.epoch
+        planned = planned_within(self.sampler)
+        return self._loader_progress.epoch(None if planned is None else planned.asked)
 
     @property
     def mask(self) -> torch.Tensor:
@@ -62,7 +79,20 @@ class InspectedLoader(TorchDataLoader[_T_co]):
         Raises:
             OptionError: No batch was returned yet.
         """
-        return self._loader_progress.mask()
+        last = self._loader_progress.last
+        if last is None:
+            raise OptionError("mask describes the last batch, and no batch was returned yet")
+        request, failures = last
+        if request.is_of_stream:
+            raise OptionError(
+                "mask is not available for an iterable dataset, whose samples are not planned"
+            )
+        index = list(request.index) if hasattr(request.index, "__len__") else [request.index]
+        counts = [True] * (len(index) - request.repeated) + [False] * request.repeated
+        for failure in failures:  # left out of the batch, so also here
+            at = index.index(failure.source)
+            del index[at], counts[at]
+        return torch.tensor(counts, dtype=torch.bool)
 
     @property
     def failures(self) -> list[Failure]:
@@ -71,7 +101,36 @@ class InspectedLoader(TorchDataLoader[_T_co]):
 
     def statistics(self) -> Statistics:
         """Return counts and times of the loader so far; cheap, and possible at any time."""
-        return self._loader_progress.statistics(self._kind())
+        progress, kind = self._loader_progress, self._kind()
+        pipeline, feeds = progress.pipeline, progress.feeds
+        waiting = [each for feed in feeds for each in feed.waiting()]
+        epoch, batch = progress.next_epoch - 1, 0
+        ready: list[tuple[int, int]] = []
+        sources, tokens = {}, {}
+        if pipeline is not None and pipeline.planner is not None:
+            planner, position = pipeline.planner, pipeline.samples_before
+            epoch, batch = planner.epoch, planner.batch
+            names = getattr(kind.dataset, "datasets", ())
+            sources = pipeline.kind.samples_by_source(names, position)
+            tokens = pipeline.kind.tokens_by_source(position)
+            if pipeline.feed is not None and kind.returns_in_order:
+                tasks = [task for task, _ in pipeline.feed.waiting()]
+                ready = _numbers_of(planner.requested(tasks), planner)
+        if progress.resumed is not None and progress.resumed.batch:
+            epoch, batch = progress.resumed.epoch, progress.resumed.batch
+        return statistics_of(
+            progress.trace,
+            epoch=epoch,
+            batch=batch,
+            ready_batches=len(waiting),
+            ready_bytes=sum(nbytes for _, nbytes in waiting),
+            ready_from=ready[0] if ready else None,
+            ready_to=ready[-1] if ready else None,
+            in_flight=sum(feed.in_flight for feed in feeds),
+            failures=progress.failures.total,
+            sources=sources,
+            tokens=tokens,
+        )
 
     def diagnose(self) -> Diagnosis:
         """Return why training waits, and what to change: `print(loader.diagnose())`.
@@ -122,6 +181,29 @@ class InspectedLoader(TorchDataLoader[_T_co]):
         from forebay.loading.facts import trace_of
 
         return trace_of(self._kind(), self._loader_progress.trace, path)
+
+    def check(self, samples: int = 4) -> SampleCheck:
+        """Make some samples twice in this process and twice in two workers, and compare them.
+
+        With a seed, samples that differ draw from a generator that forebay cannot reach, or depend
+        on more than the seed; without one, what differs is random. Files that were opened before
+        the workers began, and that these read from one shared position, are named, too. It needs
+        four times the time of these samples, and does not affect the iteration.
+
+        Args:
+            samples: How many, at least 1; they are spread over the dataset.
+
+        Returns:
+            What differs: samples and their fields. It is true if nothing does; its `str` is the
+            answer in sentences.
+
+        Raises:
+            OptionError: The dataset is iterable or empty.
+            Exception: What a sample raised.
+        """
+        from forebay.loading.sample_check import check_samples
+
+        return check_samples(self._kind(), samples, self._class)
 
     def replay(self, *, epoch: int, batch: int) -> Any:
         """Rebuild one batch in this process, for debugging, without affecting the iteration.

@@ -49,7 +49,7 @@ class IterableKind(TorchKind):
     STATE: ClassVar[Checks] = {
         name: check
         for name, check in TorchKind.STATE.items()
-        if name not in ("length", "sampler", "drawn")
+        if name not in ("length", "sampler", "drawn", "set_epoch")
     }
 
     # ---- where batches are made, and how many --------------------------------------------------
@@ -166,6 +166,10 @@ class IterableKind(TorchKind):
         """See `LoaderKind`. The selections never end; the workers report the end of the data."""
         index = [None] * (self.batch_size or 0) if self.auto_collation else None
         return Reader(itertools.repeat(Selection(index)))
+
+    def moved(self, position: Position, batches: int) -> Position:
+        """See `LoaderKind`. No sampler decides what is read, as in torch."""
+        return position
 
     @functools.cached_property
     def count(self) -> Callable[[Any], int]:

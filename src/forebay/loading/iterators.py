@@ -6,15 +6,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.utils.data import DataLoader as TorchLoader
 
 from forebay.base.batches import pinned
+from forebay.base.randomness import generators_kept
 from forebay.base.torch_internals import BaseIterator, profiler_is_on
 from forebay.errors import FailuresError, WorkerDiedError, cut_below_entry, shortened
 from forebay.failures import Failure
@@ -29,12 +30,49 @@ if TYPE_CHECKING:  # only with workers
     from forebay.loading.feed import Feed
 
 
+class UnreadSampler:
+    """Has the length of an epoch and no indices, because the planner reads the sampler.
+
+    Libraries skip batches by what they take from its iterator, which counts that.
+    """
+
+    def __init__(self, steps: Callable[[], int]) -> None:
+        self._steps = steps
+
+    def __len__(self) -> int:
+        return self._steps()
+
+    def __iter__(self) -> CountedIterator:
+        return CountedIterator(self._steps)
+
+
+class CountedIterator:
+    """The iterator of an `UnreadSampler`.
+
+    Attributes:
+        taken: How often it was read.
+    """
+
+    def __init__(self, steps: Callable[[], int]) -> None:
+        self._steps, self._end, self.taken = steps, -1, 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> None:
+        self._end = self._steps() if self._end < 0 else self._end
+        if self.taken >= self._end:
+            raise StopIteration
+        self.taken += 1
+
+
 class BatchIterator(BaseIterator):  # type: ignore[misc]
     """Returns the batches of one epoch, with torch's checks, warnings and exceptions.
 
     Attributes:
         is_kept: Whether the loader keeps it from epoch to epoch, as torch's with workers that
             persist.
+        moved: How many batches another library skips of the epoch.
     """
 
     def __init__(
@@ -75,7 +113,9 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
                 generator.set_state(before)
         first = self._shared_seed  # torch starts workers with the one drawn first
         if resets or not is_new:
-            super()._reset(loader)
+            super()._reset(loader, is_new)
+        # What another library has taken from the sampler's iterator, to skip it.
+        self.moved = getattr(self._sampler_iter, "taken", self._num_yielded)
         self.base_seed = int(self._base_seed)
         self.first_shared_seed = first if is_new and draws else self._shared_seed
         return self._sampler_iter
@@ -85,7 +125,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         assert kind.num_workers or not kind.timeout, "num_workers=0 requires timeout == 0"
         progress, began = self._progress, time.perf_counter()
         progress.trace.begin(began)
-        self._is_over = False
+        self._is_over, self._is_unread = False, True
         self._workers: list[WorkerHandle] = []
         self.pipeline, start = progress.next_start(kind, self.pipeline)
         with self.one_at_a_time:
@@ -97,6 +137,21 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         if feed is not None and feed.pool is not None:
             first = range(progress.trace.num_workers)
             self._workers = [WorkerHandle(feed, each) for each in first]
+
+    def _heed_set_epoch(self) -> None:
+        """Begin another epoch if `set_epoch` asked for it after `iter(loader)`."""
+        position = self.pipeline.asked_position()
+        if position is None:
+            return
+        self.moved = 0
+        with generators_kept():  # its seeds are drawn
+            self._planner = self.pipeline.begin(self.pipeline.kind, position, self, self._anew)
+        self._progress.began(position.epoch)
+
+    def _anew(self, generator: torch.Generator, *, draws: bool, resets: bool) -> Any:
+        """Return a new iterator over the sampler; see `_begin_as_torch`."""
+        self._sampler_iter = iter(self._index_sampler)
+        return self._sampler_iter
 
     def __next__(self) -> Any:
         try:
@@ -154,6 +209,9 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         """Return the next request and its result; raise StopIteration at the end."""
         if self.pipeline.reader != id(self) or self.pipeline.feed is None:
             self._refuse()
+        if self._is_unread:
+            self._is_unread = False
+            self._heed_set_epoch()
         found: tuple[BatchRequest, Result] | None = self._planner.take()
         if found is None:
             self._end()
@@ -219,6 +277,33 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
             pipeline.close(between_epochs=self._loader is not None)
 
 
+# Modules whose loaders take a batch from another loader before they are asked for it.
+READ_AHEAD = ("ray.train.torch.train_loop_utils",)
+
+
+class AheadIterator:
+    """The iterator for a reader that takes each batch before its user asks for it, as Ray Train's.
+
+    The loader's position is that of the user then: before the batch that the reader holds.
+    """
+
+    def __init__(
+        self, iterator: Any, progress: LoaderProgress, kind: Callable[[], LoaderKind]
+    ) -> None:
+        self._iterator, self._progress, self._kind = iterator, progress, kind
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        self._progress.hold(self._kind())
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._progress.held = None  # the user has taken all batches
+            raise
+
+
 def _died(failure: Failure, request: BatchRequest, timeout: float) -> Exception:
     """Return the error for a batch whose retries failed."""
     epoch, batch = request.epoch, request.batch
@@ -249,8 +334,10 @@ def _died(failure: Failure, request: BatchRequest, timeout: float) -> Exception:
             f"a worker could not answer: {failure.error}: {failure.message}\n{where}"
             f"{failure.traceback}"
         )
+    # Programs look for "is killed by signal: ", as torch says it.
+    how = failure.message.replace("the worker was killed by", "it is killed by", 1)
     return WorkerDiedError(
-        f"DataLoader worker{pid} exited unexpectedly: {failure.message}\n{where}{failure.traceback}"
+        f"DataLoader worker{pid} exited unexpectedly: {how}\n{where}{failure.traceback}"
     )
 
 

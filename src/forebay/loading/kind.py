@@ -16,26 +16,26 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from torch.utils.data import BatchSampler, RandomSampler
 
 from forebay.base.draw_detection import BatchSeeds
-from forebay.buffer import MAX_BATCHES, low_mark_of
+from forebay.buffer import MAX_BATCHES
 from forebay.engine.limits import Limits
 from forebay.loading.arguments import LoaderArguments
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.position import KINDS, Checks, Position, is_count, is_size
 from forebay.loading.samplers import (
     SamplerStates,
+    asked_epoch,
     draw_seed,
+    heed_epoch,
     holds_position,
     resized,
-    takes_set_epoch,
 )
 from forebay.loading.selections import (
-    LOOKAHEAD,
-    TINY_DEPTH,
     Generators,
     Reached,
     Reader,
@@ -124,11 +124,6 @@ class LoaderKind(LoaderArguments, ABC):
 
     # ---- how many ------------------------------------------------------------------------------
 
-    @property
-    def _may_grow(self) -> bool:
-        """Return whether more requests than torch makes have no effect that a user sees."""
-        return False
-
     def turns(self) -> WorkerTurns | None:
         """Return what gives each worker its turn; None if whichever is free makes a batch."""
         return None
@@ -152,29 +147,6 @@ class LoaderKind(LoaderArguments, ABC):
             samples=self.length,
             **self._prefetching(),
         )
-
-    def _prefetching(self) -> dict[str, Any]:
-        """Return the values of `Setup` that say how many requests are outstanding."""
-        usual, grows = self.prefetched, self._may_grow and not self.prefetch_is_set
-        buffer, most = self.buffer, max(usual, TINY_DEPTH * self.num_workers) if grows else usual
-        if self.is_local:
-            # A request is only indices here, and reading many of them at a time is faster.
-            requests = max(usual, self.at_once - 1)
-            first = TINY_DEPTH if grows and self.num_workers else 0
-            return {
-                "requests": requests,
-                "first_requests": first,
-                "buffer_batches": buffer and requests,
-            }
-        if buffer is None:
-            return {"requests": usual, "tiny_requests": most}
-        return {
-            "requests": LOOKAHEAD,
-            "tiny_requests": LOOKAHEAD,
-            "fills_by_itself": True,
-            "buffer_batches": buffer.max_batches or MAX_BATCHES,
-            "refill_below": low_mark_of(buffer),
-        }
 
     def limits(self) -> Limits:
         """Return the limits for the engine."""
@@ -204,17 +176,6 @@ class LoaderKind(LoaderArguments, ABC):
     def returns_in_order(self) -> bool:
         """Return whether batches are returned in the order of the sampler, or of workers' turns."""
         return True
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Return whether batches are made for epochs that have not begun.
-
-        Not for a sampler or dataset of the user that has `set_epoch`, since its next epoch depends
-        on a call that is still to come.
-        """
-        return self.is_filled and not (
-            takes_set_epoch(self.dataset) or takes_set_epoch(self.index_sampler)
-        )
 
     # ---- seeds ---------------------------------------------------------------------------------
 
@@ -348,6 +309,42 @@ class LoaderKind(LoaderArguments, ABC):
         """
         return self, start, 0
 
+    def moved(self, position: Position, batches: int) -> Position:
+        """Return a position after batches that a library skips, as it would skip torch's.
+
+        It takes them from the iterator over the sampler that torch's class begins an epoch with.
+        """
+        samples = batches * (self.batch_size or 1)
+        start = Start.of(position)
+        return replace(
+            position,
+            batch=start.batch + batches,
+            sample=self.samples_returned(start, batches, samples),
+        )
+
+    def as_asked(self, position: Position, last: int | None, *, late: str = "") -> Position:
+        """Return a position, or the beginning of the epoch that `set_epoch` asks for instead.
+
+        What was resumed stays if it is asked for as when it began. Lightning calls `set_epoch`
+        after it has begun to iterate, then also for an epoch after the rest of one.
+
+        Args:
+            last: See `asked_epoch`.
+            late: If the iteration has begun: "resumed", or "begun" by counting.
+        """
+        asked, before = asked_epoch(self.index_sampler, last)
+        heed_epoch(self.index_sampler)
+        if asked is None or (asked == position.epoch and not (position.batch and late)):
+            return position
+        same = position.epoch if before is None else before
+        if (position.batch or late == "resumed") and asked == same:
+            return position
+        start, usual = Start.of(position), self.end_of(Start(asked)) or 0
+        state: dict[str, Any] = {"origin": start.origin + (asked - start.epoch) * usual}
+        if "mixture" in position.kind_state:
+            state["mixture"] = position.kind_state["mixture"]
+        return Position(epoch=asked, kind_state=state)
+
     # ---- a mixture -----------------------------------------------------------------------------
 
     def samples_by_source(self, names: Iterable[str], position: int) -> dict[str, Any]:
@@ -366,7 +363,8 @@ class LoaderKind(LoaderArguments, ABC):
         if self.auto_collation and type(self.index_sampler) is not BatchSampler:
             size = None  # some libraries put a batch sampler of theirs there
         ranks = 1 if self.ranks is None else self.ranks.world_size
-        replicas = getattr(self.sampler, "num_replicas", 1)  # of a DistributedSampler
+        # Of a DistributedSampler; ranks have one, too.
+        replicas = getattr(self.sampler, "num_replicas", 1) if self.ranks is None else 1
         replicas = replicas if isinstance(replicas, int) else 1
         known = {
             "kind": self.kind_name,

@@ -1,8 +1,11 @@
-"""Which kind of loader some arguments make; impossible values and combinations are refused."""
+"""Which kind of loader some arguments make, and its feed; impossible arguments are refused."""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+import warnings
+from pickle import PicklingError
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DistributedSampler, default_collate
@@ -16,6 +19,14 @@ from forebay.loading.kind import LoaderKind
 from forebay.loading.samplers import planned_sampler
 from forebay.loading.selections import RangeSampler
 from forebay.options import check_backend, check_positive, check_timeout
+
+if TYPE_CHECKING:  # imported where a loader needs it
+    from forebay.devices.device import Device
+    from forebay.loading.feed import Feed
+    from forebay.loading.local_feed import LocalFeed
+    from forebay.loading.messages import BatchSpec
+    from forebay.loading.workers import WorkerTuning
+    from forebay.observe.record import Trace
 
 
 def kind_of_loader(
@@ -47,6 +58,54 @@ def kind_of_loader(
     from forebay.loading.plan_kind import PlanKind
 
     return PlanKind
+
+
+def replaced_by_lightning(sampler: Any) -> Any:
+    """Return the planned sampler of the loader that Lightning makes again, to divide its samples.
+
+    Lightning passes the loader's arguments with a DistributedSampler, which shuffles in any case.
+    None: it does not do that now, or the loader has no plan.
+    """
+    frame = sys._getframe(1) if type(sampler) is DistributedSampler else None
+    for _ in range(8):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "_reinstantiate_wrapped_cls":
+            loader = frame.f_locals.get("orig_object")
+            return planned_sampler(loader.sampler, loader.batch_sampler)  # type: ignore[union-attr]
+        frame = frame.f_back
+    return None
+
+
+def feed_of(
+    kind: LoaderKind,
+    spec: BatchSpec,
+    trace: Trace,
+    tuning: WorkerTuning | None = None,
+    device: Device | None = None,
+) -> Feed | LocalFeed:
+    """Return a new feed and begin to start its workers."""
+    if kind.is_local:
+        from forebay.loading.local_feed import LocalFeed
+
+        return LocalFeed(kind, spec, trace)
+    from forebay.loading.feed import Feed
+
+    if kind.start_method != "fork" and kind.cluster is None:
+        from forebay.pools.job_loading import check_main
+
+        check_main(kind.start_method, spec.dataset, spec.collate_fn, spec.worker_init_fn)
+    try:
+        return Feed(kind, spec, trace, tuning, device)
+    except (TypeError, AttributeError, PicklingError):
+        if kind.start_method != "fork":
+            warnings.warn(
+                "Got pickle error when attempting to start a worker Process: with this start "
+                "method the dataset, collate_fn and worker_init_fn have to be picklable. Define "
+                "them at the top of a module, or use multiprocessing_context='fork'.",
+                stacklevel=2,
+            )
+        raise
 
 
 def check_arguments(kind: LoaderKind) -> None:
@@ -97,10 +156,12 @@ def check_arguments(kind: LoaderKind) -> None:
             "__getitem__ reads one sample.",
         ),
         (
-            ranks is not None and isinstance(kind.sampler, DistributedSampler),
+            ranks is not None
+            and isinstance(kind.sampler, DistributedSampler)
+            and kind.kind_name != "plan",
             "world_size= and a DistributedSampler would both divide the samples among ranks\n"
-            "  Nothing was started. Leave the sampler out, with shuffle=True if it shuffled; "
-            "with Lightning, Trainer(use_distributed_sampler=False).",
+            "  Nothing was started. Leave the sampler out, with shuffle=True if it shuffled; or "
+            "pass world_size='auto', which leaves them to the sampler.",
         ),
         (
             ranks is not None and kind.batch_size is None and not rows,
@@ -119,7 +180,7 @@ def check_arguments(kind: LoaderKind) -> None:
             "a batch",
         ),
         (
-            kind.tail != "repeat" and ranks is None,
+            kind.tail != "repeat" and kind.world_size is None,
             f"tail={kind.tail!r} applies to ranks, but world_size= is not given",
         ),
         (

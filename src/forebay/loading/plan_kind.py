@@ -58,13 +58,11 @@ class PlanKind(LoaderKind):
             self.batch_size = self.index_sampler.batch_size
             self.drop_last = self.index_sampler.drop_last
         self._lookahead: Any = None
-        self._orders: dict[int, int] = {}  # of epochs for which `set_epoch` was called
 
     def follow(self, before: LoaderKind) -> Self:
         """See `LoaderKind`: the mixture and what is fetched ahead go on."""
         if isinstance(before, PlanKind):
             self.mixture, self._lookahead = before.mixture, before._lookahead
-            self._orders = before._orders
         return super().follow(before)
 
     @functools.cached_property
@@ -126,14 +124,12 @@ class PlanKind(LoaderKind):
     # ---- selections ----------------------------------------------------------------------------
 
     def open(self, start: Start, order: int | None) -> Reader:
-        """See `LoaderKind`. The argument of a call of `set_epoch` decides the order."""
-        if order is not None:
-            self._orders[start.epoch] = order
-        return Reader(self._selections(_sized(self.plan, start), start, order))
+        """See `LoaderKind`."""
+        return Reader(self._selections(_sized(self.plan, start), start))
 
-    def _selections(self, plan: Plan, start: Start, order: int | None) -> Iterator[Selection]:
+    def _selections(self, plan: Plan, start: Start) -> Iterator[Selection]:
         as_tensors = self.is_sliced
-        for block in plan.blocks(start.epoch, start.sample, order, start.origin):
+        for block in plan.blocks(start.epoch, start.sample, start.origin):
             rows: Any = block.indices
             if as_tensors:
                 rows = torch.from_numpy(rows)
@@ -141,6 +137,11 @@ class PlanKind(LoaderKind):
                 rows = rows.tolist() if self.auto_collation else rows[:, 0].tolist()
             for index, position in zip(rows, block.positions.tolist(), strict=True):
                 yield Selection(index, position, block.repeated)
+
+    @property
+    def foreseen_sampler(self) -> None:
+        """See `LoaderKind`. The epoch decides the order."""
+        return
 
     def kept(self, request: BatchRequest) -> BatchRequest:
         """See `LoaderKind`. As a list, the indices may take more memory than the batch."""
@@ -198,7 +199,7 @@ class PlanKind(LoaderKind):
         end = self.end_of(start)
         while sample >= end > 0:
             epoch, sample, end = epoch + 1, max(sample - end, 0), plan.end()
-        self._lookahead.reached(self.batch_seed or 0, self._orders.get(epoch, epoch), sample)
+        self._lookahead.reached(self.batch_seed or 0, epoch, sample)
 
     def close(self) -> None:
         """See `LoaderKind`."""
@@ -272,7 +273,7 @@ class PlanKind(LoaderKind):
         return {
             **super().state(reached),
             "origin": reached.start.origin,
-            "set_epoch": reached.order,
+            "set_epoch": self._planned.heeded if reached.is_within else self._planned.epoch,
             "mixture": None if mixture is None else mixture.state(),
         }
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.buffer import MAX_BATCHES
 from forebay.engine.engine import NewTask
+from forebay.loading.arguments import fingerprint
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchRequest, Result, WorkerExhausted
 from forebay.loading.open_feeds import CLOSED
@@ -30,7 +31,6 @@ from forebay.loading.samplers import (
     SamplerStates,
     chain_of,
     epoch_of,
-    fingerprint,
     is_foreseen,
     next_epoch,
     plain_index,
@@ -75,7 +75,7 @@ class Planner:
         self._asks_ahead = self._setup.requests > 0 or self._setup.first_requests > 0
         self._ends_late = kind.torch_reads and not self._asks_ahead
         self._sampler = kind.foreseen_sampler
-        self._was_left = False  # whether requests of the epoch before were dropped
+        self._was_left = self._is_stale = False  # the former: requests before were dropped
         self._peeks_from = math.inf
         self._epochs: deque[PlannedEpoch] = deque()
         self._requests: dict[int, BatchRequest] = {}  # by task, in order: requested and not taken
@@ -83,8 +83,8 @@ class Planner:
         self._sampler_states: dict[int, SamplerStates] = {}  # by task: the sampler states after it
         self._current_states: SamplerStates | None = None
         self.orders: dict[int, int | None] = {}
+        self._order_before: int | None = None
         self._seen: Any = None  # the fingerprint when the sampler was last read
-        self._is_stale = False
         self._requesting = threading.RLock()  # reentrant: a signal's handler may use the loader
         self._answered = 0  # requests of this epoch that were taken
         self._most_at_once = MAX_BATCHES  # requests of a sampler to make at a time
@@ -97,14 +97,15 @@ class Planner:
         if is_new:
             self._requesting = threading.RLock()
         with self._requesting:
-            if start.epoch != self.epoch or self.is_over:  # not the rest of an epoch
+            if not start.batch or start.epoch not in self.orders:  # not the rest of an epoch
+                self._order_before = self.orders.get(self.epoch)
                 self.orders[start.epoch] = epoch_of(self._sampler)
             first_task = self._first_kept(start, is_new=is_new)
         self._drop(first_task)
         with self._requesting:
             self.epoch, self.batch, self.samples, self.start = start.epoch, start.batch, 0, start
-            self.is_over, self._current_states = False, None
-            self._is_stale, self._answered = False, 0
+            self.is_over = self._is_stale = False
+            self._current_states, self._answered = None, 0
             if self.turns is not None:
                 self.turns.next_worker = next_worker
             is_other = start.by_sample or start.length is not None
@@ -117,10 +118,10 @@ class Planner:
             feed.request_more = weakref.WeakMethod(self.request_more)
 
     def _first_kept(self, start: Start, *, is_new: bool) -> int:
-        """Leave the epochs before `start`; return the first task whose request is still valid."""
+        """Leave the current epoch; return the first task whose request is still valid."""
         self._note_changes()
         epochs = self._epochs
-        while epochs and epochs[0].start.epoch < start.epoch:
+        if epochs and (start.epoch != self.epoch or not self._is_stale):  # `replan` stays there
             self._leave(epochs.popleft())
         if epochs:
             planned = epochs[0]
@@ -284,15 +285,9 @@ class Planner:
             states = kind.sampler_states() if after is None else after.sampler_states
         return states, drawn, order
 
-    def numbers_of(self, tasks: list[int]) -> list[tuple[int, int]]:
-        """Return epoch and number of each batch that `tasks` request, in order."""
-        found, (epoch, batch) = [], (self.epoch, self.batch - 1)
-        known = [self._requests.get(task) for task in tasks]  # another thread may take them
-        for request in filter(None, known):
-            batch = batch + 1 if request.epoch == epoch else 0
-            epoch = request.epoch
-            found.append((epoch, request.batch if self.turns is None else batch))
-        return found
+    def requested(self, tasks: list[int]) -> list[BatchRequest]:
+        """Return what `tasks` request; another thread may take them."""
+        return list(filter(None, map(self._requests.get, tasks)))
 
     def planned(self, epoch: int) -> PlannedEpoch | None:
         """Return the record of an epoch that is being returned or requested; None if neither."""
@@ -421,10 +416,15 @@ class Planner:
                 return False
         elif not last.reader.is_complete or last.batch == last.start.batch:
             return False
-        number = last.start.epoch
-        before = self._epochs[-2].order if len(self._epochs) > 1 else self.orders.get(number - 1)
-        start = Start(number + 1, origin=last.start.origin + (self.kind.end_of(last.start) or 0))
-        self._open(start, next_epoch(last.order, before), 0, is_ahead=True)
+        number = last.start.epoch + 1
+        before = self._epochs[-2].order if len(self._epochs) > 1 else self._order_before
+        order = next_epoch(last.order, before)
+        if order is not None and order != last.order:  # then it is the epoch
+            if order < number:
+                return False
+            number = order
+        start = Start(number, origin=last.start.origin + (self.kind.end_of(last.start) or 0))
+        self._open(start, order, 0, is_ahead=True)
         return True
 
     def _open(

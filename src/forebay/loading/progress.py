@@ -9,30 +9,26 @@ any of forebay's arguments keeps one pipeline, since each epoch continues from t
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
-from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, cast
-
-import torch
 
 from forebay.base.datasets import OwnedGenerators
 from forebay.base.randomness import generators_kept, generators_locked
-from forebay.devices.device import Device
 from forebay.errors import OptionError
 from forebay.failures import Failure, FailureLog
 from forebay.loading.kind import LoaderKind
-from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
+from forebay.loading.kinds import feed_of
+from forebay.loading.messages import BatchRequest, WorkerState
 from forebay.loading.planner import Planner
 from forebay.loading.position import NO_ORDER, Position
-from forebay.loading.samplers import epoch_of
+from forebay.loading.samplers import asked_epoch, epoch_of
 from forebay.loading.selections import Reached, Rest, Start
-from forebay.observe.figures import Statistics, statistics_of
 from forebay.observe.measurements import Setup
 from forebay.observe.record import Trace
-from forebay.ranks import Ranks, check_agreement, check_still
+from forebay.ranks import Ranks, check_agreement
 
 if TYPE_CHECKING:  # imported where a loader needs it
     from forebay.loading.feed import Feed
@@ -54,6 +50,7 @@ class Pipeline:
         reader: The ID of the iterator that may take batches; None if none may.
         hand_out: Moves and transforms batches; None if they are returned as they were made.
         last: The request of the batch that was returned last, and the samples left out of it.
+        is_resumed: Whether the last iteration began at a position that was loaded.
     """
 
     def __init__(self, kind: LoaderKind, trace: Trace) -> None:
@@ -62,6 +59,7 @@ class Pipeline:
         self.planner: Planner | None = None
         self.made_with: Mapping[str, Any] = {}
         self.reader: int | None = None
+        self.is_resumed = False
         self.last: tuple[BatchRequest, tuple[Failure, ...]] | None = None
         self._trace, self._tuning = trace, tuning_of(kind, trace)
         self._dataset_seen: Any = None
@@ -90,6 +88,9 @@ class Pipeline:
             # On a resume the global generator keeps its state: restoring it is up to the user.
             with generators_kept() if rest.keeps_generators else generators_locked():
                 kind.draw(draw, position, has_workers=has_workers)
+                if iterator.moved:
+                    position = kind.moved(position, iterator.moved)
+                    rest = kind.rest_of(position)
                 planner, feed = self._opened(before, rest, position, iterator)
                 if not rest.restores_workers:
                     planner.begin(feed, rest.start, rest.next_worker)
@@ -150,8 +151,6 @@ class Pipeline:
     def _check_ranks(self, ranks: Ranks, position: Position) -> None:
         """Raise an error unless all ranks have the same arguments and position."""
         kind = self.kind
-        if kind.world_size == "auto":
-            check_still(ranks)
         facts: Mapping[str, Any] = {
             "seed": kind.batch_seed,
             "epoch": position.epoch,
@@ -190,6 +189,18 @@ class Pipeline:
                 planner.turns.states = feed.worker_states() or planner.turns.states
             planner.detach(between_epochs)
 
+    def asked_position(self) -> Position | None:
+        """Return the beginning of the epoch that `set_epoch` asked for since this one began.
+
+        None: it asked for this one, or was not called.
+        """
+        assert self.planner is not None
+        start, last = self.planner.start, self.planner.orders.get(self.planner.epoch)
+        here = Position(epoch=start.epoch, batch=start.batch, kind_state={"origin": start.origin})
+        found = self.kind.as_asked(here, last, late="resumed" if self.is_resumed else "begun")
+        is_same = found is here and epoch_of(self.kind.foreseen_sampler) == last
+        return None if is_same else found
+
     # ---- a mixture -----------------------------------------------------------------------------
 
     def set_weights(self, weights: tuple[float, ...]) -> None:
@@ -222,37 +233,6 @@ def tuning_of(kind: LoaderKind, trace: Trace) -> WorkerTuning | None:
     return WorkerTuning(int(kind.num_workers), kind.cluster is not None, trace)
 
 
-def feed_of(
-    kind: LoaderKind,
-    spec: BatchSpec,
-    trace: Trace,
-    tuning: WorkerTuning | None = None,
-    device: Device | None = None,
-) -> Feed | LocalFeed:
-    """Return a new feed and begin to start its workers."""
-    if kind.is_local:
-        from forebay.loading.local_feed import LocalFeed
-
-        return LocalFeed(kind, spec, trace)
-    from forebay.loading.feed import Feed
-
-    if kind.start_method != "fork" and kind.cluster is None:
-        from forebay.pools.job_loading import check_main
-
-        check_main(kind.start_method, spec.dataset, spec.collate_fn, spec.worker_init_fn)
-    try:
-        return Feed(kind, spec, trace, tuning, device)
-    except (TypeError, AttributeError, PicklingError):
-        if kind.start_method != "fork":
-            warnings.warn(
-                "Got pickle error when attempting to start a worker Process: with this start "
-                "method the dataset, collate_fn and worker_init_fn have to be picklable. Define "
-                "them at the top of a module, or use multiprocessing_context='fork'.",
-                stacklevel=2,
-            )
-        raise
-
-
 class LoaderProgress:
     """What a loader has returned so far, and where it continues.
 
@@ -266,6 +246,8 @@ class LoaderProgress:
         resumed: Where the next iteration begins, if a state was loaded; None otherwise.
         pipeline: The pipeline of the last iteration; None before the first.
         setup: How the loader was set up when that began; None before the first.
+        next_epoch: The epoch that follows the last iteration.
+        held: The position before a batch that a reader holds for its user; else None.
     """
 
     def __init__(self, resumed: Position | None = None, trace: Trace | None = None) -> None:
@@ -273,8 +255,10 @@ class LoaderProgress:
         self.trace = Trace() if trace is None else trace
         self.pipeline: Pipeline | None = None
         self.setup: Setup | None = None
+        self.held: Position | None = None
+        self._held_last: Any = None
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()  # those in use
-        self._next_epoch = 0 if resumed is None else resumed.epoch
+        self.next_epoch = 0 if resumed is None else resumed.epoch
 
     def __reduce__(self) -> Any:
         """Copy and pickle no pipelines and no counts."""
@@ -287,13 +271,20 @@ class LoaderProgress:
 
     # ---- an epoch ------------------------------------------------------------------------------
 
-    @property
-    def epoch(self) -> int:
-        """See `DataLoader.epoch`."""
+    def epoch(self, asked: int | None) -> int:
+        """Return the current epoch, or the next one; see `DataLoader.epoch`.
+
+        Args:
+            asked: See `asked_epoch`.
+        """
         planner = None if self.pipeline is None else self.pipeline.planner
-        if self.resumed is not None or planner is None:
-            return self._next_epoch
-        return planner.epoch + (not planner.has_next(reads=True))
+        if self.held is not None:
+            return self.held.epoch
+        if self.resumed is None and planner is not None:
+            if planner.has_next(reads=True):
+                return planner.epoch
+            return planner.epoch + 1 if asked is None else asked
+        return self.next_epoch if asked is None else asked
 
     def next_start(self, kind: LoaderKind, own: Pipeline | None) -> tuple[Pipeline, Position]:
         """Return where the next iteration begins, and the pipeline that it reads.
@@ -301,22 +292,44 @@ class LoaderProgress:
         Args:
             own: The pipeline of a persistent iterator, which continues with its workers; else None.
         """
-        pipeline = own or self.pipeline_for(kind, is_new=not kind.keeps_pipeline)
-        self.pipeline = pipeline
+        position, last = self.resumed, self._last_order
+        if position is None:
+            planner, epoch = (
+                None if self.pipeline is None else self.pipeline.planner,
+                self.next_epoch,
+            )
+            origin = 0 if planner is None else planner.origin_of(epoch)
+            position = Position(epoch=epoch, kind_state={"origin": origin})
+        self.pipeline = own or self.pipeline_for(kind, is_new=not kind.keeps_pipeline)
+        self.pipeline.is_resumed = self.resumed is not None
+        return self.pipeline, kind.as_asked(position, last)
+
+    @property
+    def _last_order(self) -> int | None:
+        """What `set_epoch` of a foreseen sampler said for the last epoch that has begun, if any."""
         if self.resumed is not None:
-            return pipeline, self.resumed
-        epoch = self._next_epoch
-        origin = 0 if pipeline.planner is None else pipeline.planner.origin_of(epoch)
-        return pipeline, Position(epoch=epoch, kind_state={"origin": origin})
+            order: int | None = self.resumed.kind_state.get("set_epoch")
+            return order
+        planner = None if self.pipeline is None else self.pipeline.planner
+        return None if planner is None else planner.orders.get(planner.epoch)
+
+    @property
+    def feeds(self) -> list[Feed | LocalFeed]:
+        """What makes the batches of all iterations that are not closed."""
+        return [each.feed for each in self._pipelines if each.feed is not None]
 
     def began(self, epoch: int) -> None:
         """Note that an epoch has begun, from the start of it or from a loaded state."""
-        self.resumed, self._next_epoch = None, epoch + 1
+        self.resumed, self.held, self.next_epoch = None, None, epoch + 1
 
     def pipeline_for(self, kind: LoaderKind, *, is_new: bool) -> Pipeline:
         """Return the pipeline of the last iteration; a new one if none fits, or `is_new`."""
         before = self.pipeline
-        if before is not None and type(before.kind) is not type(kind):  # a sampler was replaced
+        what = None if before is None else (type(before.kind), before.kind.ranks)
+        if before is not None and what != (
+            type(kind),
+            kind.ranks,
+        ):  # a sampler, or ranks, are other
             before.reader, is_new = None, True
             before.close()
             kind.follow(before.kind)
@@ -343,6 +356,8 @@ class LoaderProgress:
         """Return the position; at the end of an epoch it is the start of the next one."""
         if self.resumed is not None:
             return self.resumed
+        if self.held is not None:
+            return self.held
         made_with: Mapping[str, Any] | None = None
         if self.pipeline is not None:
             kind = kind.follow(self.pipeline.kind)
@@ -366,14 +381,16 @@ class LoaderProgress:
         pipeline = self.pipeline
         planner = None if pipeline is None else pipeline.planner
         is_new = pipeline is None or type(pipeline.kind) is not type(kind)
+        asked = asked_epoch(kind.index_sampler, self._last_order)[0]
         if is_new or pipeline is None or planner is None or planner.epoch < 0:
-            start, order = Start(self._next_epoch), epoch_of(kind.foreseen_sampler)
+            start, order = Start(self.next_epoch), epoch_of(kind.foreseen_sampler)
+            start = start if asked is None else start._replace(epoch=asked)
             return Reached(start, False, False, kind.sampler_states(), order, [])
         sampler_states, drawn, order = planner.sampler_position()
         feed, turns = pipeline.feed, planner.turns
         states = (feed and feed.worker_states()) or ([] if turns is None else turns.states)
         if not planner.has_next():
-            epoch = planner.epoch + 1
+            epoch = planner.epoch + 1 if asked is None else asked
             start = Start(epoch, origin=planner.origin_of(epoch))
             return Reached(start, False, True, sampler_states, order, states)
         start = planner.start
@@ -383,12 +400,27 @@ class LoaderProgress:
         next_worker = 0 if turns is None else turns.next_worker
         return Reached(start, True, False, sampler_states, order, states, next_worker)
 
+    def hold(self, kind: LoaderKind) -> None:
+        """Stay at this position while a reader holds the next batch; see `AheadIterator`."""
+        self.held = None
+        self._held_last = self.last
+        with suppress(OptionError):  # there is none with in_order=False
+            self.held = self.position(kind)
+
+    @property
+    def last(self) -> tuple[BatchRequest, tuple[Failure, ...]] | None:
+        """The last batch that the user has got; see `Pipeline.last`."""
+        if self.held is not None:
+            held: tuple[BatchRequest, tuple[Failure, ...]] | None = self._held_last
+            return held
+        return None if self.pipeline is None else self.pipeline.last
+
     def resume(self, position: Position) -> None:
         """Begin the next iteration at a position; iterators that began before return no more."""
         if self.pipeline is not None:
             self.pipeline.reader = None
-        self.pipeline = None
-        self.resumed, self._next_epoch = position, position.epoch
+        self.pipeline = self.held = None
+        self.resumed, self.next_epoch = position, position.epoch
 
     def set_weights(self, kind: LoaderKind, weights: tuple[float, ...]) -> None:
         """Use other weights for the sources of a mixture, starting with the next batch."""
@@ -398,53 +430,3 @@ class LoaderProgress:
         else:
             planned = cast("PlanKind", pipeline.kind)  # which all mixtures have
             self.resumed = planned.reweighted(self.resumed, weights)
-
-    # ---- what was returned ---------------------------------------------------------------------
-
-    def mask(self) -> torch.Tensor:
-        """Return the mask of the last batch; see `DataLoader.mask`."""
-        if self.pipeline is None or self.pipeline.last is None:
-            raise OptionError("mask describes the last batch, and no batch was returned yet")
-        request, failures = self.pipeline.last
-        if request.is_of_stream:
-            raise OptionError(
-                "mask is not available for an iterable dataset, whose samples are not planned"
-            )
-        index = list(request.index) if hasattr(request.index, "__len__") else [request.index]
-        counts = [True] * (len(index) - request.repeated) + [False] * request.repeated
-        for failure in failures:  # left out of the batch, so also here
-            at = index.index(failure.source)
-            del index[at], counts[at]
-        return torch.tensor(counts, dtype=torch.bool)
-
-    def statistics(self, kind: LoaderKind) -> Statistics:
-        """Return the statistics over all iterations; see `DataLoader.statistics`."""
-        pipeline = self.pipeline
-        feeds = [each.feed for each in self._pipelines if each.feed is not None]
-        waiting = [each for feed in feeds for each in feed.waiting()]
-        epoch, batch = self._next_epoch - 1, 0
-        ready: list[tuple[int, int]] = []
-        sources, tokens = {}, {}
-        if pipeline is not None and pipeline.planner is not None:
-            planner, position = pipeline.planner, pipeline.samples_before
-            epoch, batch = planner.epoch, planner.batch
-            names = getattr(kind.dataset, "datasets", ())
-            sources = pipeline.kind.samples_by_source(names, position)
-            tokens = pipeline.kind.tokens_by_source(position)
-            if pipeline.feed is not None and kind.returns_in_order:
-                ready = planner.numbers_of([task for task, _ in pipeline.feed.waiting()])
-        if self.resumed is not None and self.resumed.batch:
-            epoch, batch = self.resumed.epoch, self.resumed.batch
-        return statistics_of(
-            self.trace,
-            epoch=epoch,
-            batch=batch,
-            ready_batches=len(waiting),
-            ready_bytes=sum(nbytes for _, nbytes in waiting),
-            ready_from=ready[0] if ready else None,
-            ready_to=ready[-1] if ready else None,
-            in_flight=sum(feed.in_flight for feed in feeds),
-            failures=self.failures.total,
-            sources=sources,
-            tokens=tokens,
-        )

@@ -25,7 +25,7 @@ from forebay.loading.samplers import (
     NO_STATE,
     chain_of,
     has_state,
-    is_foreseen,
+    restore_epoch,
     sampler_states,
     set_generator,
     set_states,
@@ -221,6 +221,4 @@ def restore_states(kind: LoaderKind, position: Position) -> None:
     if state is not None and not kind.has_already(state):
         dataset.load_state_dict(copy.deepcopy(state))
     set_states(sampler, own.get("sampler"))
-    order = own.get("set_epoch")
-    if order is not None and is_foreseen(sampler):
-        chain_of(sampler)[-1].set_epoch(order)
+    restore_epoch(sampler, own.get("set_epoch"))

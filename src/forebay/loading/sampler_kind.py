@@ -11,17 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any, ClassVar, Self
 
-from torch.utils.data import BatchSampler
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from forebay.base.randomness import PrivateGenerators
+from forebay.base.randomness import PrivateGenerators, seeded_generator
+from forebay.base.torch_internals import is_unread
 from forebay.errors import OptionError
 from forebay.loading.kind import LoaderKind
 from forebay.loading.position import Checks, Position, is_epoch, is_list_of, is_sampler_state
 from forebay.loading.samplers import (
     SamplerStates,
     at_epoch,
-    batches_as_tensors,
     copied,
+    draw_seed,
     holds_position,
     is_self_contained,
     length_of,
@@ -41,6 +43,32 @@ from forebay.seeds import SAMPLER, seed_of
 RANK_BITS = 40
 # Indices of which batches are requested at most, of a sampler whose state takes long.
 MOST_DRAWN = 1 << 16
+
+
+def batches_as_tensors(sampler: Any) -> Iterator[torch.Tensor] | None:
+    """Return the batches of torch's samplers as tensors, drawn as they do; None for others."""
+    inner: Any = getattr(sampler, "sampler", None)
+    if type(sampler) is not BatchSampler or type(inner) not in (RandomSampler, SequentialSampler):
+        return None
+    length = len(inner.data_source)
+    if type(inner) is RandomSampler and (inner.replacement or inner.num_samples != length):
+        return None
+    return _rows(inner, length, sampler.batch_size, sampler.drop_last)
+
+
+def _rows(sampler: Any, length: int, size: int, drop_last: bool) -> Iterator[torch.Tensor]:
+    if type(sampler) is SequentialSampler:
+        order = torch.arange(length)
+    else:
+        generator = sampler.generator
+        if generator is None:
+            generator = seeded_generator(draw_seed(None), "cpu")
+        order = torch.randperm(length, generator=generator)
+    end = length - length % size if drop_last else length
+    for start in range(0, end, size):
+        yield order[start : min(start + size, end)]
+    if type(sampler) is RandomSampler:
+        torch.randperm(length, generator=generator)  # torch draws once more at the end
 
 
 def has_position(states: Iterable[Mapping[str, Any] | None]) -> bool:
@@ -67,12 +95,13 @@ class ReadsSampler(LoaderKind):
         **LoaderKind.STATE,
         "sampler": (True, lambda value: is_list_of(value, is_sampler_state)),
         "drawn": (True, Drawn.is_one),
+        "set_epoch": (True, is_epoch),
     }
 
     def __post_init__(self) -> None:
         """Begin without having read the sampler."""
         super().__post_init__()
-        self._reading = SamplerReading()
+        self._reading, self._moved = SamplerReading(), 0
 
     def follow(self, before: LoaderKind) -> Self:
         """See `LoaderKind`: what is known of the sampler stays known."""
@@ -110,7 +139,7 @@ class ReadsSampler(LoaderKind):
             yield from self._of_rank(sampler, start, self.shared)
             return
         follows, (rank, ranks), reading = self.follows, rank_of(sampler), self._reading
-        position, skip, count = rank << RANK_BITS, 0 if follows else start.batch, self.count
+        position, skip, count = rank << RANK_BITS, self._to_skip(start), self.count
         if start.by_sample and not follows and type(sampler) is BatchSampler:
             rest: Any = itertools.islice(sampler.sampler, start.sample // ranks, None)
             sampler, skip = BatchSampler(rest, sampler.batch_size, sampler.drop_last), 0
@@ -123,7 +152,9 @@ class ReadsSampler(LoaderKind):
         known = drawn.count(sampler) if drawn else 0
         for _ in range(2 if follows and not start.batch else 1):
             is_empty = True
-            rows = batches_as_tensors(sampler) if self.is_sliced else None
+            # A library may have read the iterator, or put another one in its place.
+            as_rows = self.is_sliced and (iterator is None or is_unread(iterator))
+            rows = batches_as_tensors(sampler) if as_rows else None
             every = drawn.before(sampler, iterator) if drawn else rows or iterator or sampler
             for number, index in enumerate(every):
                 is_empty = False
@@ -136,6 +167,15 @@ class ReadsSampler(LoaderKind):
             iterator = drawn = None
             if not is_empty:
                 return
+
+    def _to_skip(self, start: Start) -> int:
+        """Return how many selections the sampler yields that were returned before."""
+        return self._moved if self.follows else start.batch
+
+    def moved(self, position: Position, batches: int) -> Position:
+        """See `LoaderKind`."""
+        self._moved = batches
+        return super().moved(position, batches)
 
     def _states(self) -> SamplerStates | None:
         """Return the states after a selection; None if they are asked for only when needed."""
@@ -194,6 +234,7 @@ class ReadsSampler(LoaderKind):
             **super().state(reached),
             "sampler": reached.sampler_states,
             "drawn": None if drawn is None else [*drawn],
+            "set_epoch": reached.order,
         }
 
     def contradictions(self, position: Position) -> Mapping[str, bool]:
@@ -214,7 +255,6 @@ class SamplerKind(ReadsSampler):
     kind_name = "sampler"
     STATE: ClassVar[Checks] = {
         **ReadsSampler.STATE,
-        "set_epoch": (True, is_epoch),
         "follows": (False, bool),
     }
 
@@ -267,7 +307,7 @@ class SamplerKind(ReadsSampler):
 
     def state(self, reached: Reached) -> dict[str, Any]:
         """See `LoaderKind`."""
-        return {**super().state(reached), "set_epoch": reached.order, "follows": self.follows}
+        return {**super().state(reached), "follows": self.follows}
 
     def check_same(self, position: Position) -> None:
         """See `LoaderKind`. Ranks that share batches have the state from before the epoch."""

@@ -3,10 +3,10 @@
 A loader with a plan does not read its sampler: the plan decides the order. The sampler exists for
 code that reads `loader.sampler`, and for libraries that create another loader from it.
 
-With a buffer, batches are made for epochs that have not begun. Of forebay's own samplers, and of
-torch's DistributedSampler, the argument of the next `set_epoch` is predicted: the last one plus the
-last step, or plus one. If the prediction was wrong, the batches are dropped and made again. What
-has another `set_epoch` is read when its epoch begins.
+`set_epoch` of such a sampler names the loader's next epoch. With a buffer, batches are made for
+epochs that have not begun: those that follow. Of torch's DistributedSampler the argument of the
+next `set_epoch` is predicted: the last one plus the last step, or plus one. If that was wrong, the
+batches are dropped and made again. What has another `set_epoch` is read when its epoch begins.
 """
 
 from __future__ import annotations
@@ -14,68 +14,26 @@ from __future__ import annotations
 import base64
 import copy
 import operator
-import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, KeysView, Sized, ValuesView
 from dataclasses import replace
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
-    DataLoader,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
 )
 
 from forebay.base.datasets import defines, sequence_rows
-from forebay.base.randomness import seeded_generator
-from forebay.base.torch_internals import version_of
-from forebay.errors import OptionError
+from forebay.base.torch_internals import refuse_stock_loader
 from forebay.mixing import MixedDataset
-from forebay.plan import BLOCK, Plan
-
-# ---- frameworks ----------------------------------------------------------------------------------
-# Workarounds for what other libraries do to loaders.
-
-
-def torch_init() -> Any:
-    """Return the original `torch.utils.data.DataLoader.__init__`.
-
-    While Lightning calls a hook, it replaces the `__init__` of every loader class with one that
-    records the arguments, to create the loader again. If forebay is first imported in that hook,
-    the replacement of torch's `__init__` would record the arguments that forebay passes to torch.
-    """
-    init: Any = DataLoader.__init__
-    while "lightning" in getattr(init, "__globals__", {}).get("__name__", ""):
-        init = init.__wrapped__
-    return init
-
-
-def refuse_stock_loader() -> None:
-    """Raise an error if a plain torch DataLoader iterates a sampler of forebay, which calls it."""
-    frame = sys._getframe(2)
-    for _ in range(6):
-        if frame.f_back is None:
-            return
-        frame = frame.f_back
-        owner = frame.f_locals.get("self")
-        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
-            if owner is not None and type(owner).__module__.startswith("forebay."):
-                return
-            raise OptionError(
-                "a plain torch DataLoader was made with the sampler of a forebay.DataLoader, so "
-                "buffer=, seed=, world_size= and the state would be lost\n"
-                "  No batch was returned. With transformers, call forebay.use(trainer); with "
-                "Accelerate, pass the loader to accelerator.prepare() and no other function; "
-                "otherwise use world_size='auto' and do not hand the loader to the library's "
-                "prepare() (docs/how-to/frameworks.md)."
-            )
-
+from forebay.plan import BLOCK, Plan, share_of
+from forebay.ranks import Ranks, ranks_of
 
 # ---- samplers ------------------------------------------------------------------------------------
 
@@ -88,16 +46,20 @@ MOST_EPOCHS = 1 << 32
 
 
 class _Planned:
-    """Yields the order of the epoch given to `set_epoch`; without a call, of epoch after epoch.
+    """Yields the order of epoch after epoch, from the last argument of `set_epoch` on.
 
     Attributes:
         epoch: The last argument of `set_epoch`; None before the first call.
+        asked: The same, until the loader begins an epoch; None afterwards.
+        heeded: The last argument that the loader began an epoch for; None if there was none.
     """
 
     def __init__(self, dataset: Any, plan: Plan, seed: int | None, **options: Any) -> None:
         super().__init__(dataset, **options)  # type: ignore[call-arg]
         self.plan = plan
-        self.epoch: int | None = None
+        self.epoch: Any = None
+        self.asked: int | None = None
+        self.heeded: int | None = None
         self._seed = seed  # the user's; None: drawn in each iteration
         self._next, self._step = 0, 1  # the epoch of the next iteration, if none is given
 
@@ -106,8 +68,13 @@ class _Planned:
         self._next, self._step = epoch, MOST_EPOCHS
 
     def set_epoch(self, epoch: int) -> None:
-        """Use the order of this epoch from the next iteration on."""
-        self.epoch = operator.index(epoch)
+        """Make this the epoch of the next iteration; the loader counts on from there."""
+        self.epoch = self.asked = self._next = operator.index(epoch)
+
+    @property
+    def own_plan(self) -> Plan:
+        """The plan of what it yields."""
+        return self.plan
 
     def __len__(self) -> int:
         return self.plan.length
@@ -116,8 +83,7 @@ class _Planned:
         refuse_stock_loader()
         seed = draw_seed(getattr(self, "generator", None)) if self._seed is None else self._seed
         epoch, self._next = self._next, self._next + self._step
-        plan = replace(self.plan, seed=seed)
-        for block in plan.blocks(epoch if self.epoch is None else self.epoch):
+        for block in replace(self.own_plan, seed=seed).blocks(epoch):
             yield from block.indices.ravel().tolist()
 
 
@@ -129,10 +95,62 @@ class PlannedOrder(_Planned, SequentialSampler):
     """The order of the dataset, or of a mixture that is not shuffled."""
 
 
+class _OfRank(_Planned, DistributedSampler[Any]):
+    """Yields the samples of this rank, none twice.
+
+    It is a DistributedSampler, so that libraries add none of theirs to a loader with `world_size=`.
+    """
+
+    world_size: Any = None
+    given_rank: int | None = None
+    batch_size = 1
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that share its samples, as they are now."""
+        return ranks_of(self.world_size, self.given_rank) or Ranks(1, 0)
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """See torch's class."""
+        return self.ranks.world_size
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """See torch's class."""
+        return self.ranks.rank
+
+    @property
+    def own_plan(self) -> Plan:
+        """See `_Planned`."""
+        return replace(self.plan, **self.ranks._asdict(), batch_size=self.batch_size, tail="uneven")
+
+    def __len__(self) -> int:
+        plan = self.own_plan
+        full, tail = divmod(plan.end(), plan.global_batch_size)
+        return full * plan.batch_size + share_of(tail, plan).samples
+
+
+class _ShuffleOfRank(PlannedShuffle, _OfRank):  # type: ignore[override]
+    pass
+
+
+class _OrderOfRank(PlannedOrder, _OfRank):
+    pass
+
+
 def sampler_for_plan(
-    dataset: Any, shuffle: bool, seed: int | None, generator: torch.Generator | None
+    dataset: Any,
+    shuffle: bool,
+    seed: int | None,
+    generator: torch.Generator | None,
+    share: tuple[int | str | None, int | None, int],
 ) -> PlannedShuffle | PlannedOrder:
-    """Return a sampler with the order of a dataset's plan."""
+    """Return a sampler with the order of a dataset's plan.
+
+    Args:
+        share: The loader's world size, rank and batch size.
+    """
     is_mix, is_rows = isinstance(dataset, MixedDataset), bool(sequence_rows(dataset))
     plan = Plan(
         length=dataset.samples if is_mix else len(dataset),
@@ -143,9 +161,12 @@ def sampler_for_plan(
         by_epoch=is_rows and not is_mix,
         costs_of=dataset.costs_of if is_rows else None,
     )
-    if shuffle:
-        return PlannedShuffle(dataset, plan, seed, generator=generator)
-    return PlannedOrder(dataset, plan, seed)
+    options = {"generator": generator} if shuffle else {}
+    if share[0] is None:
+        return (PlannedShuffle if shuffle else PlannedOrder)(dataset, plan, seed, **options)
+    divided = (_ShuffleOfRank if shuffle else _OrderOfRank)(dataset, plan, seed, **options)
+    divided.world_size, divided.given_rank, divided.batch_size = share
+    return divided
 
 
 def planned_within(sampler: Any) -> PlannedShuffle | PlannedOrder | None:
@@ -155,19 +176,6 @@ def planned_within(sampler: Any) -> PlannedShuffle | PlannedOrder | None:
             return sampler
         sampler = _attribute(sampler, "sampler")
     return None
-
-
-class UnreadSampler:
-    """Has the length of an epoch but yields nothing, because the planner reads the sampler."""
-
-    def __init__(self, steps: Callable[[], int]) -> None:
-        self._steps = steps
-
-    def __len__(self) -> int:
-        return self._steps()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
@@ -180,6 +188,26 @@ def planned_sampler(sampler: Any, batch_sampler: Any) -> PlannedShuffle | Planne
     if batch_sampler is not None:
         sampler = batch_sampler.sampler if type(batch_sampler) is BatchSampler else None
     return sampler if isinstance(sampler, PlannedShuffle | PlannedOrder) else None
+
+
+def ranks_sharing(
+    world_size: Any, rank: int | None, sampler: Any, batch_sampler: Any
+) -> Ranks | None:
+    """Return the ranks that share a loader's batches now; None if none do, or its sampler divides.
+
+    Args:
+        world_size: The loader's argument, and its rank.
+    """
+    planned: Any = planned_sampler(sampler, batch_sampler)
+    if world_size is None:
+        return planned.ranks if isinstance(planned, _OfRank) else None
+    outer = sampler if batch_sampler is None else batch_sampler
+    if planned is None:  # a library has put something around the plan, or another sampler there
+        is_auto = world_size == "auto"
+        is_divided = is_auto and isinstance(chain_of(outer)[-1], DistributedSampler)
+        if is_divided or isinstance(planned_within(outer), _OfRank):
+            return None
+    return ranks_of(world_size, rank)
 
 
 # ---- states of samplers ------------------------------------------------------------------------
@@ -288,6 +316,35 @@ def _state_of(sampler: Any, keep: Callable[[Any], Any]) -> dict[str, Any] | None
     return None
 
 
+def asked_epoch(sampler: Any, last: int | None) -> tuple[int | None, int | None]:
+    """Return the argument of a `set_epoch` that no epoch has begun with, and the one before it.
+
+    Args:
+        last: `epoch_of` the sampler in the last epoch that has begun; None if there is none.
+    """
+    planned = planned_within(sampler)
+    if planned is not None:
+        return planned.asked, planned.heeded
+    now = epoch_of(sampler)
+    return None if now == last else now, last
+
+
+def heed_epoch(sampler: Any) -> None:
+    """Note that an epoch begins with what `set_epoch` asked for."""
+    planned = planned_within(sampler)
+    if planned is not None and planned.asked is not None:
+        planned.heeded, planned.asked = planned.asked, None
+
+
+def restore_epoch(sampler: Any, epoch: int | None) -> None:
+    """Restore the argument of `set_epoch` that the epoch of a state had."""
+    planned = planned_within(sampler)
+    if planned is not None:
+        planned.heeded, planned.asked = epoch, None
+    elif epoch is not None and is_foreseen(sampler):
+        chain_of(sampler)[-1].set_epoch(epoch)
+
+
 def rank_of(sampler: Any) -> tuple[int, int]:
     """Return rank and number of ranks of a DistributedSampler; (0, 1) for any other sampler."""
     inner = chain_of(sampler)[-1]
@@ -307,73 +364,6 @@ def resized(sampler: Any, length: int) -> Any:
     other.data_source = range(length)
     is_whole = type(other) is SequentialSampler or other.num_samples == length
     return other if is_whole and not getattr(other, "replacement", False) else None
-
-
-def batches_as_tensors(sampler: Any) -> Iterator[torch.Tensor] | None:
-    """Return the batches of torch's samplers as tensors, drawn as they do; None for others."""
-    inner: Any = getattr(sampler, "sampler", None)
-    if type(sampler) is not BatchSampler or type(inner) not in (RandomSampler, SequentialSampler):
-        return None
-    length = len(inner.data_source)
-    if type(inner) is RandomSampler and (inner.replacement or inner.num_samples != length):
-        return None
-    return _rows(inner, length, sampler.batch_size, sampler.drop_last)
-
-
-def _rows(sampler: Any, length: int, size: int, drop_last: bool) -> Iterator[torch.Tensor]:
-    if type(sampler) is SequentialSampler:
-        order = torch.arange(length)
-    else:
-        generator = sampler.generator
-        if generator is None:
-            generator = seeded_generator(draw_seed(None), "cpu")
-        order = torch.randperm(length, generator=generator)
-    end = length - length % size if drop_last else length
-    for start in range(0, end, size):
-        yield order[start : min(start + size, end)]
-    if type(sampler) is RandomSampler:
-        torch.randperm(length, generator=generator)  # torch draws once more at the end
-
-
-# ---- changes -------------------------------------------------------------------------------------
-# Detect changes made to a sampler or dataset after batches were planned.
-#
-# With a buffer, epochs are planned before they begin. Such a plan depends on a sampler's weights
-# or the length of a dataset, and is dropped when those change. The comparison is shallow:
-# attributes by value or identity, tensors also by their version, built-in containers also by
-# their length. No code of an attribute's own class runs: a `__len__` may have side effects. After
-# a change that it cannot detect (an array modified in place, an attribute of an attribute), the
-# user calls `DataLoader.refresh`.
-
-_BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
-
-
-def attributes(thing: Any) -> dict[str, Any]:
-    """Return a comparable value for each attribute by name, without generators: those change."""
-    known = getattr(thing, "__dict__", {})
-    return {
-        name: _token(value)
-        for name, value in list(known.items())
-        if not isinstance(value, torch.Generator)
-    }
-
-
-def fingerprint(thing: Any, ignored: frozenset[str] = frozenset()) -> Any:
-    """Return a value that differs once the object has changed."""
-    known = {name: token for name, token in attributes(thing).items() if name not in ignored}
-    return id(thing), length_of(thing), known
-
-
-def _token(value: Any) -> Any:
-    if isinstance(value, _BY_VALUE):
-        return value
-    if isinstance(value, torch.Tensor):
-        return id(value), version_of(value), None if value.is_nested else tuple(value.shape)
-    if isinstance(value, np.ndarray):
-        return id(value), value.shape
-    # MONAI's `Compose.__len__` seeds all random transforms.
-    is_built_in = not isinstance(getattr(type(value), "__len__", None), FunctionType)
-    return id(value), length_of(value) if is_built_in else None
 
 
 def length_of(thing: Any) -> int | None:

@@ -183,15 +183,14 @@ class TorchKind(ReadsSampler):
         reader.draw(start.drawn.count(self.index_sampler) if start.drawn else 0)
         return reader
 
+    def _to_skip(self, start: Start) -> int:
+        """See `ReadsSampler`. What a library has moved is the iterator over the sampler itself."""
+        return 0 if self.follows else start.batch - self._moved
+
     def peeks_from(self) -> float:
         """See `LoaderKind`. A sampler is not read earlier than torch would."""
         length = length_of(self.index_sampler)
         return float("inf") if length is None else length
-
-    @property
-    def foreseen_sampler(self) -> None:
-        """See `LoaderKind`."""
-        return None
 
     # ---- state ---------------------------------------------------------------------------------
 
