@@ -75,40 +75,32 @@ def hashed(loader):
     return found.hexdigest()
 
 
-def fetchers():
+def fetchers(among=None):
     """Return the processes that fetch, of this test's server: they have its address."""
     endpoint = f"={os.environ['AWS_ENDPOINT_URL']}".encode()
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    for name in filter(str.isdigit, os.listdir("/proc")) if among is None else map(str, among):
         try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-            own = endpoint in (folder / "environ").read_bytes()
-            if own and any(b"forebay.caching.fetcher" in word for word in words):
-                found.append(int(folder.name))
+            words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
+            fetches = any(b"forebay.caching.fetcher" in word for word in words)
+            if fetches and endpoint in Path("/proc", name, "environ").read_bytes():
+                found.append(int(name))
         except OSError:
             pass
     return found
 
 
-def await_fetcher():
-    """Wait until a process that was just started can be seen to fetch; return it."""
-    until = time.monotonic() + PATIENCE_S
-    while not (found := fetchers()):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    (pid,) = found
-    return pid
-
-
 def await_no_fetcher():
     """Wait until the last one has ended: it notices at once that nobody reads any more."""
     until = time.monotonic() + PATIENCE_S
-    while left := fetchers():
+    left = fetchers()
+    while left:
         if time.monotonic() > until:
             for pid in left:
                 os.kill(pid, signal.SIGKILL)  # or other checks would wait for them, too
             raise AssertionError(f"fetchers left: {left}")
         time.sleep(0.01)
+        left = fetchers(left) or fetchers()  # a look at all processes takes long
 
 
 def ask(dataset, batch=24, epochs=1, **arguments):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -278,10 +276,12 @@ def test_a_padded_batch_is_made_in_the_slot_and_not_copied():
 
 
 @pytest.mark.slow
-def test_the_module_and_its_name_are_one():
+def test_the_module_and_its_name_are_one(script):
     """`import forebay.collate` and `forebay.collate` give the same, in either order."""
     code = """
 import forebay, sys
+sys.modules.pop("forebay.collate", None)
+vars(forebay).pop("collate", None)
 from forebay import collate
 import forebay.collate as module
 assert collate is module is forebay.collate
@@ -290,7 +290,7 @@ import forebay.collate as module
 from forebay import collate
 assert collate is module is forebay.collate
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert script(code).end() == (0, "", "")
 
 
 @pytest.mark.slow

@@ -311,7 +311,7 @@ def test_a_small_dev_shm_is_enough(tmp_path):
         textwrap.dedent(
             """
             def large(source, out):
-                out.file(source.name).write_bytes(bytes(16 << 20))
+                out.file(source.name).write_bytes(bytes(4 << 20))
                 return {"text": "x" * (4 << 20)}
             """
         )

@@ -56,7 +56,7 @@ def assert_all_whole(found, expected):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("total", [6, pytest.param(50, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("total", [3, 6, pytest.param(50, marks=pytest.mark.thorough)])
 def test_kills_of_the_driver_leave_no_trace(undisturbed, tmp_path, total):
     """Every output once and whole, the same table, no staging, no process."""
     inputs, expected, expected_table, took = undisturbed

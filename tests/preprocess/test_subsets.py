@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 from crash_points import POINTS
-from driving import await_no_processes, call, finish, here, published, start, table
+from driving import here, published, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import data
@@ -264,13 +264,13 @@ part = Subset(whole, [70, 3, 41])
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory):
+def numbers(trainers, tmp_path_factory):
     """A script with a Dataset and a Subset of it; and what a run over all of it makes."""
     folder = tmp_path_factory.mktemp("whole")
     path = folder / "numbers_of.py"
     path.write_text(SCRIPT)
-    code, _, err = call(*arguments(path, "whole", folder / "out"))
-    assert code == 0, err
+    done = trainers.run(CRASHES, "never", *arguments(path, "whole", folder / "out"), cwd=folder)
+    assert done.code == 0, done.err
     return path, published(folder / "out"), table(folder / "out")
 
 
@@ -300,16 +300,16 @@ def arguments(path, name, output):
     ],
     ids=str,
 )
-def test_a_kill_in_either_run_is_made_good(script, tmp_path, killed):
+def test_a_kill_in_either_run_is_made_good(numbers, trainers, tmp_path, killed):
     """Between the two, or in the midst of either: the outputs and the table of one run."""
-    path, expected, expected_table = script
+    path, expected, expected_table = numbers
     output = tmp_path / "out"
     for name in ("part", "whole"):
-        program = (CRASHES, killed[name]) if name in killed else ("-m", "forebay")
-        code, _, err = finish(start(*arguments(path, name, output), program=program))
-        assert code in (-signal.SIGKILL, 0), err
+        given = killed.get(name, "never"), *arguments(path, name, output)
+        done = trainers.run(CRASHES, *given, cwd=tmp_path)
+        assert done.code in (-signal.SIGKILL, 0), done.err
+        trainers.await_none_left()
     code, _, err = here(*arguments(path, "whole", output))
     assert code == 0, err
     assert published(output) == expected
     assert table(output) == expected_table
-    await_no_processes()
