@@ -1,0 +1,44 @@
+"""forebay's DataLoader, with a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import forebay
+from benchmarks.exactness.data import Samples, Stream, second_source
+from benchmarks.exactness.record import Task
+
+TITLE = "forebay DataLoader"
+NEEDS = ("forebay",)
+DOCS = "docs/tutorial/train.md"
+LACKS: dict[str, str] = {}
+UNCLAIMED: dict[str, str] = {}
+
+
+class Loader:
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        options: dict[str, Any] = {"num_workers": task.workers, "seed": task.seed}
+        if task.ranks > 1:
+            options |= {"world_size": "auto"}
+        if task.kind == "stream":
+            dataset: Any = Stream(task.rank, task.ranks)
+        elif task.kind == "mixture":
+            dataset = forebay.mix({"a": (Samples(), 0.75), "b": (second_source(), 0.25)})
+        else:
+            dataset = Samples()
+        if task.kind != "stream":
+            options["shuffle"] = True
+        self.loader = forebay.DataLoader(dataset, task.batch, **options)
+
+    def batches(self) -> Iterator[Any]:
+        with self.loader:
+            for _ in range(self.loader.epoch, self.task.epochs):
+                yield from self.loader
+
+    def state(self) -> Any:
+        return self.loader.state_dict()
+
+    def load(self, states: list[Any]) -> None:
+        self.loader.load_state_dict(states[0])

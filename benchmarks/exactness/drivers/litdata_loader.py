@@ -1,0 +1,68 @@
+"""LitData's StreamingDataset and StreamingDataLoader, from chunks in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset, optimize
+
+from benchmarks.exactness.data import sample
+from benchmarks.exactness.histories import SAMPLES, SECOND_SOURCE
+from benchmarks.exactness.record import Task
+
+TITLE = "LitData"
+NEEDS = ("litdata", "torch")
+DOCS = "https://github.com/Lightning-AI/litData#features"
+LACKS = {"stream": "reads its own chunks"}
+UNCLAIMED = {
+    "random-workers": "seeds depend on the workers",
+    "random-resumed": "generators of workers are not in the state",
+}
+
+
+class Made(StreamingDataset):
+    """The augmentation is in `__getitem__`, as its documentation shows."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return torch.from_numpy(sample(int(super().__getitem__(index)["id"])))
+
+
+class Loader:
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.epoch = 0
+        options: dict[str, Any] = {"shuffle": True, "seed": task.seed}
+        folder = Path(task.folder)
+        if task.kind == "mixture":
+            parts = [Made(str(folder / name), **options) for name in ("first", "second")]
+            dataset: Any = CombinedStreamingDataset(
+                parts, weights=[0.75, 0.25], seed=task.seed, iterate_over_all=False
+            )
+        else:
+            dataset = Made(str(folder / "first"), **options)
+        self.loader = StreamingDataLoader(dataset, batch_size=task.batch, num_workers=task.workers)
+
+    def batches(self) -> Iterator[Any]:
+        for self.epoch in range(self.epoch, self.task.epochs):
+            yield from self.loader
+
+    def state(self) -> Any:
+        return {"epoch": self.epoch, "loader": self.loader.state_dict()}
+
+    def load(self, states: list[Any]) -> None:
+        self.epoch = states[0]["epoch"]
+        self.loader.load_state_dict(states[0]["loader"])
+
+
+def prepare(folder: Path) -> None:
+    """Write chunks of six samples."""
+    for name, begin in (("first", 0), ("second", SECOND_SOURCE)):
+        inputs = list(range(begin, begin + SAMPLES))
+        optimize(_row, inputs, str(folder / name), chunk_size=6, num_workers=1)
+
+
+def _row(number: int) -> dict[str, int]:
+    return {"id": number}

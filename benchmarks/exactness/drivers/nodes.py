@@ -1,0 +1,73 @@
+"""torchdata.nodes: a sampler, a mapper in processes, a batcher, and one state for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DistributedSampler
+from torchdata.nodes import (
+    Batcher,
+    Loader as NodesLoader,
+    Mapper,
+    MultiNodeWeightedSampler,
+    ParallelMapper,
+    SamplerWrapper,
+)
+
+from benchmarks.exactness.data import Samples, second_source
+from benchmarks.exactness.record import Task
+
+TITLE = "torchdata.nodes"
+NEEDS = ("torchdata", "torch")
+DOCS = "https://meta-pytorch.org/data/main/torchdata.nodes.html"
+_RANKS = "a state is of its rank"
+LACKS = {"stream": "workers do not read a stream; its source is one process"}
+UNCLAIMED = {
+    "ranks-1-2": _RANKS,
+    "ranks-2-3": _RANKS,
+    "ranks-3-1": _RANKS,
+    "random-workers": "seeds of workers are the script's",
+    "random-resumed": "generators of workers are not in the state",
+}
+
+
+class Loader:
+    """Epochs by `SamplerWrapper`, which calls `set_epoch` and has the epoch in its state."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.epoch = task, 0
+        if task.kind == "mixture":
+            sources = {"a": Samples(), "b": second_source()}
+            node: Any = MultiNodeWeightedSampler(
+                {name: Mapper(self._indices(each), each.__getitem__) for name, each in sources.items()},
+                {"a": 0.75, "b": 0.25},
+                seed=task.seed,
+            )
+        elif task.workers:
+            node = ParallelMapper(
+                self._indices(Samples()),
+                Samples().__getitem__,
+                num_workers=task.workers,
+                method="process",
+            )
+        else:
+            node = Mapper(self._indices(Samples()), Samples().__getitem__)
+        self.loader = NodesLoader(Batcher(node, task.batch))
+
+    def _indices(self, dataset: Any) -> Any:
+        ranks = {"num_replicas": self.task.ranks, "rank": self.task.rank}
+        return SamplerWrapper(DistributedSampler(dataset, seed=self.task.seed, **ranks))
+
+    def batches(self) -> Iterator[Any]:
+        for self.epoch in range(self.epoch, self.task.epochs):
+            for batch in self.loader:
+                yield np.stack(batch)
+
+    def state(self) -> Any:
+        return {"epoch": self.epoch, "loader": self.loader.state_dict()}
+
+    def load(self, states: list[Any]) -> None:
+        self.epoch = states[self.task.rank]["epoch"]
+        self.loader.load_state_dict(states[self.task.rank]["loader"])

@@ -1,0 +1,53 @@
+"""SPDL's loader in processes, in the order of its sampler; it has no state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from spdl.dataloader import get_pytorch_dataloader
+from torch.utils.data import DistributedSampler
+
+from benchmarks.exactness.data import Samples
+from benchmarks.exactness.record import Task
+
+TITLE = "SPDL"
+NEEDS = ("spdl-core", "torch")
+DOCS = "https://facebookresearch.github.io/spdl/main/"
+LACKS = {
+    "epoch-0": "always has workers",
+    "resume": "has no state",
+    "mixture": "has no mixtures",
+    "stream": "is for map-style datasets",
+    "random-workers": "0 workers there are not",
+}
+UNCLAIMED: dict[str, str] = {}
+
+
+class Loader:
+    """As torch's, with a DistributedSampler."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        ranks = {"num_replicas": task.ranks, "rank": task.rank}
+        self.sampler = DistributedSampler(Samples(), seed=task.seed, **ranks)
+        self.loader = get_pytorch_dataloader(
+            Samples(), task.batch, sampler=self.sampler, num_workers=task.workers, in_order=True,
+            collate_fn=_stacked, multiprocessing_context="forkserver",
+        )  # fmt: skip
+
+    def batches(self) -> Iterator[Any]:
+        for epoch in range(self.task.epochs):
+            self.sampler.set_epoch(epoch)
+            yield from self.loader
+
+    def state(self) -> Any:
+        raise NotImplementedError
+
+    def load(self, states: list[Any]) -> None:
+        raise NotImplementedError
+
+
+def _stacked(rows: list[Any]) -> torch.Tensor:
+    return torch.stack([torch.from_numpy(row) for row in rows])
