@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 
+from benchmarks.bucket import mosaic as importable
 from benchmarks.exactness.data import sample
 from benchmarks.exactness.histories import SAMPLES, SECOND_SOURCE
 from benchmarks.exactness.record import Task
+
+importable.prepare()
+from streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset  # noqa: E402
 
 TITLE = "Mosaic Streaming"
 NEEDS = ("mosaicml-streaming", "torch")

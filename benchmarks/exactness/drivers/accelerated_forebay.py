@@ -1,0 +1,35 @@
+"""Accelerate around forebay's DataLoader, which it prepares; the position is in `save_state`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import forebay
+from benchmarks.exactness.data import Samples, second_source
+from benchmarks.exactness.drivers import accelerated
+
+TITLE = "Accelerate, forebay DataLoader"
+NEEDS = ("accelerate", "forebay")
+DOCS = "docs/how-to/frameworks.md#accelerate"
+LACKS = {"stream": "a stream's share of each rank is its own"}
+UNCLAIMED: dict[str, str] = {}
+
+
+class Loader(accelerated.Loader):
+    """The epoch is the loader's, which counts them."""
+
+    def made(self) -> Any:
+        dataset: Any = Samples()
+        if self.task.kind == "mixture":
+            dataset = forebay.mix({"a": (dataset, 0.75), "b": (second_source(), 0.25)})
+        return forebay.DataLoader(
+            dataset, self.task.batch, shuffle=True, num_workers=self.task.workers, seed=self.task.seed
+        )
+
+    def batches(self) -> Iterator[Any]:
+        with self.loader:
+            for _ in range(self.loader.epoch, self.task.epochs):
+                for batch in self.loader:
+                    self.step += 1
+                    yield batch
