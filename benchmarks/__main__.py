@@ -10,6 +10,7 @@ Without a name, these tables are measured:
 These are measured only when they are named:
 
     diagnose                        an idle machine, half an hour: why training waits
+    exactness                       half an hour: what each loader gives after cuts and kills
     disk                            root, 9 GB of disk, 10 minutes: the same on a real disk
     auto                            an idle machine, half an hour: num_workers="auto"
     compression                     ten minutes: caches with and without compression
@@ -53,6 +54,7 @@ from benchmarks.concurrency import concurrency
 from benchmarks.crash import crash
 from benchmarks.diagnosis.tables import diagnose
 from benchmarks.disk import disk
+from benchmarks.exactness.table import exactness
 from benchmarks.gpu import gpu
 from benchmarks.jobs import jobs
 from benchmarks.kept_heap import kept_heap
@@ -104,6 +106,7 @@ TABLES = (
     | {
         "diagnose": diagnose,
         "disk": disk,
+        "exactness": exactness,
         "auto": auto,
         "compression": compression,
         "concurrency": concurrency,
@@ -132,6 +135,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables there, too")
     parser.add_argument("--quick", action="store_true", help="few inputs, one run: does it work?")
     parser.add_argument("--kills", type=int, default=0, help="of each process, in bucket-kills")
+    parser.add_argument("--loaders", nargs="+", default=(), help="in exactness: only these")
     options = parser.parse_args()
     # The first word of several tables' names means all of them.
     chosen = {name: [each for each in TABLES if _among(each, name)] for name in options.tables}
@@ -146,7 +150,12 @@ def main() -> None:
     try:
         with contextlib.redirect_stdout(copy):
             print(describe(root), flush=True)
-            ground = Ground(root, QUICK_SOURCES if options.quick else SOURCES, options.kills)
+            ground = Ground(
+                root,
+                QUICK_SOURCES if options.quick else SOURCES,
+                options.kills,
+                tuple(options.loaders),
+            )
             for name in dict.fromkeys(chain.from_iterable(chosen.values())) or USUAL:
                 print(flush=True)
                 TABLES[name](ground, options.quick)

@@ -41,10 +41,13 @@ class Ground:
 
     Attributes:
         kills: How often a process is killed in tables that do so; 0 for as often as usual.
+        loaders: Which loaders are driven in `exactness`; empty for all.
     """
 
-    def __init__(self, root: Path, count: int, kills: int = 0) -> None:
-        self.root, self.kills = root, kills
+    def __init__(
+        self, root: Path, count: int, kills: int = 0, loaders: tuple[str, ...] = ()
+    ) -> None:
+        self.root, self.kills, self.loaders = root, kills, loaders
         self.sources = root / SOURCES
         self._count = count
         self._probes = root / "probes"

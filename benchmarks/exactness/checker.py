@@ -90,7 +90,7 @@ def _trial(history: History, lives: Sequence[Life], seen: Sequence[Seen], whole:
     expected = [*chain.from_iterable(_steps(whole))]
     if history.kind == "mixture":  # samples come more than once: only the order is promised
         return _difference(Counter(ids), Counter(expected), ids == expected)
-    once = Counter({number: epochs for number in range(SAMPLES)})
+    once = Counter(dict.fromkeys(range(SAMPLES), epochs))
     cell = _difference(Counter(ids), once, ids == expected)
     if cell.word == "wrong":
         return cell
@@ -111,7 +111,9 @@ def _difference(found: Counter[int], wanted: Counter[int], same: bool) -> Cell:
     return Cell("exact" if same else "once each", "" if same else "in another order")
 
 
-def _bits(found: dict[tuple[int, int], tuple[int, ...]], wanted: dict[tuple[int, int], tuple[int, ...]]) -> Cell:
+def _bits(
+    found: dict[tuple[int, int], tuple[int, ...]], wanted: dict[tuple[int, int], tuple[int, ...]]
+) -> Cell:
     names = ("random", "numpy", "torch", "a generator of its own")
     counts = [
         sum(found[key][place] != wanted[key][place] for key in found if key in wanted)
@@ -157,18 +159,24 @@ def _joined(lives: Sequence[Life], seen: Sequence[Seen]) -> list[tuple[int, ...]
     ]
 
 
-def _draws(seen: Sequence[Seen], counts: Sequence[int | None] = (None,)) -> dict[tuple[int, int], tuple[int, ...]]:
+def _draws(
+    seen: Sequence[Seen], counts: Sequence[int | None] = (None,)
+) -> dict[tuple[int, int], tuple[int, ...]]:
     """Return the draws of each sample, by its number of times before and its id."""
     found: dict[tuple[int, int], tuple[int, ...]] = {}
     times: Counter[int] = Counter()
     for each, count in zip(seen, counts, strict=True):
         for ids, bits in zip(each.ids, each.bits, strict=True):
-            pairs = zip(chain.from_iterable(ids[:count]), chain.from_iterable(bits[:count]), strict=True)
+            pairs = zip(
+                chain.from_iterable(ids[:count]), chain.from_iterable(bits[:count]), strict=True
+            )
             for number, draws in pairs:
                 found[times[number], number] = draws
                 times[number] += 1
     return found
 
 
-def _joined_bits(lives: Sequence[Life], seen: Sequence[Seen]) -> dict[tuple[int, int], tuple[int, ...]]:
+def _joined_bits(
+    lives: Sequence[Life], seen: Sequence[Seen]
+) -> dict[tuple[int, int], tuple[int, ...]]:
     return _draws(seen, [count for _, count in _kept(lives, len(seen))])

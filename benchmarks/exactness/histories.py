@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Ids are 0 to 47; batches of 4 make 12 in an epoch, and batches of 12 can be shared by 1 to 4 ranks.
+# Ids are 0 to 47: 12 batches of 4 in an epoch; batches of 12 can be shared by 1 to 4 ranks.
 SAMPLES, BATCH, SHARED_BATCH = 48, 4, 12
 # The second source of a mixture has ids from here on.
 SECOND_SOURCE = 100

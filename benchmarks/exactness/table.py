@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import tempfile
@@ -12,7 +11,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,21 +19,19 @@ from types import ModuleType
 from benchmarks.call import Call
 from benchmarks.exactness import checker
 from benchmarks.exactness.checker import Cell, Seen
-from benchmarks.exactness.histories import HISTORIES, History, Life, quick as less
+from benchmarks.exactness.histories import HISTORIES, History, Life
+from benchmarks.exactness.histories import quick as less
 from benchmarks.exactness.record import Task
 from benchmarks.measure import Ground
 from benchmarks.preprocess import show
 
 LIMIT_S = 90.0
-DRIVERS = tuple(
-    sorted(path.stem for path in (Path(__file__).parent / "drivers").glob("[!_]*.py"))
-)
+DRIVERS = tuple(sorted(path.stem for path in (Path(__file__).parent / "drivers").glob("[!_]*.py")))
 
 
 def exactness(ground: Ground, quick: bool) -> None:
     """Print what each loader gave in each history."""
-    only = os.environ.get("EXACTNESS", "").split()
-    names = only or DRIVERS
+    names = ground.loaders or DRIVERS
     cells: dict[str, dict[str, Cell]] = {}
     modules = {name: _module(name) for name in names}
     histories = tuple(less(each) for each in HISTORIES) if quick else HISTORIES
@@ -63,11 +59,18 @@ def exactness(ground: Ground, quick: bool) -> None:
 
 
 def _explain(
-    modules: dict[str, ModuleType | str], cells: dict[str, dict[str, Cell]], histories: tuple[History, ...]
+    modules: dict[str, ModuleType | str],
+    cells: dict[str, dict[str, Cell]],
+    histories: tuple[History, ...],
 ) -> None:
     print("\nthe words and numbers behind the cells that are not exact")
     rows = [
-        (modules[name].TITLE, each.title, str(found[each.name]), found[each.name].detail.replace("|", "/"))
+        (
+            modules[name].TITLE,
+            each.title,
+            str(found[each.name]),
+            found[each.name].detail.replace("|", "/"),
+        )
         for name, found in cells.items()
         for each in histories
         if found[each.name].word != "exact"
@@ -77,17 +80,20 @@ def _explain(
     show(
         ("", "versions", "what it promises"),
         [
-            (module.TITLE, _versions(module), module.DOCS) if isinstance(module, ModuleType)
+            (module.TITLE, _versions(module), module.DOCS)
+            if isinstance(module, ModuleType)
             else (name, "", module)
             for name, module in modules.items()
         ],
     )
-    wrong = sum(cell.word in ("wrong", "hangs") for found in cells.values() for cell in found.values())
+    wrong = sum(
+        cell.word in ("wrong", "hangs") for found in cells.values() for cell in found.values()
+    )
     print(
-        f"{len(cells)} loaders, {len(histories)} histories, {wrong} cells wrong or hanging. exact: each\n"
-        "sample once in each epoch, in the order of an uninterrupted run. once each: in another\n"
-        "order. refused: an error in words; crashed: one without. -: the library does not claim it,\n"
-        "or has no such thing. Every life of a program is a process of its own."
+        f"{len(cells)} loaders, {len(histories)} histories, {wrong} cells wrong or hanging.\n"
+        "exact: each sample once in each epoch, in the order of an uninterrupted run. once each:\n"
+        "in another order. refused: an error in words; crashed: one without. -: the library does\n"
+        "not claim it, or has no such thing. Every life of a program is a process of its own."
     )
 
 
@@ -106,7 +112,9 @@ def _versions(module: ModuleType) -> str:
     return ", ".join(f"{each} {version(each)}" for each in module.NEEDS)
 
 
-def _cells(name: str, module: ModuleType, ground: Ground, histories: tuple[History, ...]) -> dict[str, Cell]:
+def _cells(
+    name: str, module: ModuleType, ground: Ground, histories: tuple[History, ...]
+) -> dict[str, Cell]:
     scratch = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=ground.root))
     lives = Lives(name, scratch)
     if hasattr(module, "prepare"):
@@ -161,7 +169,9 @@ class Lives:
             states: list[str] = []
             if life.begin is not None:
                 before, _ = self._run(kind, lives[:-1])
-                states = [str(before / f"state-{life.begin}.{rank}") for rank in range(lives[-2].ranks)]
+                states = [
+                    str(before / f"state-{life.begin}.{rank}") for rank in range(lives[-2].ranks)
+                ]
             task = Task(
                 kind, str(self._scratch), str(record), life.workers, 0, life.ranks,
                 life.batch // life.ranks, life.epochs, tuple(states), life.last, life.fault,
@@ -197,7 +207,11 @@ def _live(driver: str, task: Task) -> Seen:
                 break
             if call.process.returncode and not error:
                 lines = (printed or errors).strip().splitlines() or ["no word"]
-                error = lines[-1] if call.process.returncode > 0 else f"ended by signal {-call.process.returncode}: {lines[-1]}"
+                error = (
+                    lines[-1]
+                    if call.process.returncode > 0
+                    else f"ended by signal {-call.process.returncode}: {lines[-1]}"
+                )
     return _read(Path(task.record), task.ranks, error, hangs)
 
 
@@ -205,7 +219,9 @@ def _read(record: Path, ranks: int, error: str, hangs: bool) -> Seen:
     ids, bits, handlers, end = [], [], set(), ""
     for rank in range(ranks):
         path = record / f"rank-{rank}"
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        )
         batches = [line for line in lines if "ids" in line]
         ids.append(tuple(tuple(line["ids"]) for line in batches))
         bits.append(tuple(tuple(map(tuple, line["bits"])) for line in batches))

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
@@ -42,12 +41,11 @@ class Loader:
         self.loader = self.accelerator.prepare(self.made())
 
     def made(self) -> Any:
-        return DataLoader(
-            Samples(), self.task.batch, shuffle=True, num_workers=self.task.workers
-        )
+        return DataLoader(Samples(), self.task.batch, shuffle=True, num_workers=self.task.workers)
 
     def batches(self) -> Iterator[Any]:
-        for self.epoch in range(self.epoch, self.task.epochs):
+        for epoch in range(self.epoch, self.task.epochs):
+            self.epoch = epoch
             if hasattr(self.loader, "set_epoch"):
                 self.loader.set_epoch(self.epoch)
             loader = self.loader

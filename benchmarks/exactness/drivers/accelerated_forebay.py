@@ -24,7 +24,11 @@ class Loader(accelerated.Loader):
         if self.task.kind == "mixture":
             dataset = forebay.mix({"a": (dataset, 0.75), "b": (second_source(), 0.25)})
         return forebay.DataLoader(
-            dataset, self.task.batch, shuffle=True, num_workers=self.task.workers, seed=self.task.seed
+            dataset,
+            self.task.batch,
+            shuffle=True,
+            num_workers=self.task.workers,
+            seed=self.task.seed,
         )
 
     def batches(self) -> Iterator[Any]:

@@ -52,7 +52,8 @@ class Loader:
         )
 
     def batches(self) -> Iterator[Any]:
-        for self.epoch in range(self.epoch, self.task.epochs):
+        for epoch in range(self.epoch, self.task.epochs):
+            self.epoch = epoch
             self.dataset.set_epoch(self.epoch)
             yield from self.loader
 

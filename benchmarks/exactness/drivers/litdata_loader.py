@@ -46,7 +46,8 @@ class Loader:
         self.loader = StreamingDataLoader(dataset, batch_size=task.batch, num_workers=task.workers)
 
     def batches(self) -> Iterator[Any]:
-        for self.epoch in range(self.epoch, self.task.epochs):
+        for epoch in range(self.epoch, self.task.epochs):
+            self.epoch = epoch
             yield from self.loader
 
     def state(self) -> Any:

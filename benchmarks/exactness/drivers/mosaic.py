@@ -51,12 +51,11 @@ class Loader:
             dataset = Made(streams=parts, **options)
         else:
             dataset = Made(local=str(folder / "first"), **options)
-        self.loader = StreamingDataLoader(
-            dataset, batch_size=task.batch, num_workers=task.workers
-        )
+        self.loader = StreamingDataLoader(dataset, batch_size=task.batch, num_workers=task.workers)
 
     def batches(self) -> Iterator[Any]:
-        for self.epoch in range(self.epoch, self.task.epochs):
+        for epoch in range(self.epoch, self.task.epochs):
+            self.epoch = epoch
             yield from self.loader
 
     def state(self) -> Any:

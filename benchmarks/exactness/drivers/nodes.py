@@ -9,11 +9,13 @@ import numpy as np
 from torch.utils.data import DistributedSampler
 from torchdata.nodes import (
     Batcher,
-    Loader as NodesLoader,
     Mapper,
     MultiNodeWeightedSampler,
     ParallelMapper,
     SamplerWrapper,
+)
+from torchdata.nodes import (
+    Loader as NodesLoader,
 )
 
 from benchmarks.exactness.data import Samples, second_source
@@ -41,7 +43,10 @@ class Loader:
         if task.kind == "mixture":
             sources = {"a": Samples(), "b": second_source()}
             node: Any = MultiNodeWeightedSampler(
-                {name: Mapper(self._indices(each), each.__getitem__) for name, each in sources.items()},
+                {
+                    name: Mapper(self._indices(each), each.__getitem__)
+                    for name, each in sources.items()
+                },
                 {"a": 0.75, "b": 0.25},
                 seed=task.seed,
             )
@@ -61,7 +66,8 @@ class Loader:
         return SamplerWrapper(DistributedSampler(dataset, seed=self.task.seed, **ranks))
 
     def batches(self) -> Iterator[Any]:
-        for self.epoch in range(self.epoch, self.task.epochs):
+        for epoch in range(self.epoch, self.task.epochs):
+            self.epoch = epoch
             for batch in self.loader:
                 yield np.stack(batch)
 

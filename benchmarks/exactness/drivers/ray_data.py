@@ -1,13 +1,13 @@
-"""Ray Data: `map`, a random order in each epoch, and `iter_batches`; it has no state of a position."""
+"""Ray Data: `map`, a random order in each epoch, and `iter_batches`; it has no position."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-import ray
 import ray.data
 
+import ray
 from benchmarks.exactness.data import sample
 from benchmarks.exactness.histories import SAMPLES
 from benchmarks.exactness.record import Task

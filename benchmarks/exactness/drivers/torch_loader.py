@@ -42,7 +42,8 @@ class Loader:
         self.loader = self.CLASS(dataset, task.batch, **options)
 
     def batches(self) -> Iterator[Any]:
-        for self.epoch in range(self.epoch, self.task.epochs):
+        for epoch in range(self.epoch, self.task.epochs):
+            self.epoch = epoch
             if self.sampler is not None:
                 self.sampler.set_epoch(self.epoch)
             yield from self.loader

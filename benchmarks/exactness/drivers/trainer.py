@@ -1,4 +1,4 @@
-"""transformers' Trainer with its own loader: a checkpoint after each step, and a resume from one."""
+"""transformers' Trainer with its own loader: a checkpoint after each step."""
 
 from __future__ import annotations
 
