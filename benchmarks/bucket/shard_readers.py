@@ -28,7 +28,7 @@ from benchmarks.bucket.readers import (
 from benchmarks.bucket.stores import BUCKET
 
 # As much disk as any peer asks for.
-_CACHE_BYTES = 100 << 30
+_CACHE_BYTES = 20 << 30
 
 
 def bare(target: Target) -> Epochs:
@@ -104,10 +104,9 @@ def litdata_tables(target: Target) -> Epochs:
     """Parquet files, each downloaded as a whole; their index was made before."""
     os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"  # the check needs the network
     from litdata import StreamingDataLoader, StreamingDataset, index_parquet_dataset
-    from litdata.streaming import downloader
     from litdata.streaming.item_loader import ParquetLoader
 
-    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # it has no setting for that
+    _allow_http()
     index = Path(target.folder, f"litdata-{target.options['form']}")
     if not index.exists():
         index.mkdir()
@@ -121,7 +120,16 @@ def litdata_tables(target: Target) -> Epochs:
         seed=0,
         storage_options={"endpoint_url": target.url},
     )
-    yield from loaded(StreamingDataLoader, dataset, target)
+    # It refuses to be forked: Polars has threads.
+    given = {"multiprocessing_context": "forkserver", "worker_init_fn": _allow_http}
+    yield from loaded(StreamingDataLoader, dataset, target, **given)
+
+
+def _allow_http(_worker: int = 0) -> None:
+    """Have LitData read from a server without TLS, for which it has no setting."""
+    from litdata.streaming import downloader
+
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
 
 
 def litdata_raw(target: Target) -> Epochs:
@@ -147,11 +155,12 @@ def zephon(target: Target) -> Epochs:
     source = StaticMixtureWorkSource(
         [dataset],
         MixtureSpec({"samples": 1.0}),
+        chunk_size=BATCH,  # else it repeats samples to fill a chunk of 16,384
         shuffle_within_shard=True,
         shuffle_block_size=target.options["block"],
         seed=0,
     )
-    cache = CacheOptions(root=target.scratch, limit_bytes=_CACHE_BYTES)
+    cache = CacheOptions(enabled=True, root=target.scratch, limit_bytes=_CACHE_BYTES)
     pipeline = (
         Pipeline(source)
         .options(io_options=StoreOptions(cache=cache))

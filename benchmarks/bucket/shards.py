@@ -9,6 +9,7 @@ import random
 import statistics
 import time
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -298,8 +299,9 @@ def hash_once(location: str, index: str, form: str) -> dict[str, Any]:
     loader = forebay.DataLoader(dataset, 64, shuffle=True, seed=0, num_workers=1, collate_fn=list)
     with loader:
         for batch in loader:
-            for sample in batch:
-                found.update(repr(sorted(sample.items())).encode())
+            for name, value in chain.from_iterable(sorted(each.items()) for each in batch):
+                found.update(name.encode())
+                found.update(value if isinstance(value, bytes) else repr(value).encode())
     return {"hash": found.hexdigest()}
 
 
