@@ -66,6 +66,8 @@ def walk(name, run):
     return result
 
 def work(path, out):
+    # In the worker: on a busy machine the work would seem long enough to hash its input.
+    forebay.runs.job.HASHED_AFTER_S = float("inf")
     return {"size": path.stat().st_size}
 
 class Squares(torch.utils.data.Dataset):
