@@ -11,8 +11,9 @@ from tables import ROWS, many_types, parquet_bytes
 
 import forebay
 from forebay import InputError
-from forebay.shards import arrow_rows
-from forebay.shards import parquet as parquet_format
+from forebay.shards import arrow_rows, parquet_pieces
+from forebay.shards import parquet_rows as parquet_format
+from forebay.shards.blocks import damages
 from forebay.shards.parquet import ParquetShards
 from forebay.shards.parquet_pages import claims_of
 from kit.shard_reading import BytesShard, ReadShard
@@ -147,6 +148,82 @@ def test_columns_with_one_name_are_refused():
     table = pa.table([pa.array([1]), pa.array([2])], names=["x", "x"])
     with pytest.raises(InputError, match="2 columns are called 'x'"):
         read(parquet_bytes(table))
+
+
+# ---- row groups that are larger than a block -----------------------------------------------------
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Let a piece of a row group have as many kilobytes as it has megabytes."""
+    monkeypatch.setattr(parquet_pieces, "PIECE_BYTES", 64 << 10)
+
+
+LARGE = pa.concat_tables([many_types(120)] * 25)
+# Pages of lists say how many rows they have only by an index, or in their second version.
+PAGED = {
+    "data_page_size": 300,
+    "write_batch_size": 7,
+    "dictionary_pagesize_limit": 500,
+    "use_dictionary": ["text", "large", "category", "bytes"],
+}
+BY_INDEX, BY_VERSION = {"write_page_index": True}, {"data_page_version": "2.0"}
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("columns", [["text", "int64"], ["lists", "text"], ["struct"], None])
+@pytest.mark.parametrize("options", [
+    BY_INDEX, BY_VERSION, {**BY_INDEX, **BY_VERSION}, {**BY_INDEX, "use_dictionary": False},
+    {**BY_INDEX, "compression": "zstd", "row_group_size": 1800}],
+    ids=["index", "version 2", "both", "plain", "several groups"])  # fmt: skip
+def test_a_large_row_group_is_read_in_pieces_by_its_pages(options, columns):
+    """The same rows, whatever the types; a row needs a small part of the row group's bytes."""
+    data = parquet_bytes(LARGE, **PAGED | options)
+    shard = read(data, columns)
+    assert len(shard.found.rows) > 5
+    order = [2999, 0, 1311, 1312, 1310, 77, 2999, *range(5, 2999, 50)]
+    assert shard.read(order) == rows_as_read(LARGE.select(columns or LARGE.column_names), order)
+    group = parquet.read_metadata(pa.BufferReader(data)).row_group(0)
+    chosen = sum(
+        group.column(at).total_compressed_size
+        for at in range(group.num_columns)
+        if columns is None or group.column(at).path_in_schema.partition(".")[0] in columns
+    )
+    if "row_group_size" not in options and columns is None:
+        assert chosen <= shard.fetched < 1.5 * chosen
+
+
+def rows_as_read(table, rows):
+    """Return rows as a file with small row groups has them."""
+    shard = read(parquet_bytes(table, row_group_size=200))
+    return shard.read(rows)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_row_group_whose_pages_say_nothing_of_rows_is_one_block():
+    """Lists in pages of the first version, without an index."""
+    table = LARGE.select(["lists", "bytes"])
+    shard = read(parquet_bytes(table, **PAGED | {"use_dictionary": False}))
+    assert shard.found.rows.tolist() == [3000]
+    assert shard.read([2999]) == rows_as_read(table, [2999])
+    flat = read(parquet_bytes(LARGE.select(["text", "bytes"]), **PAGED | {"use_dictionary": False}))
+    assert len(flat.found.rows) > 1
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_forged_index_of_pages_is_never_believed(at):
+    """Other offsets, sizes or rows: the row group is one block, or reading it is an error."""
+    table = LARGE.select(["bytes"])
+    data = bytearray(parquet_bytes(table, **PAGED | BY_INDEX | {"use_dictionary": False}))
+    whole = rows_as_read(table, range(0, 3000, 20))
+    end = len(data) - 8 - struct.unpack("<I", data[-8:-4])[0]
+    for place in range(end - 120 + at, end, 3):
+        forged = bytes(data[:place]) + bytes([data[place] ^ 0x15]) + bytes(data[place + 1 :])
+        try:
+            assert read(forged).read(range(0, 3000, 20)) == whole
+        except (InputError, *damages()):
+            continue
 
 
 # ---- bombs ---------------------------------------------------------------------------------------

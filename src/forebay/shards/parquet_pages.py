@@ -1,25 +1,26 @@
-"""What a Parquet footer says of its chunks, and their pages of themselves, before they are read.
+"""What a Parquet footer says of its chunks, and their pages of themselves, in Thrift's bytes.
 
-A few bytes of a page can stand for gigabytes, and the footer need not say so. Both are in Thrift's
+A few bytes of a page can stand for gigabytes, and the footer need not say so. Both are in the
 compact protocol. pyarrow ends the process for some footers that are damaged, once their columns are
-looked at in Python; so that is done here.
+looked at in Python; so that is done here, before anything is decoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 # Field types of the compact protocol.
-_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12
+_TRUE, _FALSE, _BYTE, I64, _DOUBLE, _BINARY, LIST, _SET, STRUCT = 1, 2, 3, 6, 7, 8, 9, 10, 12
 # From here on, a byte of a number is not its last; a list as long as this says its length behind.
 _MORE, _LONG = 128, 15
 # Of a page header, which of its fields are what; and of a data page, where its encoding is.
 _DATA, _DICTIONARY, _DATA_2 = 5, 7, 8
 _DELTA_BYTE_ARRAY = 7
-# Of a footer: its row groups; of those: chunks, bytes, rows; of a chunk: another file, metadata; of
-# that: bytes, and where its pages begin.
+# Of a footer: its row groups; of those: chunks, bytes, rows; of a chunk: another file, metadata,
+# where the index of its pages is; of metadata: bytes, and where pages begin.
 _GROUPS, _CHUNKS, _GROUP_BYTES, _GROUP_ROWS, _FILE, _META = 4, 1, 2, 3, 1, 3
+_INDEX, _INDEX_BYTES = 4, 5
 _STORED, _PAGES, _DICTIONARY_PAGE = 7, 9, 11
 _MOST_DEPTH = 16
 
@@ -29,11 +30,13 @@ class RowGroup(NamedTuple):
 
     Attributes:
         chunks: Offset and length of each column's chunk.
+        indexes: The same of the index of its pages; zeros if it has none.
     """
 
     rows: int
     nbytes: int
     chunks: list[tuple[int, int]]
+    indexes: list[tuple[int, int]]
 
 
 def row_groups(footer: bytes) -> Iterator[RowGroup]:
@@ -54,14 +57,15 @@ def row_groups(footer: bytes) -> Iterator[RowGroup]:
 
 
 def _row_group(group: dict[int, Any]) -> RowGroup:
-    chunks = []
+    chunks, indexes = [], []
     for chunk in group.get(_CHUNKS, ()):
         meta = chunk[_META]
         if chunk.get(_FILE):
             raise ValueError("columns that are in another file")
         begin, before = meta[_PAGES], meta.get(_DICTIONARY_PAGE, 0)
         chunks.append((before if 0 < before < begin else begin, meta[_STORED]))
-    return RowGroup(group[_GROUP_ROWS], group[_GROUP_BYTES], chunks)
+        indexes.append((chunk.get(_INDEX) or 0, chunk.get(_INDEX_BYTES) or 0))
+    return RowGroup(group[_GROUP_ROWS], group[_GROUP_BYTES], chunks, indexes)
 
 
 class Claims(NamedTuple):
@@ -76,6 +80,36 @@ class Claims(NamedTuple):
     nbytes: int
     values: int
     repeatable: int
+
+
+class Page(NamedTuple):
+    """A page, by its header.
+
+    Attributes:
+        size: Its bytes, with the header.
+        values: How many values it holds; None for a dictionary or an index.
+        rows: How many rows these are, if it says that.
+    """
+
+    size: int
+    values: int | None
+    rows: int | None
+
+
+def page_at(data: memoryview) -> Page:
+    """Return the page whose header some bytes begin with; IndexError if that is longer."""
+    header, at = _struct(data, 0, 0)
+    page = header.get(_DATA) or header.get(_DATA_2)
+    rows = page[3] if page and _DATA_2 in header else None
+    if header[3] < 0 or (page and min(page[1], rows or 0) < 0):
+        raise ValueError("a page without a size")
+    return Page(at + header[3], page and page[1], rows)
+
+
+def page_locations(index: bytes) -> list[tuple[int, int, int]]:
+    """Return offset, size and first row of each data page, as an offset index has them."""
+    found = _struct(index, 0, 0)[0]
+    return [(each[1], each[2], each[3]) for each in found.get(1, ())]
 
 
 def claims_of(chunk: memoryview) -> Claims:
@@ -129,7 +163,7 @@ def _value(
 ) -> tuple[Any, int]:
     if _BYTE < kind < _DOUBLE:
         return _integer(data, at)
-    if kind == _STRUCT:
+    if kind == STRUCT:
         return _struct(data, at, depth + 1)
     if kind == _BINARY:
         size, at = varint(data, at)
@@ -140,7 +174,7 @@ def _value(
         return None, at + 1
     if kind == _DOUBLE:
         return None, at + 8
-    if kind not in (_LIST, _SET):  # neither headers nor footers have maps
+    if kind not in (LIST, _SET):  # neither headers nor footers have maps
         raise ValueError("no metadata of Parquet")
     count, kind, at = _list(data, at)
     found = []
@@ -175,3 +209,55 @@ def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
 def _integer(data: bytes | memoryview, at: int) -> tuple[int, int]:
     found, at = varint(data, at)
     return (found >> 1) ^ -(found & 1), at
+
+
+# ---- parts as they are, and written --------------------------------------------------------------
+
+
+def raw_fields(data: bytes, at: int) -> tuple[dict[int, tuple[int, bytes]], int]:
+    """Return type and bytes of each field of a struct, and where it ends."""
+    found: dict[int, tuple[int, bytes]] = {}
+    field = 0
+    while head := data[at]:
+        field, at = (field + (head >> 4), at + 1) if head >> 4 else _integer(data, at + 1)
+        _, end = _value(data, at, head & 15, 0, is_field=True)
+        found[field], at = (head & 15, data[at:end]), end
+    return found, at + 1
+
+
+def elements(data: bytes) -> Iterator[bytes]:
+    """Yield the bytes of each element of a list."""
+    count, kind, at = _list(data, 0)
+    for _ in range(count):
+        _, end = _value(data, at, kind, 0, is_field=False)
+        yield data[at:end]
+        at = end
+
+
+def struct_of(fields: Sequence[tuple[int, int, bytes]]) -> bytes:
+    """Return a struct of fields: number, type and bytes of each, in order."""
+    out, last = bytearray(), 0
+    for field, kind, data in fields:
+        out += bytes([(field - last) << 4 | kind]) + data
+        last = field
+    return bytes(out + b"\0")
+
+
+def list_of(structs: Sequence[bytes]) -> bytes:
+    """Return a list of structs."""
+    short = len(structs) < _LONG
+    head = bytes([(len(structs) if short else _LONG) << 4 | STRUCT])
+    return head + (b"" if short else _varint(len(structs))) + b"".join(structs)
+
+
+def number(value: int) -> bytes:
+    """Return a number that is not negative."""
+    return _varint(2 * value)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= _MORE:
+        out.append(value & 127 | _MORE)
+        value >>= 7
+    return bytes([*out, value])
