@@ -93,7 +93,6 @@ def test_shards_are_found_in_a_bucket(memory):
         ("s3://b/**", None),
         (["s3://b/d", "s3://b/e"], None),
         ("local/d", None),
-        ([], None),
     ],
 )
 def test_a_location_that_names_what_an_index_has_is_not_listed(location, found):
@@ -108,7 +107,11 @@ def test_a_location_that_names_what_an_index_has_is_not_listed(location, found):
     [
         ("missing.tar", forebay.InputError, "no such file"),
         ("*.tar", forebay.InputError, "there are no shards"),
-        ([], forebay.OptionError, "an empty list"),
+        *(
+            (each, forebay.OptionError, "names no shards")
+            for each in ("", None, [], [""], ["a.tar", None])
+        ),
+        (7, forebay.OptionError, "names no folder"),
         ("zip://a.tar::s3://b/c.zip", forebay.OptionError, "a chain of URLs"),
         (["a.tar", "s3://b/c.tar"], forebay.OptionError, "several kinds of places"),
     ],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import os
 import pickle
 import re
 import tarfile
+import warnings
 from contextlib import suppress
 
 import numpy as np
@@ -111,13 +113,30 @@ def test_a_key_that_comes_again_later_is_another_sample(tmp_path):
         opened(path)
 
 
-@pytest.mark.parametrize("ending", ["tar.gz", "tgz", "tar.zst", "tar"])
+def test_a_sample_whose_files_lie_apart_is_warned_of(tmp_path, monkeypatch):
+    """As in WebDataset each part is a sample; one warning for a folder says how to write it."""
+    monkeypatch.setattr(shard_format, "_warned", set())
+    for shard in "ab":
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
+            for name in ("1.x", "2.x", "1.y", "2.y"):
+                add(tar, name, b"1")
+    with pytest.warns(RuntimeWarning, match=r"\.tar: other files lie .* sample '1', and of 1 more"):
+        samples = opened(tmp_path)
+    parts = [sorted(each) for each in samples]
+    assert parts[:4] == [["__key__", "x"]] * 2 + [["__key__", "y"]] * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["tar.gz", "tgz", "tar.zst", "tar.xz", "txz", "tar"])
 def test_a_compressed_tar_is_one_block(tmp_path, ending):
     """By its name or by its first bytes."""
     write_tar(tmp_path / "plain", range(30))
     plain = (tmp_path / "plain").read_bytes()
     packed = pa.Codec("zstd").compress(plain, asbytes=True) if "zst" in ending else None
-    (tmp_path / f"a.{ending}").write_bytes(packed or gzip.compress(plain))
+    packed = packed or (lzma.compress(plain) if "xz" in ending else gzip.compress(plain))
+    (tmp_path / f"a.{ending}").write_bytes(packed)
     samples = opened(tmp_path / f"a.{ending}")
     assert [*samples] == [sample(at) for at in range(30)]
     assert samples.__getitems__([29, 0]) == [sample(29), sample(0)]

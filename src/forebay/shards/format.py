@@ -10,6 +10,7 @@ before, within limits, and is one block. Another format is a subclass that is pa
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -144,6 +145,19 @@ class ShardFormat(ABC):
             InputError: It is not of this format, or damaged; names shard and offset or line.
         """
 
+    def find_beside(
+        self, shard: ShardFile, beside: Callable[[str], bytes | None]
+    ) -> FoundBlocks | None:
+        """Return the blocks of a shard in a bucket by an index that another tool left beside it.
+
+        Args:
+            beside: Returns the object with a name in the same folder; None if there is none.
+
+        Returns:
+            None if there is no index, or none that agrees with the shard: then all of it is read.
+        """
+        return None
+
     def chosen(
         self, info: bytes, extents: npt.NDArray[np.int64], columns: Sequence[str]
     ) -> npt.NDArray[np.bool_]:
@@ -181,6 +195,7 @@ _BUILT_IN = {
     "jsonl": ("json_lines", "JsonLinesShards", (".jsonl", ".ndjson", ".json")),
 }
 _registered: dict[str, ShardFormat] = {}
+_warned: set[tuple[str, str]] = set()  # the folder and the first word of each warning
 
 
 def register_format(form: ShardFormat) -> None:
@@ -255,6 +270,14 @@ def blocks_of(begins: Sequence[int], end: int) -> FoundBlocks:
     lengths = bounds[1:] - bounds[:-1]
     extents = np.stack([np.arange(len(firsts)), bounds[:-1], lengths], axis=1)
     return FoundBlocks(rows, extents, starts=at[:-1] - np.repeat(bounds[:-1], rows))
+
+
+def warn_of_shard(name: str, words: str) -> None:
+    """Warn of what is odd in a shard; of others in its folder, only if it is something else."""
+    key = name.rpartition("/")[0], words.partition(" ")[0]
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(f"{name}: {words}", RuntimeWarning, stacklevel=3)
 
 
 def check_names(known: Sequence[str], columns: Sequence[str] | None) -> None:

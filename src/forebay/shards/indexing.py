@@ -10,7 +10,8 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,10 @@ def index_shard(
     if not listed.size and codec is None and known is not None and known.may_be_empty:
         found = _checked(known.find(_InMemory(memoryview(b""), where)), 0, where)
         return IndexedShard(listed, known.name, "", found, None)
+    if store is not None and known is not None and codec is None:
+        beside = partial(_beside, store, listed.name.rpartition("/")[0])
+        if (blocks := known.find_beside(_InBucket(store, listed, where), beside)) is not None:
+            return IndexedShard(listed, known.name, "", _checked(blocks, listed.size, where), None)
     with _local(root, listed, store, where) as data:
         codec = codec or codec_by_head(bytes(data[:HEAD_BYTES]))
         try:
@@ -77,6 +82,13 @@ def index_shard(
         if store is not None or codec is not None:
             crc32 = _checksums(data, found)
         return IndexedShard(listed, known.name, codec or "", found, crc32)
+
+
+def _beside(store: ObjectStore, folder: str, name: str) -> bytes | None:
+    """Return an object beside a shard; None if there is none, or it cannot be read."""
+    with suppress(BucketError):
+        return bytes(store.read(f"{folder}/{name}" if folder else name))
+    return None
 
 
 def _checked(found: FoundBlocks, size: int, where: str) -> FoundBlocks:
@@ -121,8 +133,7 @@ class _InMemory(ShardFile):
 
     def read(self, offset: int, length: int) -> memoryview:
         """See `ShardFile`."""
-        if not 0 <= offset <= self.size - length or length < 0:
-            raise _outside(self, offset, length)
+        _check_within(self, offset, length)
         return self._data[offset : offset + length]
 
 
@@ -135,8 +146,7 @@ class _InBucket(ShardFile):
 
     def read(self, offset: int, length: int) -> memoryview:
         """See `ShardFile`."""
-        if not 0 <= offset <= self.size - length or length < 0:
-            raise _outside(self, offset, length)
+        _check_within(self, offset, length)
         at = offset - self._begin
         if at < 0 or at + length > len(self._data):
             # What a footer says is before it, and what a header says is behind.
@@ -148,11 +158,12 @@ class _InBucket(ShardFile):
         return self._data[at : at + length]
 
 
-def _outside(shard: ShardFile, offset: int, length: int) -> InputError:
-    return InputError(
-        f"{shard.name}: bytes {offset:,} to {offset + length:,} are named in it, and it has "
-        f"{shard.size:,}\n  It is truncated, or damaged."
-    )
+def _check_within(shard: ShardFile, offset: int, length: int) -> None:
+    if not 0 <= offset <= offset + length <= shard.size:
+        raise InputError(
+            f"{shard.name}: bytes {offset:,} to {offset + length:,} are named in it, and it has "
+            f"{shard.size:,}\n  It is truncated, or damaged."
+        )
 
 
 @contextmanager

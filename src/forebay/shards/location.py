@@ -34,8 +34,13 @@ CODECS = {
     ".br": "brotli",
     ".snappy": "snappy",
     ".lz4": "lz4",
+    ".xz": "xz",
+    ".txz": "xz",
 }
+_OF_TARS = (".tgz", ".txz")
 _MAGIC = frozenset("*?[")
+# What stores call what changes with an object: `blob_id` is that of Hugging Face.
+_TAGS = "ETag", "etag", "md5Hash", "content_md5", "blob_id", "mtime", "LastModified", "created"
 _braces = re.compile(r"\{([^{}]*)\}").search
 _numbers = re.compile(r"(\d+)\.\.(\d+)").fullmatch
 # Files that say what is in a folder beside its shards.
@@ -83,10 +88,8 @@ def find_shards(location: Location, form: str | None = None, *, may_mix: bool = 
         OptionError: The location names nothing that can be looked for.
         InputError: A shard is missing, there is none, or the location cannot be reached.
     """
-    given = [location] if isinstance(location, str | os.PathLike) else [*location]
+    given = _given(location)
     named = [each for one in given for each in expanded(local_path(one))]
-    if not named:
-        raise OptionError("location is an empty list\n  Name a folder, a pattern or shards.")
     if chained := next((each for each in named if "::" in each), None):
         raise OptionError(
             f"{shown_location(chained)!r} is a chain of URLs, of which no part can be read\n"
@@ -112,6 +115,19 @@ def find_shards(location: Location, form: str | None = None, *, may_mix: bool = 
     return ShardList(root, shards)
 
 
+def _given(location: Location) -> list[Any]:
+    given: Any = location
+    if isinstance(location, str | os.PathLike) or not isinstance(location, Iterable):
+        given = [location]
+    given = [*given]
+    if not given or not all(isinstance(each, os.PathLike) or each for each in given):
+        raise OptionError(
+            f"location={location!r} names no shards\n"
+            "  Name a folder, a pattern such as 'train-*.tar', or shards in a list."
+        )
+    return given
+
+
 def root_of_known(location: Location, names: Sequence[str]) -> str | None:
     """Return the folder of shards whose names an index has, without a listing.
 
@@ -122,9 +138,8 @@ def root_of_known(location: Location, names: Sequence[str]) -> str | None:
     Returns:
         None if only a listing can tell, or if the location does not name just these shards.
     """
-    given = [location] if isinstance(location, str | os.PathLike) else [*location]
-    named = [each for one in given for each in expanded(local_path(one))]
-    if not named or not all(is_url(each) and "::" not in each for each in named):
+    named = [each for one in _given(location) for each in expanded(local_path(one))]
+    if not all(is_url(each) and "::" not in each for each in named):
         return None
     if len(named) > 1:  # a list of shards; of folders or patterns, a listing tells more
         root = _common([each.rpartition("/")[0] for each in named])
@@ -183,7 +198,7 @@ def codec_of(name: str) -> tuple[str | None, str]:
     """Return how a shard is compressed, None if it is not; and its name without that suffix."""
     for suffix, codec in CODECS.items():
         if name.lower().endswith(suffix):
-            return codec, name[: -len(suffix)] + (".tar" if suffix == ".tgz" else "")
+            return codec, name[: -len(suffix)] + (".tar" if suffix in _OF_TARS else "")
     return None, name
 
 
@@ -307,6 +322,11 @@ def _looked_up(named: Sequence[str], choose: _Choose) -> tuple[str, set[Listed]]
                 keep({f"{path}/{each}": inner[f"{path}/{each}"] for each in names})
     root = _common(steady)
     start = len(root) + 1
+    if other := next((url for url in found if not url.startswith(f"{root}/")), None):
+        raise InputError(
+            f"{shown_location(other)!r} was found in {shown_location(root)!r}, which is not its "
+            "folder\n  Name the shards by the URLs that their file system lists."
+        )
     return root, {each._replace(name=url[start:]) for url, each in found.items()}
 
 
@@ -329,7 +349,7 @@ def _infos(system: Any, names: Sequence[str], folder: str) -> Iterator[tuple[str
 
 def tag_of(info: Mapping[str, Any]) -> str:
     """Return what a store says of an object that changes with its content."""
-    for name in ("ETag", "etag", "md5Hash", "content_md5", "mtime", "LastModified", "created"):
+    for name in _TAGS:
         if value := info.get(name):
             return str(value).strip('"')
     return ""

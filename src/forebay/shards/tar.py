@@ -4,17 +4,19 @@
     └── key ──┘ └ extension
 
 The key of a member is its name up to the first dot of the last part; the rest, in lower case, is
-its extension. Consecutive members with one key are a sample. Members that are no files, and those
-without an extension, are left out; so are names with two underscores before and behind, which are
-metadata. A sample is read from its own stretch of the tar, headers and all.
+its extension. Consecutive members with one key are a sample; where others lie between them, each
+part is one, with a warning. Members that are no files, and those without an extension, are left
+out; so are names with two underscores before and behind, which are metadata. A sample is read from
+its own stretch of the tar, headers and all.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
 
 from forebay.errors import InputError
 from forebay.shards.format import (
@@ -23,30 +25,16 @@ from forebay.shards.format import (
     ShardFile,
     ShardFormat,
     blocks_of,
+    warn_of_shard,
 )
+from forebay.shards.tar_indexes import blocks_by_index
+from forebay.shards.tar_members import RECORD, key_and_extension, members_of, padded
 
-_RECORD = 512
-_ZEROS = bytes(_RECORD)
-# The most bytes of a name or of PAX records: a header that says more is damaged.
-_MOST_HEADER = 1 << 20
-_named = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)").fullmatch
-_is_metadata = re.compile(r"__[^/]*__(?:/|$)").match
-_FILES, _WITHOUT_DATA = b"0\x007", b"123456"
-_CHECKSUM = slice(148, 156)
 # Of a header: the name, the digits of the size, the type, and the first byte of the name's prefix.
 _HEADER = struct.Struct("100s 24x 12s 20x c 188x c 166x")
 # Records of PAX that say where a member is, or what it is called.
 _matters = re.compile(rb"path=|size=|GNU\.sparse\.").search
 _ANY = "surrogateescape"
-
-
-class _Member(NamedTuple):
-    """A file in a tar: where its headers begin, and where its content is."""
-
-    name: str
-    begin: int
-    offset: int
-    size: int
 
 
 class TarShards(ShardFormat):
@@ -63,13 +51,15 @@ class TarShards(ShardFormat):
         """See `ShardFormat`."""
         begins: list[int] = []
         end, key, seen = 0, None, set[str]()
+        known, divided = dict[str, frozenset[str]](), list[str]()
         try:
-            for member in _members(shard.read(0, shard.size), is_checked=True):
-                end = member.offset + _padded(member.size)
-                if (named := _key_of(member.name)) is None:
+            for member in members_of(shard.read(0, shard.size), is_checked=True):
+                end = member.offset + padded(member.size)
+                if (named := key_and_extension(member.name)) is None:
                     continue
                 if named[0] != key:
                     begins.append(member.begin)
+                    _note_divided(known, divided, key, seen)
                     key, seen = named[0], set()
                 if named[1] in seen:
                     raise ValueError(
@@ -80,7 +70,21 @@ class TarShards(ShardFormat):
             raise InputError(
                 f"{shard.name} cannot be read as a tar: {error}\n  Write it again; or leave it out."
             ) from error
+        _note_divided(known, divided, key, seen)
+        if divided:
+            warn_of_shard(
+                shard.name,
+                f"other files lie between those of sample {divided[0]!r}, and of "
+                f"{len(divided) - 1:,} more\n  Each part counts as a sample, as in WebDataset. "
+                "Write the tar in the order of its names: tar --sort=name.",
+            )
         return blocks_of(begins, min(end, shard.size))
+
+    def find_beside(
+        self, shard: ShardFile, beside: Callable[[str], bytes | None]
+    ) -> FoundBlocks | None:
+        """See `ShardFormat`: by indexes of DALI and Energon."""
+        return blocks_by_index(shard, beside)
 
     def decoder(self, info: bytes, columns: Sequence[str] | None) -> BlockDecoder:
         """See `ShardFormat`."""
@@ -93,10 +97,13 @@ class _TarSamples(BlockDecoder):
         if (usual := _usual(data)) is not None:
             return usual
         found: dict[str, Any] = {}
-        for member in _members(data, is_checked=False):
-            if (named := _key_of(member.name)) is not None:
-                found.setdefault("__key__", named[0])
+        for member in members_of(data, is_checked=False):
+            if (named := key_and_extension(member.name)) is not None:
+                if found.setdefault("__key__", named[0]) != named[0]:
+                    raise ValueError(f"it has the files of {found['__key__']!r} and {named[0]!r}")
                 found[named[1]] = bytes(data[member.offset : member.offset + member.size])
+        if not found:
+            raise ValueError("it has no file")
         return found
 
 
@@ -108,7 +115,7 @@ def _usual(data: memoryview) -> dict[str, Any] | None:
     found: dict[str, Any] = {}
     at, start, end = 0, b"", len(data)
     while at < end:
-        begin = at + _RECORD
+        begin = at + RECORD
         if begin > end:
             return None
         field, digits, kind, prefix = _HEADER.unpack_from(data, at)
@@ -116,7 +123,7 @@ def _usual(data: memoryview) -> dict[str, Any] | None:
             return None
         if (stop := begin + int(digits[:11], 8)) > end:
             return None
-        at = begin + (stop - begin + _RECORD - 1) // _RECORD * _RECORD
+        at = begin + (stop - begin + RECORD - 1) // RECORD * RECORD
         if kind == b"x":  # WebDataset writes one for a time that has fractions of a second
             if _matters(data[begin:stop]):
                 return None
@@ -137,97 +144,15 @@ def _usual(data: memoryview) -> dict[str, Any] | None:
     return found if start else None
 
 
-def _key_of(name: str) -> tuple[str, str] | None:
-    """Return key and extension of a member; None if it belongs to no sample."""
-    found = None if _is_metadata(name) else _named(name)
-    return None if found is None else (found[1], found[2].lower())
+@lru_cache(1024)
+def _same(extensions: frozenset[str]) -> frozenset[str]:
+    return extensions  # most samples have the same ones, of which one set is kept
 
 
-def _members(data: memoryview, *, is_checked: bool) -> Iterator[_Member]:
-    """Yield the files of a tar, or of a stretch of one; ValueError says where it is damaged."""
-    at, begin, longer = 0, 0, dict[str, str]()
-    while at < len(data):
-        header = bytes(data[at : at + _RECORD])
-        if header == _ZEROS:
-            return
-        if len(header) < _RECORD:
-            raise ValueError(f"at byte {at:,}: it ends within a header")
-        if is_checked:
-            _check_sum(header, at)
-        kind, size, offset = header[156:157], _number(header[124:136], at), at + _RECORD
-        if kind not in b"xgLK" and longer.get("size", "").isdecimal():
-            size = int(longer["size"])
-        if kind in _WITHOUT_DATA:
-            size = 0
-        if not 0 <= size <= len(data) - offset:
-            raise ValueError(
-                f"at byte {at:,}: a member of {size:,} bytes does not fit into the rest"
-            )
-        if kind in b"xgLK":
-            if size > _MOST_HEADER:
-                raise ValueError(f"at byte {at:,}: a header of {size:,} bytes")
-            content = bytes(data[offset : offset + size])
-            found = _pax(content, at) if kind in b"xg" else {"path": _text(content)}
-            if kind == b"g" and found.keys() & {"path", "size"}:
-                raise ValueError(f"at byte {at:,}: a global header renames members")
-            longer |= found if kind in b"xL" else {}
-        else:
-            if kind == b"S" or any(each.startswith("GNU.sparse.") for each in longer):
-                raise ValueError(
-                    f"at byte {at:,}: a sparse member, of which holes are not stored; write the "
-                    "tar without --sparse"
-                )
-            name = longer.get("path")
-            name = _name(header) if name is None else name
-            if kind in _FILES and not (kind == b"\0" and name.endswith("/")):
-                yield _Member(name, begin, offset, size)
-            longer = {}
-        at = offset + _padded(size)
-        if kind not in b"xgLK":
-            begin = at
-
-
-def _check_sum(header: bytes, at: int) -> None:
-    plain = sum(header) - sum(header[_CHECKSUM]) + 8 * ord(" ")
-    said = _number(header[_CHECKSUM], at)
-    if said != plain:
-        signed = plain - 256 * sum(each > 127 for each in header)
-        if said != signed + 256 * sum(each > 127 for each in header[_CHECKSUM]):
-            raise ValueError(f"at byte {at:,}: there is no header of a member, or a damaged one")
-
-
-def _number(field: bytes, at: int) -> int:
-    if field[0] & 0x80:  # as GNU writes what is too large for octal digits
-        return int.from_bytes(field[1:], "big") | (field[0] & 0x7F) << 8 * len(field[1:])
-    try:
-        return int(field.split(b"\0", 1)[0].strip() or b"0", 8)
-    except ValueError:
-        raise ValueError(f"at byte {at:,}: {field!r} is no number") from None
-
-
-def _name(header: bytes) -> str:
-    prefix, name = _text(header[345:500]), _text(header[:100])
-    return f"{prefix}/{name}" if prefix and header[257:263] == b"ustar\0" else name
-
-
-def _text(field: bytes) -> str:
-    return field.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
-
-
-def _pax(data: bytes, at: int) -> dict[str, str]:
-    """Return the records of a PAX header: each its own length, a key and a value."""
-    found, position = {}, 0
-    while position < len(data) and data[position]:
-        digits, _, _ = data[position : position + 20].partition(b" ")
-        length = int(digits) if digits.isdigit() else 0
-        record = data[position + len(digits) + 1 : position + length]
-        key, equals, value = record.partition(b"=")
-        if length <= len(digits) or not equals or not value.endswith(b"\n"):
-            raise ValueError(f"at byte {at:,}: a damaged PAX header")
-        found[key.decode("utf-8", "replace")] = value[:-1].decode("utf-8", "surrogateescape")
-        position += length
-    return found
-
-
-def _padded(size: int) -> int:
-    return -(-size // _RECORD) * _RECORD
+def _note_divided(
+    known: dict[str, frozenset[str]], divided: list[str], key: str | None, seen: set[str]
+) -> None:
+    """Note a sample that ends if it was there before with other files: one that lies in parts."""
+    own = _same(frozenset(seen))
+    if key is not None and known.setdefault(key, own).isdisjoint(own):
+        divided.append(key)
