@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from operator import index as as_index
 from typing import Any, Literal
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -306,6 +307,17 @@ class SequenceRows(Dataset[Any]):
                 self._check_padded(each, number)
             return list(found)
         return [self._cut(*each) for each in zip(found, numbers, begins, strict=True)]
+
+    @cached_property
+    def _arrangement(self) -> int:
+        """A checksum of what decides which samples a row has."""
+        return crc32(np.ascontiguousarray(self.rows.bounds).data, crc32(self.lengths.data))
+
+    def content(self, samples: int) -> str:
+        """See `BlockDataset`: rows are made of all samples, so none stays if there are more."""
+        cached = cached_samples(self.dataset)
+        of_samples = None if cached is None else cached.content(len(self.dataset))
+        return f"{self._arrangement:08x}-{self.size}-{of_samples or ':'}"
 
     def members(self, index: int) -> list[int]:
         """Return the indices of a row's samples in the dataset, as `rows[index]` has them."""

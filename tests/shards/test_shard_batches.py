@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 
 import pytest
-from written import SAMPLES, hashed, loader_of, texts, write_records, write_tars
+from written import SAMPLES, hashed, loader_of, texts, write_records, write_tar, write_tars
 
 import forebay
+from forebay import OptionError
 
 FORMATS = {
     "tar": lambda folder: write_tars(folder, SAMPLES, 5),
@@ -45,12 +49,31 @@ def ranks_of(dataset, world, **arguments):
     ]
 
 
-def read(ranks, found, most=None):
-    """Add the batches of ranks to a hash, rank after rank, at most so many."""
-    for at, parts in enumerate(zip(*ranks, strict=True), 1):
-        hashed([chain(*parts)], found)
-        if at == most:
-            break
+def read(ranks, found, most=None, *, kills=False):
+    """Add the batches of ranks to a hash, rank after rank, at most so many.
+
+    Args:
+        kills: Whether to kill the workers of each rank after its first batch.
+    """
+    parts = [[*islice(killed(rank) if kills else rank, most)] for rank in ranks]
+    for batches in zip(*parts, strict=True):
+        hashed([chain(*batches)], found)
+
+
+def killed(rank):
+    """Yield the batches of a loader whose workers are killed once."""
+    for number, batch in enumerate(rank):
+        yield batch
+        if number == 0 and rank.num_workers:
+            for pid in rank._loader_progress.pipeline.feed.pool.pids.values():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+# Worlds that divide a global batch of 48, and workers of each rank; the first ones are quick.
+WORLDS = [(2, 1), (3, 0)]
+WORLDS += [(world, 0) for world in (1, 2, 4, 6, 8, 12)]
+WORLDS += [(world, workers) for world in (1, 2, 3, 4, 6, 8, 12) for workers in (1, 3)][1:]
 
 
 @pytest.mark.slow
@@ -58,33 +81,30 @@ def read(ranks, found, most=None):
 @pytest.mark.parametrize(
     ("world", "workers"),
     [
-        *((2, 1), (3, 0)),
-        *(
-            pytest.param(*pair, marks=pytest.mark.thorough)
-            for pair in ((1, 1), (1, 3), (2, 3), (3, 1), (4, 0), (4, 1), (4, 3))
-        ),
+        pytest.param(*each, marks=[] if at < 2 else pytest.mark.thorough)
+        for at, each in enumerate(dict.fromkeys(WORLDS))
     ],
 )
 def test_ranks_and_workers_change_no_batch(written, whole, world, workers):
-    """One hash for all of them."""
+    """One hash for all of them; the ranks are read one after another."""
     ranks, found = ranks_of(written[1], world, num_workers=workers), hashed(())
-    read(ranks, found)
-    for rank in ranks:
-        rank.close()
+    with ExitStack() as opened:
+        read(map(opened.enter_context, ranks), found)
     assert found.hexdigest() == whole
 
 
 @pytest.mark.slow
-def test_a_run_continues_in_mid_epoch_on_other_ranks(written, whole):
-    """Four ranks with two workers, then two without; the shards are opened anew."""
+@pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_run_continues_in_mid_epoch_on_other_ranks(written, whole, kills):
+    """Four ranks with a worker, then two, then six without; workers are killed; opened anew."""
     found, state = hashed(()), None
-    for world, workers, steps in ((4, 1, 3), (2, 0, None)):
+    for world, workers, steps in ((4, 1, 3), (2, 1, 3), (6, 0, None)):
         dataset = forebay.open_shards(written[0], window="200KB", progress=False)
         ranks = ranks_of(dataset, world, num_workers=workers)
         for rank in ranks:
             if state is not None:
                 rank.load_state_dict(state)
-        read(ranks, found, steps)
+        read(ranks, found, steps, kills=kills)
         state = ranks[0].state_dict()
         for rank in ranks:
             rank.close()
@@ -97,3 +117,78 @@ def test_an_epoch_has_every_sample_once_in_another_order(written):
         one, other = ([each for batch in loader for each in batch] for _ in range(2))
     assert one != other
     assert sorted(one) == sorted(other) == sorted(texts(written[1]))
+
+
+# ---- what a state knows of the samples -----------------------------------------------------------
+
+
+def taken(loader, count=2):
+    """Return the state after some batches."""
+    for at, _ in enumerate(loader, 1):
+        if at == count:
+            return loader.state_dict()
+    raise AssertionError
+
+
+@pytest.fixture
+def tars(tmp_path):
+    """Return a folder of three tars, and how to open it."""
+    write_tars(tmp_path, 60, 3)
+    return tmp_path, partial(forebay.open_shards, tmp_path, progress=False)
+
+
+def replace_shard(path, indices, *, as_before=None):
+    """Write other samples to a shard, with the same times if they are given."""
+    write_tar(path, indices)
+    if as_before is not None:
+        os.utime(path, ns=(as_before.st_atime_ns, as_before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("kind", ["window", "exact", "torch", "mixture", "rows"])
+def test_a_state_notices_a_shard_with_as_many_other_samples(tars, kind):
+    """Whatever reads the shards; between epochs it holds, since nothing of an epoch is left."""
+
+    def loader():
+        dataset = tars[1](window=30_000 if kind == "window" else None)
+        if kind == "mixture":
+            dataset = forebay.mix({"a": (dataset, 1), "b": (dataset, 2)})
+        if kind == "rows":
+            dataset = forebay.batch_by_length(dataset, [4] * 60, max_tokens=4)
+        usual = {"seed": None, "drop_last": False} if kind == "torch" else {}
+        if kind == "rows":
+            return loader_of(dataset, None, collate_fn=len, drop_last=False)
+        return loader_of(dataset, 10, collate_fn=len, **usual)
+
+    state = taken(loader())
+    loader().load_state_dict(state)
+    end = taken(loader(), 6) if kind not in ("mixture",) else None
+    before = (tars[0] / "train-001.tar").stat()
+    replace_shard(tars[0] / "train-001.tar", range(70, 90), as_before=before)
+    with pytest.raises(OptionError, match=r"samples of the state are not those of the loader"):
+        loader().load_state_dict(state)
+    if end is not None and end["batch"] == 0:
+        loader().load_state_dict(end)
+
+
+def test_a_state_says_that_shards_were_written_anew_or_copied(tars):
+    """With the same sizes it cannot be known whether their samples are others."""
+    state = taken(loader_of(tars[1](), 10))
+    os.utime(tars[0] / "train-001.tar", ns=(1, 1))
+    with pytest.warns(RuntimeWarning, match="written anew, or copied, since the state was saved"):
+        loader_of(tars[1](), 10).load_state_dict(state)
+
+
+def test_a_state_holds_for_its_samples_after_shards_were_added_behind(tars):
+    """The rest of its epoch is that of the samples that were there; one in between is an error."""
+    with loader_of(tars[1](), 10) as loader:
+        whole = [*map(tuple, loader)]
+    state = taken(loader_of(tars[1](), 10))
+    write_tar(tars[0] / "train-003.tar", range(60, 80))
+    later = loader_of(tars[1](), 10)
+    with pytest.raises(OptionError, match="the state has 60 samples, the loader has 80 samples"):
+        later.load_state_dict(state)
+    later.load_state_dict(state, strict=False)
+    assert [*map(tuple, later)] == whole[2:]
+    (tars[0] / "train-003.tar").rename(tars[0] / "train-0005.tar")
+    with pytest.raises(OptionError, match="files of the dataset were replaced, added in between"):
+        loader_of(tars[1](), 10).load_state_dict(state, strict=False)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from torch.utils.data import Dataset
 
-from forebay.base.formatting import byte_size, counted
+from forebay.base.formatting import byte_size, counted, summary
+from forebay.errors import OptionError, shown_location
+from forebay.options import parse_bytes
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,6 +31,30 @@ WINDOW = 4_000_000_000
 # The same for files in folders of which whole blocks are decoded, and the bytes of decoded blocks
 # that a process keeps for its next samples.
 DECODED_WINDOW, KEPT_BYTES = 256_000_000, 512 << 20
+
+
+def window_bytes(window: float | str | None, usual: int | None) -> int | None:
+    """Return the bytes of `window=`, given what "auto" is."""
+    return usual if window == "auto" else None if window is None else parse_bytes(window, "window")
+
+
+def disk_bytes(directory: Any, disk: float | str, what: str) -> int:
+    """Return the bytes of `disk=`, of which all are 0; `directory=` is given with it or neither.
+
+    Args:
+        what: What is read, if it is in a folder, where neither has a meaning.
+    """
+    if what and (directory is not None or disk != 0):
+        raise OptionError(
+            f"directory= and disk= are for a cache in a bucket, or shards, and {what}\n"
+            "  Leave them out: it is read from there."
+        )
+    if bool(disk) != (directory is not None):
+        raise OptionError(
+            f"disk={disk!r} with directory={directory!r}: disk= is how much is kept in directory=, "
+            "and one of them is missing\n  Nothing was started. Give both, or neither."
+        )
+    return parse_bytes(disk, "disk") if disk and disk != "all" else 0
 
 
 class BlockTable(Protocol):
@@ -59,7 +85,15 @@ class BlockTable(Protocol):
 
 
 class SampleSource(Protocol):
-    """What reads samples."""
+    """What reads samples.
+
+    Attributes:
+        location: The folder or the URL that they are in.
+    """
+
+    @property
+    def location(self) -> Any:
+        """See above."""
 
     @property
     def blocks(self) -> Any:
@@ -127,6 +161,23 @@ class BlockDataset(Dataset[Any]):
         return (self[index] for index in range(len(self)))
 
     @property
+    def _facts(self) -> dict[str, Any]:
+        """What a notebook shows beside samples, transform and window: of files, their `shards`."""
+        return {}
+
+    def __repr__(self) -> str:
+        shards, where = counted(self._facts["shards"], "shard"), self._source.location
+        order = "" if self.window is None else f", shuffled by {byte_size(self.window)}"
+        shown = f"{shown_location(str(where))!r}: {len(self):,} samples in {shards}{order}"
+        return f"<{type(self).__name__} {shown}>"
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        window = "all" if self.window is None else byte_size(self.window)
+        facts = {"samples": len(self), **self._facts, "transform": self.transform}
+        return summary(type(self).__name__, facts | {"window": window})
+
+    @property
     def by_blocks(self) -> BlockDataset:
         """What says how samples are read by blocks."""
         return self
@@ -187,6 +238,14 @@ class BlockDataset(Dataset[Any]):
             rows: The first row of each group, and how many rows there are.
         """
         return RowBlocks(self, blocks, rows)
+
+    def content(self, samples: int) -> str | None:
+        """Return what a state has of the first so many samples, to notice other ones.
+
+        Two strings with a colon between: the first differs if samples were replaced, the second if
+        they may have been. None if nothing is known of them.
+        """
+        return None
 
     @property
     def block_table(self) -> BlockTable:
@@ -313,6 +372,10 @@ class RowBlocks(BlockDataset):
     def remote(self) -> Any:
         """See `BlockDataset`."""
         return self._dataset.remote
+
+    def content(self, samples: int) -> str | None:
+        """See `BlockDataset`: of the samples, whichever rows they make."""
+        return self._dataset.content(len(self._dataset))
 
     def _lookahead(self, order: Any, lanes: range, fetched: Fetched) -> Lookahead | None:
         # The rows of a global batch are dealt to ranks by their costs: any rank may have any.

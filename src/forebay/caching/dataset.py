@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from forebay.base.file_stores import Folder, Store, folder_at
-from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.value_classes import Classes, Identity, loaded_class
 from forebay.caching.arrow_shards import Shards
-from forebay.caching.block_dataset import DECODED_WINDOW, WINDOW, BlockDataset
+from forebay.caching.block_dataset import (
+    DECODED_WINDOW,
+    WINDOW,
+    BlockDataset,
+    disk_bytes,
+    window_bytes,
+)
 from forebay.caching.index import CachePlan, Index
 from forebay.errors import InputError, OptionError, short_tracebacks, shown_location
-from forebay.options import parse_bytes
 
 if TYPE_CHECKING:
     from forebay.caching.cache_reader import CacheReader
@@ -53,9 +57,11 @@ class CachedDataset(BlockDataset):
         transform: Callable[[Any], Any] | None = None,
         classes: Classes | None = None,
         window: int | None = None,
+        blocks: int = 0,
     ) -> None:
+        """See `open_cache`; `blocks` is a checksum of all blocks' checksums."""
         super().__init__(source, plan.samples, transform, window)
-        self._plan = plan
+        self._plan, self._blocks_sum = plan, blocks
         source.classes = dict(classes or {})
 
     @property
@@ -86,32 +92,25 @@ class CachedDataset(BlockDataset):
             )
         return self._source
 
+    def content(self, samples: int) -> str | None:
+        """See `BlockDataset`: a cache that was compressed, or has grown, has other blocks."""
+        return f":{self._blocks_sum:08x}" if samples == len(self) else None
+
     @property
     def remote(self) -> CacheReader | None:
         """What reads a cache in a bucket; None for one in a folder."""
         return None if isinstance(self._source, Shards) else self._source
 
-    def __repr__(self) -> str:
-        shards = counted(self._plan.shards, "shard")
+    @property
+    def _facts(self) -> dict[str, Any]:
         where = shown_location(str(self.directory))
-        order = "" if self.window is None else f", shuffled by {byte_size(self.window)}"
-        return f"<CachedDataset {where!r}: {len(self):,} samples in {shards}{order}>"
-
-    def _repr_html_(self) -> str:
-        """Return the summary for a notebook."""
-        facts = {
-            "samples": len(self),
-            "shards": self._plan.shards,
-            "directory": shown_location(str(self.directory)),
-            "transform": self.transform,
-            "window": "all" if self.window is None else byte_size(self.window),
-        }
-        return summary("CachedDataset", facts)
+        return {"shards": self._plan.shards, "directory": where}
 
     def __reduce__(self) -> Any:
         known = self._source.classes.items()
         classes = {at: cls for at, cls in known if loaded_class(at, issubclass(cls, tuple)) is cls}
-        return CachedDataset, (self._source, self._plan, self.transform, classes, self.window)
+        given = self._source, self._plan, self.transform, classes, self.window
+        return CachedDataset, (*given, self._blocks_sum)
 
 
 @short_tracebacks
@@ -186,12 +185,9 @@ def open_cache(
             return _in_folder(folder, index, transform, known_classes(index), window)
         reader = _in_bucket(place.url, directory, disk)
         index = reader.index
-        return CachedDataset(reader, index.plan, transform, known_classes(index), together)
-    if directory is not None or disk != 0:
-        raise OptionError(
-            f"directory= and disk= are for a cache in a bucket, and {str(place.path)!r} is a "
-            "folder\n  Leave them out: the cache is read from there."
-        )
+        given = index.plan, transform, known_classes(index), together, index.blocks[1]
+        return CachedDataset(reader, *given)
+    disk_bytes(directory, disk, f"the cache {str(place.path)!r} is in a folder")
     index = Index.read(place)
     if index is None:
         raise _no_cache(place)
@@ -216,7 +212,8 @@ def _in_folder(
     plan = index.plan
     usual = None if plan.compression is None else DECODED_WINDOW
     together = window_bytes(window, usual)
-    return CachedDataset(Shards(folder, plan), plan, transform, classes, together)
+    given = plan, transform, classes, together, index.blocks[1]
+    return CachedDataset(Shards(folder, plan), *given)
 
 
 def known_classes(index: Index) -> dict[Identity, type]:
@@ -238,12 +235,8 @@ def cached_dataset(
     from forebay.caching.cache_reader import CacheReader
     from forebay.caching.fetcher_process import Place
 
-    return CachedDataset(CacheReader(Place(place.url)), plan, transform, classes, WINDOW)
-
-
-def window_bytes(window: float | str | None, usual: int | None) -> int | None:
-    """Return the bytes of `window=`, given what "auto" is."""
-    return usual if window == "auto" else None if window is None else parse_bytes(window, "window")
+    given = plan, transform, classes, WINDOW, index.blocks[1]
+    return CachedDataset(CacheReader(Place(place.url)), *given)
 
 
 def _in_bucket(
@@ -253,12 +246,7 @@ def _in_bucket(
     from forebay.caching.cache_reader import CacheReader
     from forebay.caching.fetcher_process import Place
 
-    nbytes = parse_bytes(disk, "disk") if disk else 0
-    if bool(nbytes) != (directory is not None):
-        raise OptionError(
-            f"disk={disk!r} with directory={directory!r}: disk= is how much is kept in directory=, "
-            "and one of them is missing\n  Nothing was started. Give both, or neither."
-        )
+    nbytes = disk_bytes(directory, disk, "")
     folder = None if directory is None else str(local_folder(directory))
     return CacheReader(Place(url, folder, nbytes))
 

@@ -70,6 +70,7 @@ class LoaderKind(LoaderArguments, ABC):
         "drop_last": (False, bool),
         "length": (True, is_count),
         "shuffle": (True, bool),
+        "content": (True, lambda value: isinstance(value, str) and ":" in value),
     }
     STATE: ClassVar[Checks] = {
         "length": (True, is_size),
@@ -372,21 +373,20 @@ class LoaderKind(LoaderArguments, ABC):
             "drop_last": self.drop_last,
             "length": self.length if "length" in self.MADE_WITH else None,
             "shuffle": self.shuffle,
+            "content": self.content(None) if "content" in self.MADE_WITH else None,
         }
         return {name: value for name, value in known.items() if name in self.MADE_WITH}
 
     def state(self, reached: Reached) -> dict[str, Any]:
         """Return what a position of this kind of loader needs besides, in JSON."""
         start = reached.start
-        return {
-            "length": start.length,
-            "counts_samples": start.by_sample,
-            "dataset": self.dataset_state(),
-        }
+        found = {"length": start.length, "counts_samples": start.by_sample}
+        return found | {"dataset": self.dataset_state()}
 
     def facts_of_ranks(self) -> dict[str, Any]:
-        """Return what has to be the same on all ranks, by name."""
-        return self.made_with()
+        """Return what has to be the same on all ranks, by name; copies of files are."""
+        made = self.made_with()
+        return made | {"content": (made.get("content") or "").partition(":")[0]}
 
     def rest_of(self, position: Position) -> Rest:
         """Return how to begin at a position."""

@@ -265,7 +265,7 @@ class PlanKind(LoaderKind):
     def facts_of_ranks(self) -> dict[str, Any]:
         """See `LoaderKind`."""
         weights = {} if self.mixture is None else {"weights": self.mixture.weights}
-        return self.made_with() | weights
+        return super().facts_of_ranks() | weights
 
     def state(self, reached: Reached) -> dict[str, Any]:
         """See `LoaderKind`."""

@@ -1,6 +1,6 @@
 """The position of a loader: one record, and one JSON format, for every kind of loader.
 
-    loader.state_dict()  ──  Position.to_state  ──>  {"version": 3, "epoch": 3, "batch": 17, …}
+    loader.state_dict()  ──  Position.to_state  ──>  {"version": 4, "epoch": 3, "batch": 17, …}
                                                        └── `restoring` ──  loader.load_state_dict()
 
 A position counts the batches and samples returned, over all ranks, so it is the same on every rank.
@@ -16,7 +16,7 @@ from typing import Any
 
 from forebay.errors import shortened
 
-VERSION = 3
+VERSION = 4
 # More than any count in practice, and less than the largest 64-bit integer.
 MOST = 1 << 60
 DAMAGED = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
@@ -130,6 +131,7 @@ def _fitted(position: Position, kind: LoaderKind, *, strict: bool) -> Position:
             "loader as it was."
         )
     kind.check_order(position)
+    _check_content(position, kind)
     # With batch_size=None each rank takes one sample at a time.
     ignored = "global_batch_size" if kind.batch_size is None else None
     refused = [name for name in differing if name != ignored]
@@ -149,6 +151,30 @@ def _fitted(position: Position, kind: LoaderKind, *, strict: bool) -> Position:
             "counts_samples": position.kind_state["counts_samples"] or bool(differing),
             **kind.fitted_state(position),
         },
+    )
+
+
+def _check_content(position: Position, kind: LoaderKind) -> None:
+    """Raise an error if samples of the epoch are others; warn if they may be."""
+    was = position.made_with.get("content") if position.batch else None
+    now = None if was is None else kind.content(position.made_with["length"])
+    if was is None or now is None or was == now:
+        return
+    taken = f"It was taken in epoch {position.epoch} after {position.sample} samples."
+    if was.partition(":")[0] == now.partition(":")[0]:
+        warnings.warn(
+            "the files of the dataset were written anew, or copied, since the state was saved: as "
+            "many samples, but other times, ETags or checksums\n"
+            f"  {taken} If samples changed, the rest of that epoch has the new ones. Copies that "
+            "keep the files' times (cp -a, rsync -t) are not warned of.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return
+    raise OptionError(
+        "the samples of the state are not those of the loader: files of the dataset were replaced, "
+        f"added in between or removed\n  {taken} Nothing was changed: the rest of the epoch would "
+        "lose and repeat samples. Bring the earlier files back, or load a state of an epoch's end."
     )
 
 

@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from forebay.base.files import is_url
-from forebay.base.formatting import byte_size, counted, summary
-from forebay.caching.block_dataset import DECODED_WINDOW, WINDOW, BlockDataset
-from forebay.caching.dataset import local_folder, window_bytes
+from forebay.base.formatting import counted
+from forebay.caching.block_dataset import (
+    DECODED_WINDOW,
+    WINDOW,
+    BlockDataset,
+    disk_bytes,
+    window_bytes,
+)
+from forebay.caching.dataset import local_folder
 from forebay.errors import InputError, OptionError, short_tracebacks, shown_location
-from forebay.options import parse_bytes
 from forebay.shards.blocks import ShardBlocks
 from forebay.shards.bucket_shards import ShardPlace
 from forebay.shards.format import format_named
@@ -65,6 +70,10 @@ class ShardDataset(BlockDataset):
         """See `BlockDataset`."""
         return f"sample {position:,} ({self._source.blocks.place_of(position)})"
 
+    def content(self, samples: int) -> str:
+        """See `BlockDataset`."""
+        return self._source.index.content(samples)
+
     def counts_of(self, name: str) -> Any:
         """Return the number in a column or field of each sample, or the length of what is there."""
         from forebay.shards.columns import counts_of
@@ -80,25 +89,10 @@ class ShardDataset(BlockDataset):
         """Return a dataset of the same rows, of which a sample is a `ColumnRow`."""
         return ShardDataset(self._source.of_columns(columns), None, self.window)
 
-    def __repr__(self) -> str:
-        index = self._source.index
-        shards = counted(len(index.sizes), "shard")
-        order = "" if self.window is None else f", shuffled by {byte_size(self.window)}"
-        where = shown_location(self.location)
-        return f"<ShardDataset {where!r}: {len(self):,} samples in {shards}{order}>"
-
-    def _repr_html_(self) -> str:
-        """Return the summary for a notebook."""
-        index = self._source.index
-        facts = {
-            "samples": len(self),
-            "shards": len(index.sizes),
-            "formats": ", ".join(index.forms),
-            "location": shown_location(self.location),
-            "transform": self.transform,
-            "window": "all" if self.window is None else byte_size(self.window),
-        }
-        return summary("ShardDataset", facts)
+    @property
+    def _facts(self) -> dict[str, Any]:
+        index, where = self._source.index, shown_location(self.location)
+        return {"shards": len(index.sizes), "formats": ", ".join(index.forms), "location": where}
 
     @property
     def remote(self) -> ShardReader | None:
@@ -163,23 +157,13 @@ def open_shards(
         raise OptionError(f"columns={columns!r} is no list of names\n  Nothing was read.")
     if columns is not None and len({*columns}) < len([*columns]):
         raise OptionError(f"columns={columns!r} names a column twice\n  Name each once.")
-    nbytes = parse_bytes(disk, "disk") if disk and disk != "all" else 0
     if index is None:
         found = find_shards(location, format)
         root = found.root
     else:
         given = index, location, format, progress
         root, opened = given_index(*given, is_copied=disk == "all")
-    if not is_url(root) and (directory is not None or disk != 0):
-        raise OptionError(
-            "directory= and disk= are for shards in a bucket, and these are local\n"
-            "  Leave them out: the shards are read from where they are."
-        )
-    if bool(disk) != (directory is not None):
-        raise OptionError(
-            f"disk={disk!r} with directory={directory!r}: disk= is how much is kept in directory=, "
-            "and one of them is missing\n  Nothing was started. Give both, or neither."
-        )
+    nbytes = disk_bytes(directory, disk, "" if is_url(root) else f"{root!r} is a folder")
     if index is None:
         opened = made_index(found, format, progress)
     if not opened.index.samples:

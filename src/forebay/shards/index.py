@@ -24,7 +24,7 @@ from forebay.errors import InputError, shortened
 from forebay.shards.format import FoundBlocks
 from forebay.shards.location import CODECS, Listed
 
-_HEAD = b"forebay shards 1\n"
+_HEAD = b"forebay shards 2\n"
 _MOST_HEAD = 64 << 20
 _ALIGN = 64
 UNKNOWN = -1  # the checksum of a block of which no byte was read
@@ -255,6 +255,24 @@ class ShardIndex:
         """Return which stretches a block has."""
         return slice(int(self.extent_ends[block - 1]) if block else 0, int(self.extent_ends[block]))
 
+    def content(self, samples: int) -> str:
+        """Return what differs if the first so many samples may be others.
+
+        It has two parts: what differs if they certainly are, and what does if their shards have
+        other names or times, since they were written anew or copied. Shards that were added behind
+        them change neither.
+        """
+        ends = np.append(self.first, self.samples)[self.block_ends]
+        count = min(int(np.searchsorted(ends, samples)) + 1, len(ends))
+        stretches = self.extents(int(self.block_ends[count - 1]) - 1).stop
+        certain = others = 0
+        for part in (self.sizes[:count], ends[:count], self.length[:stretches]):
+            certain = zlib.crc32(np.ascontiguousarray(part).data, certain)
+        for name, ends_of in (("names", "name_ends"), ("tags", "tag_ends")):
+            own = self._array(name)[: self._array(ends_of)[count - 1]]
+            others = zlib.crc32(own.data, others)
+        return f"{certain:08x}:{others:08x}"
+
     def sample_starts(self, block: int) -> npt.NDArray[np.int64] | None:
         """Return where the samples of a block begin in it; None if they are no stretches."""
         if (at := int(self.starts_at[block])) < 0:
@@ -267,8 +285,9 @@ class ShardIndex:
         begin, end = self.first_block(shard), int(self.block_ends[shard])
         last = self.first[end] if end < len(self) else self.samples
         rows = np.diff(self.first[begin:end], append=last) if end > begin else _empty["first"]
-        counts = np.diff(self.extent_ends, prepend=0)[begin:end]
-        own = slice(*np.append(0, self.extent_ends)[[begin, end]])
+        before = int(self.extent_ends[begin - 1]) if begin else 0
+        counts = np.diff(self.extent_ends[begin:end], prepend=before)
+        own = slice(before, before + int(counts.sum()))
         number = np.repeat(np.arange(end - begin), counts)
         extents = np.stack([number, self.offset[own], self.length[own]], axis=1)
         starts = None
@@ -287,7 +306,7 @@ def _packed(arrays: dict[str, npt.NDArray[Any]], forms: Sequence[str], samples: 
     """Return the bytes of a file."""
     identity = 0
     for array in arrays.values():
-        identity = zlib.crc32(array.tobytes(), identity)
+        identity = zlib.crc32(array.data, identity)
     head: dict[str, Any] = {"formats": forms, "samples": samples, "identity": f"{identity:08x}"}
     # The length of the head depends on the places of arrays, which depend on it: leave room.
     at = begin = -(-(len(_HEAD) + 8 + 64 * (len(arrays) + 8 + len(forms))) // 4096) * 4096
@@ -296,11 +315,9 @@ def _packed(arrays: dict[str, npt.NDArray[Any]], forms: Sequence[str], samples: 
         places[name] = at, len(array)
         at += -(-array.nbytes // _ALIGN) * _ALIGN
     text = json.dumps({**head, "arrays": places}).encode()
-    parts = [_HEAD + len(text).to_bytes(8, "little") + text]
-    parts = [parts[0].ljust(begin, b" ")]
+    parts: list[Any] = [(_HEAD + len(text).to_bytes(8, "little") + text).ljust(begin, b" ")]
     for array in arrays.values():
-        data = array.tobytes()
-        parts.append(data.ljust(-(-len(data) // _ALIGN) * _ALIGN, b"\0"))
+        parts += [array.view(np.uint8), bytes(-array.nbytes % _ALIGN)]
     return b"".join(parts)
 
 

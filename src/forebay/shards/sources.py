@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import time
 from collections.abc import Sequence
@@ -11,10 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from forebay.base.file_stores import Folder, Store, folder_at
-from forebay.base.files import atomic_file, is_url
+from forebay.base.files import atomic_file, is_url, open_regular
 from forebay.base.formatting import counted
 from forebay.base.machine import usable_cores
 from forebay.caching.stores import ObjectStore, answers_have_tags, fsspec_bucket
@@ -37,8 +36,11 @@ class OpenIndex:
     def __init__(self, path: str, data: bytes, identity: str) -> None:
         """Open it; raise ChangedError if the file is another one by now."""
         self.path, self._data = path, data
-        content = np.memmap(path, np.uint8, "r").data if path else memoryview(data)
+        mapped = _mapped_index(path) if path else None
+        content = memoryview(data if mapped is None else mapped)
         self.index = ShardIndex.read(content, repr(path) if path else "the index")
+        if mapped is not None:
+            mapped.madvise(mmap.MADV_DONTNEED)  # most pages are needed for the check alone
         self.identity = identity or self.index.identity
         if self.index.identity != self.identity:
             raise ChangedError(
@@ -50,6 +52,13 @@ class OpenIndex:
         """Take formats from outside along: the process that fetches is a new interpreter."""
         forms = registered_formats(self.index.forms)
         return _received, (self.path, self._data, self.identity, forms)
+
+
+def _mapped_index(path: str) -> mmap.mmap:
+    with open_regular(path) as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise InputError(f"{path!r} is empty\n  Remove it and call forebay.index_shards again.")
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _received(path: str, data: bytes, identity: str, forms: Sequence[ShardFormat]) -> OpenIndex:
