@@ -67,6 +67,13 @@ def _column(dataset: Any, name: str) -> Any:
     names, items = getattr(dataset, "columns", ()), getattr(dataset, "items", None)
     if hasattr(dataset, "select_columns"):  # Hugging Face, which names the columns in its error
         table = dataset.select_columns([name]).with_format("arrow")[:]
+    elif getattr(dataset, "remote", None) is not None and hasattr(dataset, "shard_tables"):
+        raise OptionError(
+            f"lengths={name!r}: of a cache in a bucket, columns are not read alone\n  Give the "
+            "lengths themselves, which are best kept when the cache is made; or a function that "
+            f"reads all samples once: lengths=lambda dataset: [len(each[{name!r}]) for each in "
+            'dataset]; or read a copy: forebay.open_cache(url, directory=..., disk="all").'
+        )
     elif hasattr(dataset, "shard_tables"):  # a cache, of which one shard at a time is decompressed
         parts = (each[name] for each in dataset.shard_tables() if name in each.column_names)
         counts = [_counted(chunk, name) for part in parts for chunk in part.chunks]
