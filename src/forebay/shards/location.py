@@ -116,10 +116,10 @@ def find_shards(location: Location, form: str | None = None, *, may_mix: bool = 
 
 
 def _given(location: Location) -> list[Any]:
-    given: Any = location
+    some: Any = location
     if isinstance(location, str | os.PathLike) or not isinstance(location, Iterable):
-        given = [location]
-    given = [*given]
+        some = [location]
+    given: list[Any] = [*some]
     if not given or not all(isinstance(each, os.PathLike) or each for each in given):
         raise OptionError(
             f"location={location!r} names no shards\n"
