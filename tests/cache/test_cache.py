@@ -25,6 +25,12 @@ from forebay.runs.ranges import read_run_state
 from forebay.runs.source_code import load_work
 from kit.leaks import no_leaks
 
+# Runs that start new interpreters have tests of their own.
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
 
 def make(dataset, folder, **options):
     """Make or open a cache in this process."""

@@ -17,6 +17,12 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import forebay
 
+# Runs that start new interpreters have tests of their own.
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
 
 def predicted(model, data, output, **options):
     """Predict quietly, and return the report and the table."""

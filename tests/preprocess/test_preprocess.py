@@ -21,6 +21,12 @@ from forebay.errors import ChangedError, InputError, LedgerError, OptionError
 from forebay.outputs.places import snapshot_of
 from forebay.runs.preprocess import retry
 
+# Runs that start new interpreters have tests of their own.
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
 
 @pytest.fixture
 def inputs(tmp_path):
