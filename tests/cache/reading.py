@@ -90,6 +90,16 @@ def fetchers(among=None):
     return found
 
 
+def await_fetcher():
+    """Wait until a process that was just started can be seen to fetch; return it."""
+    until = time.monotonic() + PATIENCE_S
+    while not (found := fetchers()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    (pid,) = found
+    return pid
+
+
 def await_no_fetcher():
     """Wait until the last one has ended: it notices at once that nobody reads any more."""
     until = time.monotonic() + PATIENCE_S
