@@ -139,8 +139,9 @@ def test_a_fork_starts_no_thread():
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
-        counted = len(os.listdir("/proc/self/task"))
-    assert len(os.listdir("/proc/self/task")) == counted
+        before = {*os.listdir("/proc/self/task")}
+    # Those that the fork ended may still be listed above for a moment.
+    assert {*os.listdir("/proc/self/task")} <= before
 
 
 def test_files_of_other_libraries_are_left_alone(tmp_path, monkeypatch):
