@@ -21,6 +21,7 @@ from torch.utils.data import ChainDataset, IterableDataset, get_worker_info
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import forebay
+from forebay.base import torch_internals
 
 # A machine of few cores is warned of the workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create . worker")
@@ -61,6 +62,14 @@ def test_a_stream_that_nothing_divides_is_warned_of(arguments):
     with forebay.DataLoader(Stream(3), batch_size=2, num_workers=2, **arguments) as loader:
         with pytest.warns(UserWarning, match="each of the 2 workers reads all of Stream: its"):
             assert numbers(loader) == [[0, 1], [0, 1], [2], [2]]
+
+
+def test_a_question_of_another_process_is_none_of_a_worker(monkeypatch):
+    """The trainer may have been a worker itself, which its workers inherit."""
+    monkeypatch.setattr(torch_internals._AskedInfo, "was_asked", True)
+    with forebay.DataLoader(Stream(3), batch_size=2, num_workers=2) as loader:
+        with pytest.warns(UserWarning, match="each of the 2 workers reads all of Stream"):
+            list(loader)
 
 
 DIVIDED = {

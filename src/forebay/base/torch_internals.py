@@ -50,6 +50,7 @@ class _AskedInfo(_worker.WorkerInfo):
 def set_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any) -> None:
     """Make `torch.utils.data.get_worker_info()` describe this process as a worker."""
     info: Any = _AskedInfo
+    info.was_asked = False  # of this worker, not of a process that it was forked from
     _worker._worker_info = info(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
 
 
