@@ -73,8 +73,9 @@ def test_the_workflow_has_the_versions_that_the_package_names() -> None:
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     tests, wheel = re.findall(r"python: \[(.*)\]", text_of(".github/workflows/ci.yml"))
-    assert re.findall(r"3\.\d+", tests) == named
-    assert re.findall(r"3\.\d+", wheel) == named[1:], "`make check` tries the first one's"
+    tried = re.findall(r"3\.\d+", tests)
+    assert {*named} <= {*tried}, "a version is named once it was tried"
+    assert re.findall(r"3\.\d+", wheel) == tried[1:], "`make check` tries the first one's"
     assert project["requires-python"] == f">={named[0]}"
 
 
