@@ -60,8 +60,8 @@ demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; 
 # Ray's tests have a process of their own: it leaves threads, handlers and a connection there. The
 # package is compiled once, for all the programs that tests start: Python may be told
 # (PYTHONDONTWRITEBYTECODE) not to do that by itself.
-LOADING := tests/loading
-FILES := tests/preprocess tests/predict tests/cache tests/hostile
+LOADING := tests/loading tests/predict tests/shards
+FILES := tests/preprocess tests/cache tests/hostile
 OTHERS := $(addprefix --ignore ,tests/ray $(LOADING) $(FILES)) tests
 define tier
 	$(BIN)/python -m compileall -q src tests; failed=0; parts=(); \
