@@ -261,7 +261,13 @@ class DataLoader(InspectedLoader[_T_co]):
 
     def __iter__(self) -> Any:
         """Return an iterator over one epoch."""
-        return self._begun() if self._prepared is None else self._prepared.batches(self)
+        if self._prepared is not None:
+            return self._prepared.batches(self)
+        is_read_ahead = sys._getframe(1).f_globals.get("__name__") in READ_AHEAD
+        iterator = self._begun()
+        if not is_read_ahead:
+            return iterator
+        return AheadIterator(iterator, self._loader_progress, self._kind)
 
     def _begun(self) -> Any:
         """Return an iterator of torch's kind over one epoch."""
@@ -272,9 +278,7 @@ class DataLoader(InspectedLoader[_T_co]):
             iterator = self._get_iterator()
             if getattr(iterator, "is_kept", False):
                 self._iterator = iterator
-        if sys._getframe(1).f_globals.get("__name__") not in READ_AHEAD:
-            return iterator
-        return AheadIterator(iterator, self._loader_progress, self._kind)
+        return iterator
 
     def _get_iterator(self) -> Any:
         """Return a new iterator; libraries and subclasses call this, too."""
