@@ -25,7 +25,7 @@ FLOORS = (
     ("engine", "ledger", "show", "collate"),
     ("caching",),
     ("loading", "outputs", "shards"),
-    ("inputs", "loader"),
+    ("inputs", "loader", "testing"),
     ("runs", "items", "trainer"),
     ("predicting", "cli_options"),
     ("cli_status", "cli_doctor"),

@@ -15,8 +15,9 @@ import pytest
 import forebay
 import forebay.collate
 import forebay.errors
+import forebay.testing
 
-DOORS = [forebay, forebay.collate]
+DOORS = [forebay, forebay.collate, forebay.testing]
 
 
 def doors_with_names() -> list[tuple[ModuleType, str]]:

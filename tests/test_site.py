@@ -13,6 +13,7 @@ import pytest
 
 import forebay
 import forebay.collate
+import forebay.testing
 
 pytestmark = pytest.mark.full
 
@@ -37,7 +38,8 @@ def test_every_public_name_is_on_one_page_of_the_reference() -> None:
     names = "BlockDecoder", "FoundBlocks", "ShardFile", "ShardFormat", "blocks_of"
     formats = {f"shards.format.{name}" for name in names}
     collating = {f"collate.{name}" for name in forebay.collate.__all__}
-    public = {*forebay.__all__, *collating, *received, *formats} - {"collate"}
+    checks = {f"testing.{name}" for name in forebay.testing.__all__}
+    public = {*forebay.__all__, *collating, *checks, *received, *formats} - {"collate", "testing"}
     assert sorted(found) == sorted(public)
 
 

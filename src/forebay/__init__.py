@@ -49,14 +49,15 @@ _NAMES = {
     "show.comparison": ("Comparison", "compare"),
     "trainer": ("use",),
 }
+_MODULES = "collate", "testing"
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
-__all__ = sorted([*_MODULE_OF, "collate"])  # noqa: PLE0605 - a list of strings
+__all__ = sorted([*_MODULE_OF, *_MODULES])  # noqa: PLE0605 - a list of strings
 
 
 def __getattr__(name: str) -> Any:
     """Fetch a public name from its module, once."""
-    if name == "collate":  # a module itself
-        return import_module("forebay.collate")
+    if name in _MODULES:
+        return import_module(f"forebay.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'forebay' has no attribute {name!r}")
     value = getattr(import_module(f"forebay.{_MODULE_OF[name]}"), name)

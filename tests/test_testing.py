@@ -1,0 +1,283 @@
+"""`forebay.testing.check_resume`: what it says of loaders that resume exactly, and of others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import forebay
+from forebay.base.batch_digests import with_digests
+from forebay.loading.separate_runs import LoaderJob, run_apart
+from forebay.testing import ResumeDifference, check_resume
+
+LENGTH = 4
+
+
+class Exact:
+    """Four batches an epoch, each another one; resumes exactly."""
+
+    def __init__(self, num_workers=0):
+        self.num_workers = num_workers
+        self.epoch, self.at = 0, 0
+
+    def __iter__(self):
+        while self.at < LENGTH:
+            self.at += 1
+            yield self.batch()
+        self.epoch, self.at = self.epoch + 1, 0
+
+    def batch(self):
+        number = LENGTH * self.epoch + self.at
+        return {"x": torch.full((3,), float(number)), "name": str(number)}
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state):
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+class Skips(Exact):
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "at": state["at"] + 1})
+
+
+class Repeats(Exact):
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "at": max(state["at"] - 1, 0)})
+
+
+class Ignores(Exact):
+    def load_state_dict(self, state):
+        pass
+
+
+class Raises(Exact):
+    def load_state_dict(self, state):
+        raise ValueError(f"unknown state {state}")
+
+
+class RaisesLater(Exact):
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "at": None})
+
+
+class Hangs(Exact):
+    def load_state_dict(self, state):
+        while True:
+            time.sleep(1000)
+
+
+class Interrupts(Exact):
+    def load_state_dict(self, state):
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(1000)
+
+
+class Dies(Exact):
+    def load_state_dict(self, state):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class OtherBits(Exact):
+    """After a resume the samples are in their order, with other random numbers."""
+
+    noise = 0.0
+
+    def batch(self):
+        whole = super().batch()
+        return {**whole, "x": whole["x"] + self.noise}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.noise = 0.5
+
+
+class Unseeded(Exact):
+    def batch(self):
+        return torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8)
+
+
+class WorkersMatter(Exact):
+    def load_state_dict(self, state):
+        if self.num_workers:
+            raise ValueError("the state has another number of workers")
+        super().load_state_dict(state)
+
+
+def said(check):
+    assert not check
+    return [each.what for each in check.differences]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [True, False])
+def test_an_exact_loader_is_said_to_be_exact(kill):
+    """The cuts are the first, the middle, the last but one, the last, and one in epoch 1."""
+    check = check_resume(Exact, workers=[3], kill=kill)
+    assert check, str(check)
+    assert (check.batches, check.epochs, check.cuts) == (8, 2, (1, 2, 3, 4, 6))
+    assert str(check) == (
+        "8 batches in 2 epochs, cut after 1, 2, 3, 4, 6, resumed also with num_workers=3: each "
+        "resumed run gave the batches that were left."
+    )
+
+
+@pytest.mark.slow
+def test_forebays_loader_is_exact_with_workers_and_a_lambda():
+    """Its process is killed with batches in flight, and resumes with other workers."""
+    data = torch.arange(24.0)
+
+    def make(num_workers=2):
+        return forebay.DataLoader(data, 4, shuffle=True, seed=0, num_workers=num_workers)
+
+    check = check_resume(lambda num_workers=2: make(num_workers), cuts=[2], workers=[0])
+    assert check, str(check)
+
+
+def test_a_loader_that_skips_a_batch_is_found():
+    """The batch that came is named, and one is lost."""
+    check = check_resume(Skips, cuts=[1])
+    assert check.differences[0].after == 1
+    assert check.differences[0].workers is None
+    assert said(check) == [
+        "epoch 0, batch 1 is the one that came as epoch 0, batch 2; 1 batch lost; "
+        "6 batches came instead of 7"
+    ]
+    assert str(check) == (
+        f"8 batches in 2 epochs, cut after 1:\n  after 1 batch: {check.differences[0].what}"
+    )
+
+
+def test_a_loader_that_repeats_a_batch_is_found():
+    """The batch that came is named, and one came twice."""
+    assert said(check_resume(Repeats, cuts=[2])) == [
+        "epoch 0, batch 2 is the one that came as epoch 0, batch 1; 1 batch repeated; "
+        "7 batches came instead of 6"
+    ]
+
+
+def test_a_loader_that_ignores_the_state_is_found():
+    """It begins with the first batch again."""
+    (what,) = said(check_resume(Ignores, cuts=[3]))
+    assert what.startswith("epoch 0, batch 3 is the one that came as epoch 0, batch 0; ")
+    assert "3 batches repeated" in what
+
+
+def test_other_values_are_named_by_their_field():
+    """A batch that no run without interruption has: which fields differ."""
+    assert said(check_resume(OtherBits, cuts=[7])) == [
+        "epoch 1, batch 3, ['x'] differ; 1 batch lost; 1 batch not in the uninterrupted run"
+    ]
+
+
+def test_what_a_resumed_loader_raises_is_said_in_its_words():
+    """In `load_state_dict`, and later."""
+    assert said(check_resume(Raises, cuts=[1])) == [
+        "load_state_dict() raised ValueError: unknown state {'epoch': 0, 'at': 1}"
+    ]
+    (what,) = said(check_resume(RaisesLater, cuts=[1]))
+    assert what.startswith("epoch 0, batch 1 raised TypeError: '<' not supported")
+
+
+def test_a_loader_that_needs_equal_workers_is_found():
+    """The difference has the number of workers."""
+    check = check_resume(WorkersMatter, cuts=[2], workers=[1])
+    what = "load_state_dict() raised ValueError: the state has another number of workers"
+    assert check.differences == (ResumeDifference(2, 1, what),)
+    assert f"  after 2 batches, num_workers=1: {what}" in str(check)
+
+
+def test_without_a_default_the_first_number_of_workers_is_the_usual_one():
+    """A parameter `num_workers` that must be passed."""
+    check = check_resume(
+        lambda num_workers: WorkersMatter(num_workers - 2), cuts=[2], workers=[2, 3]
+    )
+    assert check.workers == (3,)
+    assert [each.workers for each in check.differences] == [3]
+
+
+def test_a_loader_that_hangs_is_ended():
+    """A process that gives nothing counts as hanging, and is killed."""
+    hung = run_apart(Hangs, LoaderJob(1, None, state=b"N."), timeout=0.2)
+    assert hung.error == "it hangs: nothing came for 200 ms after 0 batches"
+
+
+def test_ctrl_c_leaves_no_process():
+    """It ends the check, and the process that it waits for."""
+    with pytest.raises(KeyboardInterrupt):
+        check_resume(Interrupts, cuts=[1])
+
+
+def test_a_loader_whose_process_dies_is_found():
+    """The signal is named."""
+    assert said(check_resume(Dies, cuts=[1])) == [
+        "its process was killed by signal 9 after 0 batches"
+    ]
+
+
+def test_a_loader_that_is_not_deterministic_is_said_to_be_so_first():
+    """No cut is made: nothing can be exact."""
+    check = check_resume(Unseeded)
+    assert check.cuts == ()
+    assert str(check) == (
+        "Nothing was cut:\n  uninterrupted: two runs with equal seeds differ, so no resume can be "
+        "exact: epoch 0, batch 0 differ; 8 batches lost; 8 batches not in the uninterrupted run; "
+        "set a seed"
+    )
+
+
+def test_a_loader_that_cannot_be_checked_is_refused():
+    """Without `state_dict`, without batches; and impossible arguments."""
+    with pytest.raises(forebay.OptionError, match=r"^the loader has no state_dict\(\): list$"):
+        check_resume(lambda: [1, 2])
+    with pytest.raises(forebay.OptionError, match="cuts must be from 1 to 8"):
+        check_resume(Exact, cuts=[9])
+    with pytest.raises(forebay.OptionError, match="parameter num_workers"):
+        check_resume(lambda: None, workers=[1])
+    with pytest.raises(forebay.OptionError, match="at least 1 epoch"):
+        check_resume(Exact, epochs=0)
+
+
+def test_what_make_loader_raises_is_said():
+    """A loader that cannot be made has no run to compare with."""
+    assert said(check_resume(lambda: 1 // 0)) == [
+        "make_loader() raised ZeroDivisionError: integer division or modulo by zero"
+    ]
+
+
+@dataclass
+class Boxes:
+    corners: torch.Tensor
+
+
+class Graph:
+    def __init__(self, edges):
+        self.edges = edges
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda bit: torch.tensor([1.0, bit]),
+        lambda bit: torch.tensor([1.0, bit], dtype=torch.bfloat16),
+        lambda bit: torch.tensor([1.0, bit]).to_sparse(),
+        torch.tensor,
+        lambda bit: np.array([bit, float("nan")]),
+        lambda bit: np.array([bit, "text"], dtype=object),
+        lambda bit: bytes([int(bit)]),
+        lambda bit: Boxes(torch.tensor(bit)),
+        lambda bit: Graph([torch.tensor(bit)]),
+        lambda bit: ("text", bit, None),
+    ],
+)
+def test_digests_differ_where_a_bit_differs(make):
+    """Equal values have equal digests, also those of objects that cannot be compared."""
+    assert repr(with_digests(make(1.0))) == repr(with_digests(make(1.0)))
+    assert repr(with_digests(make(1.0))) != repr(with_digests(make(2.0)))
