@@ -137,7 +137,9 @@ def test_forebays_loader_is_exact_with_workers_and_a_lambda():
     def make(num_workers=2):
         return forebay.DataLoader(data, 4, shuffle=True, seed=0, num_workers=num_workers)
 
-    check = check_resume(lambda num_workers=2: make(num_workers), cuts=[2], workers=[0])
+    check = check_resume(
+        lambda num_workers=2: make(num_workers), cuts=[2], workers=[0], timeout=300
+    )
     assert check, str(check)
 
 

@@ -100,9 +100,11 @@ def run_apart(make_loader: Callable[..., Any], job: LoaderJob, timeout: float) -
         if not found.error and not job.kill:
             process.join(_ENDING_S)
     finally:
-        ours.close()
-        theirs.close()
-        _end(process)
+        try:
+            _end(process)
+        finally:  # not before: a closed pipe would let it end by itself
+            ours.close()
+            theirs.close()
     return found
 
 
