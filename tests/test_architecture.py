@@ -26,7 +26,7 @@ FLOORS = (
     ("caching",),
     ("loading", "outputs", "shards"),
     ("inputs", "loader", "testing"),
-    ("runs", "items", "trainer"),
+    ("runs", "items", "trainer", "torchtitan"),
     ("predicting", "cli_options"),
     ("cli_status", "cli_doctor"),
     ("cli", "__init__"),
