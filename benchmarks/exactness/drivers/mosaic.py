@@ -13,9 +13,6 @@ from benchmarks.exactness.data import sample
 from benchmarks.exactness.histories import SAMPLES, SECOND_SOURCE
 from benchmarks.exactness.record import Task
 
-importable.prepare()
-from streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset  # noqa: E402
-
 TITLE = "Mosaic Streaming"
 NEEDS = ("mosaicml-streaming", "torch")
 DOCS = "https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/shuffling.html"
@@ -26,18 +23,29 @@ UNCLAIMED = {
 }
 
 
-class Made(StreamingDataset):
-    """The augmentation is in `__getitem__`, as its documentation shows."""
+def _streaming() -> Any:
+    """Import it, only in the processes that use it: it needs a stand-in for torchvision."""
+    importable.prepare()
+    import streaming
 
-    def __getitem__(self, index: Any) -> Any:
-        return torch.from_numpy(sample(int(super().__getitem__(index)["id"])))
+    return streaming
+
+
+def _made(*given: Any, **options: Any) -> Any:
+    """Return a dataset with its augmentation in `__getitem__`, as its documentation shows."""
+
+    class Made(_streaming().StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return torch.from_numpy(sample(int(super().__getitem__(index)["id"])))
+
+    return Made(*given, **options)
 
 
 class Loader:
     """`num_canonical_nodes` is fixed, which elastic determinism needs."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.epoch = task, 0
+        self.task, self.epoch, streaming = task, 0, _streaming()
         options: dict[str, Any] = {
             "shuffle": True, "shuffle_seed": task.seed, "batch_size": task.batch,
             "num_canonical_nodes": 1,
@@ -45,13 +53,15 @@ class Loader:
         folder = Path(task.folder)
         if task.kind == "mixture":
             parts = [
-                Stream(local=str(folder / name), proportion=share)
+                streaming.Stream(local=str(folder / name), proportion=share)
                 for name, share in (("first", 0.75), ("second", 0.25))
             ]
-            dataset = Made(streams=parts, **options)
+            dataset = _made(streams=parts, **options)
         else:
-            dataset = Made(local=str(folder / "first"), **options)
-        self.loader = StreamingDataLoader(dataset, batch_size=task.batch, num_workers=task.workers)
+            dataset = _made(local=str(folder / "first"), **options)
+        self.loader = streaming.StreamingDataLoader(
+            dataset, batch_size=task.batch, num_workers=task.workers
+        )
 
     def batches(self) -> Iterator[Any]:
         for epoch in range(self.epoch, self.task.epochs):
@@ -68,7 +78,8 @@ class Loader:
 
 def prepare(folder: Path) -> None:
     """Write shards of a few samples."""
+    writer_of = _streaming().MDSWriter
     for name, begin in (("first", 0), ("second", SECOND_SOURCE)):
-        with MDSWriter(out=str(folder / name), columns={"id": "int"}, size_limit=200) as writer:
+        with writer_of(out=str(folder / name), columns={"id": "int"}, size_limit=200) as writer:
             for number in range(begin, begin + SAMPLES):
                 writer.write({"id": number})
