@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from datasets import Dataset, interleave_datasets
@@ -11,6 +10,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from benchmarks.exactness.data import sample
 from benchmarks.exactness.drivers.hf_map import _stacked
+from benchmarks.exactness.epoch_loop import EpochLoop
 from benchmarks.exactness.histories import SAMPLES, SECOND_SOURCE
 from benchmarks.exactness.record import Task
 
@@ -31,11 +31,13 @@ UNCLAIMED = {
 SHARDS = 12
 
 
-class Loader:
+class Loader(EpochLoop):
     """`set_epoch` before each epoch; 12 shards, which all numbers of readers divide."""
 
+    PER_RANK = True
+
     def __init__(self, task: Task) -> None:
-        self.task, self.epoch = task, 0
+        super().__init__(task)
         # Its shuffle holds no more than one sample here: what its buffer has is not in the state,
         # as its documentation says.
         dataset = _source(0).shuffle(seed=task.seed, buffer_size=2)
@@ -51,20 +53,8 @@ class Loader:
             self.dataset, task.batch, num_workers=task.workers, collate_fn=_stacked
         )
 
-    def batches(self) -> Iterator[Any]:
-        for epoch in range(self.epoch, self.task.epochs):
-            self.epoch = epoch
-            self.dataset.set_epoch(self.epoch)
-            yield from self.loader
-
-    def state(self) -> Any:
-        return {"epoch": self.epoch, "loader": self.loader.state_dict()}
-
-    def load(self, states: list[Any]) -> None:
-        state = states[self.task.rank % len(states)]
-        self.epoch = state["epoch"]
-        self.dataset.set_epoch(self.epoch)
-        self.loader.load_state_dict(state["loader"])
+    def begin(self, epoch: int) -> None:
+        self.dataset.set_epoch(epoch)
 
 
 def _source(begin: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from litdata import CombinedStreamingDataset, StreamingDataLoader, StreamingDataset, optimize
 
 from benchmarks.exactness.data import sample
+from benchmarks.exactness.epoch_loop import EpochLoop
 from benchmarks.exactness.histories import SAMPLES, SECOND_SOURCE
 from benchmarks.exactness.record import Task
 
@@ -30,10 +30,11 @@ class Made(StreamingDataset):
         return torch.from_numpy(sample(int(super().__getitem__(index)["id"])))
 
 
-class Loader:
+class Loader(EpochLoop):
+    """Epochs are the loader's; it continues in the one that was left."""
+
     def __init__(self, task: Task) -> None:
-        self.task = task
-        self.epoch = 0
+        super().__init__(task)
         options: dict[str, Any] = {"shuffle": True, "seed": task.seed}
         folder = Path(task.folder)
         if task.kind == "mixture":
@@ -44,18 +45,6 @@ class Loader:
         else:
             dataset = Made(str(folder / "first"), **options)
         self.loader = StreamingDataLoader(dataset, batch_size=task.batch, num_workers=task.workers)
-
-    def batches(self) -> Iterator[Any]:
-        for epoch in range(self.epoch, self.task.epochs):
-            self.epoch = epoch
-            yield from self.loader
-
-    def state(self) -> Any:
-        return {"epoch": self.epoch, "loader": self.loader.state_dict()}
-
-    def load(self, states: list[Any]) -> None:
-        self.epoch = states[0]["epoch"]
-        self.loader.load_state_dict(states[0]["loader"])
 
 
 def prepare(folder: Path) -> None:

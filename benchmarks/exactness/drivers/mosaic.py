@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from benchmarks.bucket import mosaic as importable
 from benchmarks.exactness.data import sample
+from benchmarks.exactness.epoch_loop import EpochLoop
 from benchmarks.exactness.histories import SAMPLES, SECOND_SOURCE
 from benchmarks.exactness.record import Task
 
@@ -41,11 +41,12 @@ def _made(*given: Any, **options: Any) -> Any:
     return Made(*given, **options)
 
 
-class Loader:
+class Loader(EpochLoop):
     """`num_canonical_nodes` is fixed, which elastic determinism needs."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.epoch, streaming = task, 0, _streaming()
+        super().__init__(task)
+        streaming = _streaming()
         options: dict[str, Any] = {
             "shuffle": True, "shuffle_seed": task.seed, "batch_size": task.batch,
             "num_canonical_nodes": 1,
@@ -62,18 +63,6 @@ class Loader:
         self.loader = streaming.StreamingDataLoader(
             dataset, batch_size=task.batch, num_workers=task.workers
         )
-
-    def batches(self) -> Iterator[Any]:
-        for epoch in range(self.epoch, self.task.epochs):
-            self.epoch = epoch
-            yield from self.loader
-
-    def state(self) -> Any:
-        return {"epoch": self.epoch, "loader": self.loader.state_dict()}
-
-    def load(self, states: list[Any]) -> None:
-        self.epoch = states[0]["epoch"]
-        self.loader.load_state_dict(states[0]["loader"])
 
 
 def prepare(folder: Path) -> None:

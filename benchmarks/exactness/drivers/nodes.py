@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from torch.utils.data import DistributedSampler
 from torchdata.nodes import (
     Batcher,
@@ -19,6 +17,7 @@ from torchdata.nodes import (
 )
 
 from benchmarks.exactness.data import Samples, second_source
+from benchmarks.exactness.epoch_loop import EpochLoop
 from benchmarks.exactness.record import Task
 
 TITLE = "torchdata.nodes"
@@ -35,11 +34,13 @@ UNCLAIMED = {
 }
 
 
-class Loader:
+class Loader(EpochLoop):
     """Epochs by `SamplerWrapper`, which calls `set_epoch` and has the epoch in its state."""
 
+    PER_RANK = True
+
     def __init__(self, task: Task) -> None:
-        self.task, self.epoch = task, 0
+        super().__init__(task)
         if task.kind == "mixture":
             sources = {"a": Samples(), "b": second_source()}
             node: Any = MultiNodeWeightedSampler(
@@ -64,16 +65,3 @@ class Loader:
     def _indices(self, dataset: Any) -> Any:
         ranks = {"num_replicas": self.task.ranks, "rank": self.task.rank}
         return SamplerWrapper(DistributedSampler(dataset, seed=self.task.seed, **ranks))
-
-    def batches(self) -> Iterator[Any]:
-        for epoch in range(self.epoch, self.task.epochs):
-            self.epoch = epoch
-            for batch in self.loader:
-                yield np.stack(batch)
-
-    def state(self) -> Any:
-        return {"epoch": self.epoch, "loader": self.loader.state_dict()}
-
-    def load(self, states: list[Any]) -> None:
-        self.epoch = states[self.task.rank]["epoch"]
-        self.loader.load_state_dict(states[self.task.rank]["loader"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from spdl.dataloader import get_pytorch_dataloader
 from torch.utils.data import DistributedSampler
 
 from benchmarks.exactness.data import Samples
+from benchmarks.exactness.epoch_loop import EpochLoop
 from benchmarks.exactness.record import Task
 
 TITLE = "SPDL"
@@ -25,11 +25,11 @@ LACKS = {
 UNCLAIMED: dict[str, str] = {}
 
 
-class Loader:
+class Loader(EpochLoop):
     """As torch's, with a DistributedSampler."""
 
     def __init__(self, task: Task) -> None:
-        self.task = task
+        super().__init__(task)
         ranks = {"num_replicas": task.ranks, "rank": task.rank}
         self.sampler = DistributedSampler(Samples(), seed=task.seed, **ranks)
         self.loader = get_pytorch_dataloader(
@@ -37,16 +37,8 @@ class Loader:
             collate_fn=_stacked, multiprocessing_context="forkserver",
         )  # fmt: skip
 
-    def batches(self) -> Iterator[Any]:
-        for epoch in range(self.task.epochs):
-            self.sampler.set_epoch(epoch)
-            yield from self.loader
-
-    def state(self) -> Any:
-        raise NotImplementedError
-
-    def load(self, states: list[Any]) -> None:
-        raise NotImplementedError
+    def begin(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)
 
 
 def _stacked(rows: list[Any]) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
@@ -30,10 +28,4 @@ class Loader(torch_loader.Loader):
 
     CLASS = StatefulDataLoader
     SAMPLER = StatefulDistributedSampler
-
-    def state(self) -> Any:
-        return {"epoch": self.epoch, "loader": self.loader.state_dict()}
-
-    def load(self, states: list[Any]) -> None:
-        self.epoch = states[self.task.rank]["epoch"]
-        self.loader.load_state_dict(states[self.task.rank]["loader"])
+    PER_RANK = True

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks.exactness.data import Samples, Stream
+from benchmarks.exactness.epoch_loop import EpochLoop
 from benchmarks.exactness.record import Task
 
 TITLE = "torch DataLoader"
@@ -21,14 +21,15 @@ LACKS = {
 UNCLAIMED = {"random-workers": "seeds depend on the workers"}
 
 
-class Loader:
+class Loader(EpochLoop):
     """As the notes on reproducibility say: seeds by `manual_seed`, and a generator."""
 
     CLASS: type[DataLoader[Any]] = DataLoader
     SAMPLER: type[DistributedSampler[Any]] = DistributedSampler
 
     def __init__(self, task: Task) -> None:
-        self.task, self.epoch, self.sampler = task, 0, None
+        super().__init__(task)
+        self.sampler = None
         options: dict[str, Any] = {"num_workers": task.workers}
         if task.kind == "stream":
             dataset: Any = Stream(task.rank, task.ranks)
@@ -41,15 +42,6 @@ class Loader:
                 options |= {"shuffle": True, "generator": torch.Generator().manual_seed(task.seed)}
         self.loader = self.CLASS(dataset, task.batch, **options)
 
-    def batches(self) -> Iterator[Any]:
-        for epoch in range(self.epoch, self.task.epochs):
-            self.epoch = epoch
-            if self.sampler is not None:
-                self.sampler.set_epoch(self.epoch)
-            yield from self.loader
-
-    def state(self) -> Any:
-        raise NotImplementedError
-
-    def load(self, states: list[Any]) -> None:
-        raise NotImplementedError
+    def begin(self, epoch: int) -> None:
+        if self.sampler is not None:
+            self.sampler.set_epoch(epoch)

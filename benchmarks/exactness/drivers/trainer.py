@@ -10,20 +10,14 @@ import torch
 import transformers
 
 from benchmarks.exactness.data import Samples
+from benchmarks.exactness.drivers import accelerated
 from benchmarks.exactness.record import Record, Task
 
 TITLE = "transformers Trainer"
 NEEDS = ("transformers", "accelerate")
 DOCS = "https://huggingface.co/docs/transformers/trainer"
-LACKS = {"stream": "see the libraries of streams", "mixture": "has no mixtures"}
-_RANKS = "a checkpoint is of one number of processes"
-UNCLAIMED = {
-    "ranks-1-2": _RANKS,
-    "ranks-2-3": _RANKS,
-    "ranks-3-1": _RANKS,
-    "random-workers": "seeds depend on the workers",
-    "random-resumed": "generators of workers are not in the state",
-}
+LACKS = accelerated.LACKS
+UNCLAIMED = accelerated.UNCLAIMED
 
 
 class Model(torch.nn.Module):
