@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import mmap
 import os
 import shutil
+import zlib
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 from earlier_files import (
+    BLOCKS,
     LOADERS,
+    ROWS,
+    SHARD_SAMPLES,
     SHARD_TIME,
     Things,
+    lane_files,
     loaded,
     plain_thing,
+    report_of_loader,
     rest_of,
     run_outputs,
     run_predictions,
@@ -52,7 +60,7 @@ def content(path):
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_state_continues_with_the_same_batches(kind):
+def test_a_state_continues_with_the_same_batches(kind, files):
     """In this epoch and the next, also those that are drawn by the seed."""
     known = STATES[kind]
     assert rest_of(loaded(LOADERS[kind](), known["state"])) == known["rest"]
@@ -74,7 +82,7 @@ def test_an_index_of_shards_is_opened(files):
     """The shards are found unchanged, and read where it says."""
     opened = forebay.open_shards("shards", index="index", progress=False)
     assert [(sample["__key__"], sample["txt"]) for sample in opened] == [
-        (str(at), f"text {at}".encode()) for at in range(3)
+        (str(at), f"text {at}".encode()) for at in range(SHARD_SAMPLES)
     ]
 
 
@@ -98,3 +106,26 @@ def test_predictions_are_continued(files):
     assert contents(files / "predictions") == before
     table = pyarrow.parquet.read_table(files / "predictions")
     assert table["twice"].to_pylist() == [1.0, 3.0, 5.0]
+
+
+def test_reports_are_compared_with_those_of_this_version(files):
+    """Their numbers, settings and versions are read, of loaders and of runs."""
+    report_of_loader(Path("new.html"), epochs=2)
+    found = forebay.compare("loader.html", "new.html")
+    assert ("batches taken", "10", "20", "+100%") in found.figures and not found.settings
+    run_outputs(Path("new"), ROWS[:2]).save("new-run.html")
+    found = forebay.compare("run.html", "new-run.html")
+    assert {("done", "3", "2", "-33%"), ("failed", "1", "0", "-100%")} <= {*found.figures}
+
+
+@pytest.mark.skipif(mmap.PAGESIZE != 4096, reason="blocks begin at pages of the machine's size")
+def test_blocks_on_a_disk_are_read(files):
+    """So a new version need not fetch them again."""
+    with contextlib.closing(lane_files(files / "blocks")) as found:
+        found.find()
+        assert found.on_disk.keys() == {*range(len(BLOCKS))}
+        for number, file in found.on_disk.items():
+            place, _, checksum = file.blocks[number]
+            read = bytearray(len(BLOCKS[number]))
+            assert file.read(place, memoryview(read))
+            assert (bytes(read), checksum) == (BLOCKS[number], zlib.crc32(BLOCKS[number]))
