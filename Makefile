@@ -74,7 +74,7 @@ endef
 quick: $(DEV) ## Run the first case of each test that is not slow: less than a minute.
 	$(call tier,quick)
 
-test: $(DEV) ## Run each test; of a slow one the first case. CI runs test-rest, too.
+test: $(DEV) ## Run every test; of the slow ones, only the first case. CI runs test-rest, too.
 	$(call tier,test)
 
 test-rest: $(DEV) ## Run what test leaves out of test-full.
