@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from pathlib import Path
 
@@ -25,11 +26,12 @@ class Call:
     def __init__(self, module: str, *arguments: str, **settings: str) -> None:
         self._mark = f"{MARK}={uuid.uuid4().hex}".encode()
         mark = dict([self._mark.decode().split("=")])
+        # Files, not pipes: a library's processes may outlive their program, and would hold a pipe.
+        self._stdout, self._stderr = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            stdout=self._stdout,
+            stderr=self._stderr,
             env=os.environ | _COMPILED | settings | mark,
         )
 
@@ -45,7 +47,9 @@ class Call:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        self.process.communicate()
+        self.process.wait()
+        self._stdout.close()
+        self._stderr.close()
 
     def left(self) -> list[int]:
         """Return the processes of this call that still run."""
@@ -58,12 +62,20 @@ class Call:
             RuntimeError: It failed, or took longer than `limit_s`.
         """
         try:
-            stdout, stderr = self.process.communicate(timeout=limit_s)
+            self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"{self.process.args} did not end in {limit_s:g} s") from None
+        stdout, stderr = self.printed()
         if self.process.returncode:
             raise RuntimeError(f"{self.process.args} failed:\n{stderr}")
         return stdout.splitlines()[-1]
+
+    def printed(self) -> tuple[str, str]:
+        """Return what it wrote to stdout and stderr until now."""
+        # By place: the program writes where this process's position is.
+        files = self._stdout.fileno(), self._stderr.fileno()
+        stdout, stderr = (os.pread(each, os.fstat(each).st_size, 0) for each in files)
+        return stdout.decode(errors="replace"), stderr.decode(errors="replace")
 
 
 def own_processes() -> list[int]:

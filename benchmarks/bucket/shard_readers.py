@@ -5,8 +5,11 @@ Each is tuned as its documentation says. `options` of a target has the form, and
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -173,11 +176,11 @@ def zephon(target: Target) -> Epochs:
 
 def wids_samples(paths: list[str]) -> Callable[[int], Any]:
     """Return what reads a sample of local tars, by wids."""
-    import wids
+    import wids.wids
 
     shards = []
     for path in paths:
-        count = len(wids.wids.IndexedTarSamples(path))
+        count = len(wids.wids.IndexedTarSamples(path=path))
         shards.append({"url": path, "nsamples": count})
     dataset = wids.ShardListDataset(shards, transformations=[])
     return dataset.__getitem__
@@ -187,7 +190,10 @@ def webshart_samples(paths: list[str]) -> Callable[[int], Any]:
     """Return what reads the files of a sample of local tars, by webshart; it needs an index."""
     import webshart
 
-    dataset = webshart.discover_dataset(str(Path(paths[0]).parent))
+    folder, made = str(Path(paths[0]).parent), tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, made)
+    webshart.MetadataExtractor().extract_metadata(folder, made)
+    dataset = webshart.discover_dataset(folder, metadata=made)
     readers = [dataset.open_shard(at) for at in range(dataset.num_shards)]
     places = [(reader, at) for reader in readers for at in range(0, len(reader.filenames()), 2)]
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from itertools import chain
@@ -27,6 +28,8 @@ WINDOW = "256MB"
 MODULE = "benchmarks.bucket.shards"
 # Samples among which Zephon shuffles: about as many as forebay's window has.
 BLOCKS = {"lines": 40_000, "rows": 40_000, "parquets": 2_000}
+# A peer that takes so many times as long as bare GETs is not waited for.
+SLOWEST = 20
 # Seconds to the first byte between which round trips are counted.
 LATENCIES = (0.0, 1.0)
 RANDOM_READS = 20_000
@@ -101,6 +104,7 @@ def epochs(ground: Ground, quick: bool) -> None:
         rows.append((form, "bare GETs", f"{_rate(best):,.0f}", "1.00", *_rests(best), ""))
         for peer in peers:
             rows.append((form, peer.title, *_best(store, form, peer, threads)))
+            print("measured:", *rows[-1], file=sys.stderr, flush=True)
     show(
         (
             *("", "", "samples/s", "of bare GETs", "first batch", "MB", "GETs", "CPU s a GB"),
@@ -121,8 +125,9 @@ def _best(store: Store, form: str, peer: Peer, threads: int) -> tuple[str, ...]:
     found, failed = [], ""
     for workers, at_once in peer.tried:
         try:
-            bare = _rate(_run(store, form, Peer("bare-shards", "", ()), 0, threads))
-            run = _run(store, form, peer, workers, at_once)
+            alone = _run(store, form, Peer("bare-shards", "", ()), 0, threads)
+            bare, limit_s = _rate(alone), SLOWEST * alone["epochs"][0]["seconds"]
+            run = _run(store, form, peer, workers, at_once, limit_s)
             epoch = run["epochs"][0]
             if epoch["lost"] or epoch["twice"]:
                 raise RuntimeError(f"{epoch['lost']} lost, {epoch['twice']} twice")
@@ -136,12 +141,15 @@ def _best(store: Store, form: str, peer: Peer, threads: int) -> tuple[str, ...]:
     return f"{_rate(run):,.0f}", f"{share:.2f}", *_rests(run), setting
 
 
-def _run(store: Store, form: str, peer: Peer, workers: int, threads: int) -> dict[str, Any]:
+def _run(
+    store: Store, form: str, peer: Peer, workers: int, threads: int, limit_s: float = LIMIT_S
+) -> dict[str, Any]:
     options: dict[str, Any] = {"form": form, "columns": COLUMNS.get(form), "window": WINDOW}
     options["index"] = str(store.root / f"index-{form}")
     options["block"] = BLOCKS.get(form)
     store.server.set(**SHARED)
-    given = {"workers": workers, "threads": threads, "options": options}
+    given: dict[str, Any] = {"workers": workers, "threads": threads, "options": options}
+    given["limit_s"] = limit_s
     return store.run(peer.name, epochs=1, count=samples_of(form, len(store.samples)), **given)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
 import subprocess
 import tempfile
@@ -203,15 +201,11 @@ def _live(driver: str, task: Task) -> Seen:
             calls.append(stack.enter_context(Call(*arguments, TMPDIR=task.record, **own)))
         for call in calls:
             try:
-                # Not until its pipes end: workers that outlive a killed trainer hold them.
                 call.process.wait(max(until - time.monotonic(), 1))
             except subprocess.TimeoutExpired:
                 hangs = True
                 break
-            for pid in call.left():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            printed, errors = call.process.communicate()
+            printed, errors = call.printed()
             if call.process.returncode and not error:
                 lines = (printed or errors).strip().splitlines() or ["no word"]
                 error = (
