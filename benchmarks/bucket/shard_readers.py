@@ -140,12 +140,14 @@ def litdata_raw(target: Target) -> Epochs:
     os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
     from litdata.raw import StreamingRawDataset
 
+    _allow_http()
     dataset = StreamingRawDataset(
         f"s3://{BUCKET}/objects/",
         cache_dir=target.scratch,
         storage_options={"endpoint_url": target.url},
     )
-    yield from loaded(DataLoader, dataset, target, shuffle=True, prefetch_factor=4)
+    given = {"prefetch_factor": 4, "worker_init_fn": _allow_http}
+    yield from loaded(DataLoader, dataset, target, shuffle=True, **given)
 
 
 def zephon(target: Target) -> Epochs:
