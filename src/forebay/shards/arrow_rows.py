@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from forebay.base.arrow_arrays import array_of_numpy
 from forebay.base.row_values import python_values
-from forebay.columns.column_types import open_columns
-from forebay.errors import InputError, shortened
+from forebay.columns.column_types import open_columns, without_view
+from forebay.errors import shortened
 
 # What a block may have once it is decoded: so many times its own bytes, or so much; and never more
 # than the last, beyond which Arrow cannot have it in one batch.
@@ -90,24 +90,36 @@ def samples_of_batch(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[st
 
 
 class ColumnRow(NamedTuple):
-    """A row of a block: of some columns, which it shares with rows that were read with it."""
+    """A row of a record batch, which it shares with rows that were read with it."""
 
-    columns: dict[str, Any]
+    batch: pa.RecordBatch
     row: int
 
 
-def rows_by_column(batch: pa.RecordBatch, where: str, rows: Sequence[int]) -> list[ColumnRow]:
-    """Return rows of a record batch by column; arrays and lists that own their memory.
+def reader_by_column(
+    batch: pa.RecordBatch, where: str
+) -> Callable[[Sequence[int]], list[ColumnRow]]:
+    """Return what returns rows of a record batch, copied by column: for many calls.
+
+    The batch may be from anybody.
 
     Args:
         where: What errors begin with.
+
+    Raises:
+        InputError: A column has a type that no batch can have, or a null where none is possible.
     """
-    columns = open_columns(pa.Table.from_batches([batch]), where)
-    try:
-        found = columns.take(rows)
-    except InputError:  # lists of several lengths
-        found = columns.each(rows)
-    return [ColumnRow(found, at) for at in range(len(rows))]
+    batch.validate(full=True)
+    for at, name in enumerate(batch.schema.names):
+        if (plain := without_view(batch.schema.types[at])) is not batch.schema.types[at]:
+            batch = batch.set_column(at, name, batch.column(at).cast(plain))
+    open_columns(pa.Table.from_batches([batch]), where)  # with the shard's name, and its rows
+
+    def read(rows: Sequence[int]) -> list[ColumnRow]:
+        found = batch.take(array_of_numpy(np.array(rows, np.int64)))
+        return [ColumnRow(found, at) for at in range(len(rows))]
+
+    return read
 
 
 def _dicts(batch: pa.RecordBatch) -> list[dict[str, Any]]:

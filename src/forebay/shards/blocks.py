@@ -7,7 +7,7 @@ import struct
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -214,10 +214,10 @@ class ShardBlocks:
         own: Callable[[Sequence[int]], list[Any]]
         try:
             if self._by_column:
-                from forebay.shards.arrow_rows import rows_by_column
+                from forebay.shards.arrow_rows import reader_by_column
 
                 where = f"from_table: {shown_location(self.index.listed(shard).name)}"
-                own = partial(rows_by_column, decoder.record_batch(number, data), where)
+                own = reader_by_column(decoder.record_batch(number, data), where)
             else:
                 own = decoder.reader(number, data)
         except damages() as error:

@@ -2,21 +2,23 @@
 
     indices ──> blocks ── each opened once ──> columns ── take ──> parts ── joined ──> a batch
 
-Sources of shards read rows of a block with one call. Here a row says which part of that call's
-columns it is, so the parts are joined column by column, and no row is made.
+Sources of shards read rows of a block with one call. Here a row says where in that call's record
+batch it is, so the batches are joined, and no row is made.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from contextlib import suppress
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from forebay.columns.arrow_columns import ragged, row_numbers
+from forebay.columns.arrow_columns import Columns, row_numbers
+from forebay.columns.column_types import open_columns
 from forebay.errors import InputError, OptionError, shown_location
 from forebay.shards.arrow_rows import ColumnRow
 
@@ -55,36 +57,34 @@ class BlockColumns:
 
     def take(self, index: Any) -> dict[str, Any]:
         """See `Columns.take`."""
-        return self._read(index, is_batch=True)
+        columns, order = self._read(index)
+        return columns.take(order)
 
     def each(self, index: Any) -> dict[str, Sequence[Any]]:
         """See `Columns.each`."""
-        return self._read(index, is_batch=False)
+        columns, order = self._read(index)
+        return columns.each(order)
 
     def counts(self, name: str) -> Any:
         """See `Columns.counts`; reads this column only."""
         only = BlockColumns(self.dataset.of_columns([name]))
-        found = [_counts(only.each(rows)[name]) for rows in _rows_of_blocks(self.dataset)]
-        return _listed(found)
+        found = [only._read(rows)[0].counts(name) for rows in _rows_of_blocks(self.dataset)]
+        is_listed = any(isinstance(each, list) for each in found)
+        return [*chain.from_iterable(found)] if is_listed else np.concatenate(found)
 
-    def _read(self, index: Any, *, is_batch: bool) -> dict[str, Any]:
+    def _read(self, index: Any) -> tuple[Columns, list[int]]:
+        """Return the columns of some rows, and where in them each of the rows is."""
         numbers = row_numbers(index, len(self)).tolist()
         rows: list[ColumnRow] = self.dataset.__getitems__(numbers or [0])
         self._asked += len(numbers)
         self._warn_of_order()
-        parts = {id(each.columns): each.columns for each in rows}
-        sizes = [len(next(iter(each.values()))) for each in parts.values()]
-        begins = dict(zip(parts, np.append(0, np.cumsum(sizes)).tolist(), strict=False))
-        order = [begins[id(each.columns)] + each.row for each in rows]
-        found = {}
-        for name in rows[0].columns:
-            values = _joined(name, [each[name] for each in parts.values()], is_batch=is_batch)
-            if not numbers:
-                values = values[:0]
-            elif order != [*range(len(order))]:
-                values = _in_order(values, order)
-            found[name] = values
-        return found
+        parts = {id(each.batch): each.batch for each in rows}
+        begins = dict(zip(parts, accumulate(map(len, parts.values()), initial=0), strict=False))
+        table = pa.Table.from_batches([*parts.values()])
+        with suppress(pa.ArrowNotImplementedError):  # of some types, parts remain
+            table = table.combine_chunks()
+        order = [begins[id(each.batch)] + each.row for each in rows]
+        return open_columns(table, "from_table"), order if numbers else []
 
     def _warn_of_order(self) -> None:
         blocks, rows = self.dataset.decoded
@@ -128,47 +128,6 @@ def different_types(column: str, one: tuple[Any, str], other: tuple[Any, str]) -
         "  The files of one dataset need the same types. Write one of them again, or make a "
         "dataset of each and use torch's ConcatDataset."
     )
-
-
-def _joined(name: str, parts: list[Any], *, is_batch: bool) -> Any:
-    """Return the values of several blocks: an array if all have one shape, else a list.
-
-    Raises:
-        InputError: They are lists of numbers of different lengths, which make no batch.
-    """
-    shapes = {None if isinstance(each, list) else each.shape[1:] for each in parts}
-    if None not in shapes and len(shapes) == 1:
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-    values = [*chain.from_iterable(parts)]
-    arrays = [each for each in values if isinstance(each, np.ndarray)]
-    if is_batch and arrays:
-        one, two = ([*dict.fromkeys(each.shape for each in arrays)] * 2)[:2]
-        is_list = len(one) == len(two) == 1
-        raise ragged(
-            name,
-            f"a list of {one[0]} and one of {two[0]}"
-            if is_list
-            else f"an array of shape {one} and one of {two}",
-        )
-    return values
-
-
-def _in_order(values: Any, order: list[int]) -> Any:
-    return [values[at] for at in order] if isinstance(values, list) else values[order]
-
-
-def _counts(values: Any) -> Any:
-    """Return the number in each row, or the length of its list or array; strings as they are."""
-    if isinstance(values, np.ndarray):
-        return values if values.ndim == 1 else np.full(len(values), values.shape[1])
-    if values and isinstance(values[0], str | bytes):
-        return values
-    return np.array([len(each) if isinstance(each, _COUNTED) else 1 for each in values])
-
-
-def _listed(parts: list[Any]) -> Any:
-    is_listed = any(isinstance(each, list) for each in parts)
-    return [*chain.from_iterable(parts)] if is_listed else np.concatenate(parts)
 
 
 def _rows_of_blocks(dataset: Any) -> Iterator[range]:
