@@ -84,7 +84,11 @@ def by_column(target: Target) -> Epochs:
     columns = given["columns"]
     dataset = forebay.from_table(f"s3://{BUCKET}/{given['form']}", columns=columns)
     for epoch in _loader_epochs(dataset, target):
-        yield ([*zip(*(batch[each] for each in columns), strict=True)] for batch in epoch)
+        yield ([*zip(*map(_listed, map(batch.get, columns)), strict=True)] for batch in epoch)
+
+
+def _listed(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else values.tolist()
 
 
 def _loader_epochs(dataset: Any, target: Target, **more: Any) -> Epochs:
