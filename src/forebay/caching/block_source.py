@@ -77,16 +77,12 @@ class BlockSource(ABC):
         return parts[0]
 
     def fill(self, block: int, data: memoryview, view: memoryview) -> int | memoryview:
-        """Write a block into memory as it is read; return how many bytes that were.
-
-        Returns:
-            What to write, if it does not fit.
+        """Return a block as it is read, or write it into memory and return its bytes.
 
         Raises:
             BucketError: It cannot be read as what it is.
         """
-        view[: len(data)] = data
-        return len(data)
+        return data
 
     @abstractmethod
     def error_of(self, lost: GivenUp, bucket: ObjectStore) -> ForebayError:

@@ -205,11 +205,10 @@ class FetchedBlocks(ABC):
     ) -> None:
         is_whole, nbytes = False, int(self._lengths[block])
         with suppress(OSError, BucketError):
-            view = self._slab.view(slot)
             is_plain = self._source.is_as_fetched
-            data = view[:nbytes] if is_plain else memoryview(bytearray(nbytes))
+            data = self._slab.view(slot)[:nbytes] if is_plain else memoryview(bytearray(nbytes))
             if file.read(place, data) and checksum in (None, crc32(data)):
-                filled = nbytes if is_plain else self._source.fill(block, data, view)
+                filled = nbytes if is_plain else self._fill(block, slot, data)
                 is_whole, nbytes = isinstance(filled, int), filled if isinstance(filled, int) else 0
         self._put(partial(self._note_read, block, file, is_whole, nbytes))
 
@@ -313,12 +312,21 @@ class FetchedBlocks(ABC):
 
     def _write(self, block: int, target: _Target, data: memoryview) -> _Written:
         """Write a block into memory, and onto the disk if it has a place there."""
-        filled = self._source.fill(block, data, self._slab.view(target.slot))
+        filled = self._fill(block, target.slot, data)
         with suppress(OSError):  # a broken disk, for example
             if target.file is not None:
                 target.file.write(target.place, data)
                 return _Written(filled, True, crc32(data))
         return _Written(filled, False, 0)
+
+    def _fill(self, block: int, slot: Slot, data: memoryview) -> int | memoryview:
+        """Write a block into memory; return its bytes there, or what to write if it has no room."""
+        view = self._slab.view(slot)
+        filled = self._source.fill(block, data, view)
+        if not isinstance(filled, int) and len(filled) <= len(view):
+            self._slab.write(slot, filled)
+            return len(filled)
+        return filled
 
     def _land(self, arrived: _Arrived, error: BucketError | None) -> None:
         """Note what a thread did; `error` is why there is nothing."""
@@ -356,7 +364,7 @@ class FetchedBlocks(ABC):
             self._slab.give_back(slot)
             self._slab.record_size(nbytes)
             slot = self._slot()
-            self._slab.view(slot)[:nbytes] = data
+            self._slab.write(slot, data)
         self._publish(block, slot, nbytes)
 
     # ---- blocks of several units ---------------------------------------------------------------

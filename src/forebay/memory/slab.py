@@ -201,6 +201,16 @@ class Slab:
         number, start = divmod(slot.offset, self.extent)
         return self._extent(number)[start : start + slot.capacity]
 
+    def write(self, slot: Slot, data: memoryview) -> None:
+        """Write the first bytes of a slot.
+
+        Other threads go on meanwhile, and the pages need not be mapped in this process.
+        """
+        at = slot.offset
+        while data:
+            written = os.pwrite(self._descriptor, data, at)
+            data, at = data[written:], at + written
+
     def address(self, slot: Slot) -> int:
         """Return the address of a slot's first byte, which is the start of a page."""
         number, start = divmod(slot.offset, self.extent)

@@ -112,10 +112,9 @@ class ShardSource(BlockSource):
     def fill(self, block: int, data: memoryview, view: memoryview) -> int | memoryview:
         """See `BlockSource`."""
         try:
-            found = self._blocks.prepared(block, data)
+            return self._blocks.prepared(block, data)
         except damages() as error:
             raise BucketError(REFUSED, f"it cannot be read as what it is: {error}") from error
-        return super().fill(block, found, view) if len(found) <= len(view) else found
 
     def error_of(self, lost: GivenUp, bucket: ObjectStore) -> ForebayError:
         """See `BlockSource`."""
