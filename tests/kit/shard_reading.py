@@ -74,4 +74,4 @@ class ReadShard:
             return [self._decoder.sample(data[starts[first + at] : ends[at]]) for at in rows]
         if block not in self._prepared:
             self._prepared[block] = self._decoder.prepared(block, data)
-        return self._decoder.samples(block, memoryview(self._prepared[block]), rows)
+        return self._decoder.reader(block, memoryview(self._prepared[block]))(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 
 import pyarrow as pa
@@ -56,6 +57,31 @@ def test_types_that_only_arrow_has_are_read():
     for compression in (None, "zstd"):
         shard = read(arrow_bytes(table, 3, is_stream=True, compression=compression))
         assert shard.read([2, 0, 1]) == [table.to_pylist()[at] for at in (2, 0, 1)]
+
+
+@pytest.mark.parametrize("dropped", [[], ["category"]], ids=["dictionaries", "none"])
+@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
+@pytest.mark.parametrize("columns", [["text"], ["struct", "int64"], ["map", "bool"], ["a", "same"]])
+def test_only_the_buffers_of_the_columns_are_fetched(columns, compression, dropped):
+    """Besides metadata and dictionaries; whatever the types of the columns around them."""
+    table = TABLE.drop_columns([*dropped, "nothing"])
+    table = table.append_column("image", pa.array([random.randbytes(5000) for _ in range(ROWS)]))
+    data = arrow_bytes(table, 25, is_stream=False, compression=compression)
+    shard, rows = read(data, columns), [59, 0, 7, 8, 30, 7]
+    expected = read(data).read(rows)
+    assert shard.read(rows) == [{name: each[name] for name in columns} for each in expected]
+    assert shard.fetched < read(data, ["image"]).fetched
+    if compression is None:
+        assert shard.fetched < len(data) / 10
+
+
+def test_a_batch_whose_columns_are_not_apart_is_fetched_as_a_whole():
+    """A column of no type has no buffers, and views have any number of them."""
+    table = pa.table({"x": range(100), "none": pa.nulls(100), "y": range(100)})
+    data = arrow_bytes(table, 50, is_stream=True)
+    shard = read(data, ["y"])
+    assert shard.read([7, 99]) == [{"y": 7}, {"y": 99}]
+    assert shard.fetched == read(data).fetched
 
 
 @pytest.mark.parametrize("is_stream", LAYOUTS.values(), ids=LAYOUTS)

@@ -15,7 +15,8 @@ other.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from forebay.caching.layout import MOST_TIMES
@@ -85,18 +86,75 @@ def read_message(data: memoryview, start: int = 0) -> ArrowMessage:
     return ArrowMessage(kind, body, batch, rows, bool(is_compressed), number, bool(is_delta))
 
 
-def decompressed_sizes(data: memoryview, message: ArrowMessage) -> Iterator[int]:
-    """Yield how many bytes each compressed buffer of a record batch says it becomes."""
-    body = len(data) - message.body
-    if not (at := field_at(data, message.batch, _BUFFERS)):
-        return
-    buffers = target_at(data, at)
-    for each in range(number_at(data, "I", buffers)):
-        start, length = struct.unpack_from("<qq", data, buffers + 4 + each * _BUFFER_BYTES)
-        if not 0 <= start <= message.body - length <= message.body:
+def decompressed_sizes(head: memoryview, body: memoryview, batch: int) -> Iterator[int]:
+    """Yield how many bytes each compressed buffer of a record batch says it becomes.
+
+    Args:
+        head: Its metadata, with what is before.
+        body: What follows.
+        batch: As `ArrowMessage` has it.
+    """
+    for _, start, length in _buffer_places(head, batch):
+        if not 0 <= start <= len(body) - length <= len(body):
             raise ValueError("a buffer that is outside of its message")
         if length >= 8:
-            yield max(number_at(data, "q", body + start), length)
+            yield max(number_at(body, "q", start), length)
+
+
+def column_starts(head: memoryview, message: ArrowMessage, counts: Sequence[int]) -> list[int]:
+    """Return where the buffers of each column of a record batch begin in its body, and its end.
+
+    Args:
+        head: Its metadata, with what is before.
+        counts: How many buffers each column has.
+
+    Raises:
+        ValueError: They do not lie there one column after the other.
+    """
+    buffers, found, end = [*_buffer_places(head, message.batch)], [0], 0
+    if len(buffers) != sum(counts):
+        raise ValueError(f"{len(buffers):,} buffers instead of {sum(counts):,}")
+    places = iter(buffers)
+    for column, count in enumerate(counts):
+        own = [(start, length) for _, start, length in islice(places, count) if length]
+        begin = min(own, default=(end, 0))[0]
+        if begin < end or any(length < 0 for _, length in own):
+            raise ValueError("buffers that are not in the order of their columns")
+        found += [begin] if column else []
+        end = max(map(sum, own), default=end)
+    if end > message.body:
+        raise ValueError("a buffer that is outside of its message")
+    return [*found, message.body]
+
+
+def with_columns(
+    head: memoryview, message: ArrowMessage, counts: Sequence[int], columns: Container[int]
+) -> memoryview:
+    """Return the metadata of a record batch whose body has the buffers of some columns only.
+
+    Args:
+        counts: As for `column_starts`, which raises if it cannot be.
+        columns: Their numbers; the buffers of others become empty.
+    """
+    starts, found = column_starts(head, message, counts), bytearray(head)
+    places, body = _buffer_places(head, message.batch), 0
+    for column, count in enumerate(counts):
+        is_there = column in columns
+        for place, start, length in islice(places, count):
+            moved = (body + start - starts[column], length) if is_there and length else (0, 0)
+            struct.pack_into("<qq", found, place, *moved)
+        body += (starts[column + 1] - starts[column]) * is_there
+    struct.pack_into("<q", found, field_at(head, _table_of(head, 0), _BODY), body)
+    return memoryview(found)
+
+
+def _buffer_places(data: memoryview, batch: int) -> Iterator[tuple[int, int, int]]:
+    """Yield of each buffer where the metadata says where it is, its offset and its length."""
+    if at := field_at(data, batch, _BUFFERS):
+        first = target_at(data, at) + 4
+        end = first + number_at(data, "I", first - 4) * _BUFFER_BYTES
+        for place in range(first, end, _BUFFER_BYTES):
+            yield place, *struct.unpack_from("<qq", data, place)
 
 
 def number_at(data: memoryview, form: str, at: int) -> int:
@@ -241,15 +299,8 @@ def decompress(data: memoryview, compression: str, into: memoryview) -> None:
 def _buffers(data: memoryview, compression: str) -> Iterator[_Buffer]:
     """Yield the buffers that have bytes, once their sizes are checked."""
     start = _head_bytes(data)
-    body, batch = data[start:], _tables(data, 0)[1]
-    at = field_at(data, batch, _BUFFERS)
-    first = target_at(data, at) + 4
-    if not at or first + number_at(data, "I", first - 4) * _BUFFER_BYTES > start:
-        raise ValueError("its buffers are not in its metadata")
-    for place in range(
-        first, first + number_at(data, "I", first - 4) * _BUFFER_BYTES, _BUFFER_BYTES
-    ):
-        offset, length = struct.unpack_from("<qq", data, place)
+    head, body = data[:start], data[start:]
+    for place, offset, length in _buffer_places(head, _tables(data, 0)[1]):
         if not length:
             continue
         if offset < 0 or length < 8 or offset + length > len(body):

@@ -10,8 +10,8 @@ compressed, or has dictionaries, is decoded once per fetch; another one is read 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,16 +24,18 @@ from forebay.caching.arrow_messages import (
     RECORD_BATCH,
     SCHEMA,
     ArrowMessage,
+    column_starts,
     decompressed_sizes,
     prefix_of,
     read_message,
+    with_columns,
 )
 from forebay.shards.arrow_rows import (
-    batch_of_bytes,
+    BatchDecoder,
     bytes_of_batch,
     has_dictionaries,
+    has_type,
     refuse_claim,
-    samples_of_batch,
 )
 from forebay.shards.format import (
     BlockDecoder,
@@ -50,8 +52,10 @@ _AGAIN = "If it is truncated, copy it again; otherwise, write it again."
 _MOST_METADATA, _MOST_DICTIONARIES = 64 << 20, 16 << 20
 _MOST_ROWS = 1 << 40
 _END = struct.pack("<iI", -1, 0)
-# Before the messages in `info`: whether batches are decoded as a whole.
-_AS_THEY_ARE, _DECODED = b"\0", b"\1"
+_Stretch = tuple[int, int]  # offset and length
+# Before the messages in `info`, added up: batches are decoded as a whole; of a block, the metadata
+# of its batch and each column are stretches of their own, behind dictionaries.
+_DECODED, _DIVIDED = 1, 2
 
 
 class ArrowShards(ShardFormat):
@@ -60,6 +64,7 @@ class ArrowShards(ShardFormat):
     name = "arrow"
     suffixes = (".arrow", ".feather", ".ipc", ".arrows")
     reads_all = False
+    _divides = True
 
     def matches(self, head: bytes) -> bool:
         """See `ShardFormat`."""
@@ -75,13 +80,29 @@ class ArrowShards(ShardFormat):
     def chosen(
         self, info: bytes, extents: npt.NDArray[np.int64], columns: Sequence[str]
     ) -> npt.NDArray[np.bool_]:
-        """See `ShardFormat`: whole batches are needed."""
-        check_names(_schema_of(info).names, columns)
-        return np.ones(len(extents), bool)
+        """See `ShardFormat`: dictionaries and metadata, and the columns if they are apart."""
+        names = _schema_of(info).names
+        check_names(names, columns)
+        if not self._divides or not info[0] & _DIVIDED:
+            return np.ones(len(extents), bool)
+        counts = np.bincount(extents[:, 0])
+        column = np.arange(len(extents)) - np.repeat(np.cumsum(counts) - len(names), counts)
+        return (column < 0) | np.isin(column, [*map(names.index, columns)])
+
+    def mapped(self) -> ShardFormat:
+        """See `ShardFormat`: a batch is read where it lies."""
+        return _MappedArrow()
 
     def decoder(self, info: bytes, columns: Sequence[str] | None) -> BlockDecoder:
         """See `ShardFormat`."""
-        return (_Batches if info[:1] == _AS_THEY_ARE else _DecodedBatches)(info, columns)
+        is_part = self._divides and columns is not None and info[0] & _DIVIDED
+        if is_part or info[0] & _DECODED:
+            return _DecodedBatches(info, columns, is_part=bool(is_part))
+        return _Batches(info, columns)
+
+
+class _MappedArrow(ArrowShards):
+    _divides = False
 
 
 def _schema_of(info: bytes) -> pa.Schema:
@@ -90,14 +111,16 @@ def _schema_of(info: bytes) -> pa.Schema:
 
 def _found(shard: ShardFile) -> FoundBlocks:
     """Return the record batches of a file or stream; raise what its bytes lead to."""
-    first, info, rows = b"", b"", list[int]()
-    extents, nbytes = list[tuple[int, int, int]](), list[int]()
-    later: dict[int, list[tuple[int, int]]] = {}  # dictionaries behind the first batch
-    is_compressed = False
-    for message, offset, length in _messages(shard):
+    first, info, rows, nbytes = b"", b"", list[int](), list[int]()
+    # Of each batch: dictionaries behind the first one, and itself, as a whole and divided.
+    batches = list[tuple[list[_Stretch], _Stretch, list[_Stretch]]]()
+    later: dict[int, list[_Stretch]] = {}
+    is_compressed, counts = False, list[int]()
+    for message, offset, length, head in _messages(shard):
         stretch = offset, length
         if message.kind == SCHEMA and not first:
             first = info = bytes(shard.read(*stretch))
+            counts = _buffer_counts(pa.ipc.read_schema(pa.py_buffer(first)))
         elif message.kind == DICTIONARY and first and not rows:
             if len(info) + length > _MOST_DICTIONARIES:
                 raise ValueError(f"dictionaries of more than {_MOST_DICTIONARIES:,} bytes")
@@ -110,9 +133,10 @@ def _found(shard: ShardFile) -> FoundBlocks:
             if not 0 <= (count := message.rows) < _MOST_ROWS:
                 raise ValueError(f"a record batch of {count:,} rows")
             if count:
-                needed = [*sorted(each for live in later.values() for each in live), stretch]
-                extents += [(len(rows), *each) for each in needed]
-                nbytes.append(sum(size for _, size in needed) * (2 if is_compressed else 1))
+                before = sorted(each for live in later.values() for each in live)
+                batches.append((before, stretch, _divided(head, message, offset, counts)))
+                total = length + sum(size for _, size in before)
+                nbytes.append(total * (2 if is_compressed else 1))
                 rows.append(count)
         else:
             raise ValueError(f"a message of type {message.kind} at byte {offset:,}")
@@ -127,17 +151,50 @@ def _found(shard: ShardFile) -> FoundBlocks:
             "it has the indices of a dataset of Hugging Face, whose rows are in other files; "
             "save it with dataset.flatten_indices().save_to_disk(...)"
         )
-    is_decoded = is_compressed or has_dictionaries(schema)
+    is_divided = all(parts for *_, parts in batches)
+    flags = _DECODED * (is_compressed or has_dictionaries(schema)) + _DIVIDED * is_divided
+    extents = [
+        (at, *each)
+        for at, (before, whole, parts) in enumerate(batches)
+        for each in (*before, *(parts if is_divided else [whole]))
+    ]
     return FoundBlocks(
         np.array(rows, np.int64),
         np.array(extents, np.int64).reshape(-1, 3),
-        (_DECODED if is_decoded else _AS_THEY_ARE) + info,
+        bytes([flags]) + info,
         nbytes=np.array(nbytes, np.int64),
     )
 
 
-def _messages(shard: ShardFile) -> Iterator[tuple[ArrowMessage, int, int]]:
-    """Yield each message, where it begins, and its bytes."""
+def _buffer_counts(schema: pa.Schema) -> list[int]:
+    """Return how many buffers a record batch has of each column; none if that may vary."""
+    if has_type(schema, _varies):
+        return []
+    return [len(pa.nulls(0, each.type).buffers()) for each in schema]
+
+
+def _varies(kind: pa.DataType) -> bool:
+    """Return whether Arrow's messages have other buffers of a type than its memory, or any."""
+    tests = "null", "union", "run_end_encoded", "string_view", "binary_view"
+    return any(getattr(pa.types, f"is_{each}")(kind) for each in tests)
+
+
+def _divided(
+    head: memoryview, message: ArrowMessage, offset: int, counts: Sequence[int]
+) -> list[_Stretch]:
+    """Return the stretches of metadata and of columns of a batch; none if they are not apart."""
+    if not counts:
+        return []
+    try:
+        starts = column_starts(head, message, counts)
+    except ValueError:
+        return []
+    body = offset + len(head)
+    return [(offset, len(head)), *((body + at, end - at) for at, end in pairwise(starts))]
+
+
+def _messages(shard: ShardFile) -> Iterator[tuple[ArrowMessage, int, int, memoryview]]:
+    """Yield each message, where it begins, its bytes, and those before its body."""
     end, at, guess = shard.size, 0, 1024
     if end >= 8 and bytes(shard.read(0, 6)) == _MAGIC:
         at, tail = 8, bytes(shard.read(end - 10, 10)) if end >= 18 else b""
@@ -158,27 +215,25 @@ def _messages(shard: ShardFile) -> Iterator[tuple[ArrowMessage, int, int]]:
         message = read_message(data)
         if not 0 <= message.body <= end - at - guess:
             raise ValueError(f"a message of {message.body:,} bytes at byte {at:,}, beyond its end")
-        yield message, at, guess + message.body
+        yield message, at, guess + message.body, data[:guess]
         at += guess + message.body
     if at < end:
         raise ValueError(f"it ends within the message at byte {at:,}")
 
 
-class _Batches(BlockDecoder):
+class _Batches(BatchDecoder):
     """Record batches without compression and dictionaries, read where they lie."""
 
     def __init__(self, info: bytes, columns: Sequence[str] | None) -> None:
         self._info, self._whole = info[1:], _schema_of(info)
         check_names(self._whole.names, columns)
         self._names = self._whole.names if columns is None else [*columns]
-        self._schema = pa.schema([self._whole.field(each) for each in self._names])
-        self._is_stream = has_dictionaries(self._schema)
         self._known = set[int]()
 
     @property
     def schema(self) -> pa.Schema:
         """See `BlockDecoder`."""
-        return self._schema
+        return pa.schema([self._whole.field(each) for each in self._names])
 
     def record_batch(self, block: int, data: memoryview) -> pa.RecordBatch:
         """See `BlockDecoder`."""
@@ -189,39 +244,39 @@ class _Batches(BlockDecoder):
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), self._whole)
         return batch.select(self._names)
 
-    def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
-        """See `BlockDecoder`."""
-        return self.reader(block, data)(rows)
-
-    def reader(self, block: int, data: memoryview) -> Callable[[Sequence[int]], list[Any]]:
-        """See `BlockDecoder`."""
-        return partial(samples_of_batch, self.record_batch(block, data))
-
 
 class _DecodedBatches(_Batches):
-    """Record batches that are decompressed, or get their dictionaries, before rows are read."""
+    """Record batches that are decompressed, or put together, before rows are read."""
+
+    def __init__(self, info: bytes, columns: Sequence[str] | None, *, is_part: bool) -> None:
+        super().__init__(info, columns)
+        self._columns = [self._whole.get_field_index(each) for each in self._names]
+        # Of batches that have only the buffers of these columns.
+        self._counts = _buffer_counts(self._whole) if is_part else None
+
+    record_batch = BatchDecoder.record_batch
 
     def prepared(self, block: int, data: memoryview) -> Any:
         """Return a record batch, as bytes."""
-        for part in (memoryview(self._info), data):
+        parts = list[Any]()
+        for stream in (memoryview(self._info), data):
             at = 0
-            while at < len(part):
-                before, length = prefix_of(part[at:])
-                message = read_message(part[at : at + before + length])
-                size = before + length + message.body
-                if not 0 < size <= len(part) - at:
-                    raise ValueError(f"a message of {size:,} bytes in {len(part) - at:,}")
+            while at < len(stream):
+                before, length = prefix_of(stream[at:])
+                head = stream[at : (begin := at + before + length)]
+                message = read_message(head)
+                if message.kind == RECORD_BATCH and self._counts is not None:
+                    head = with_columns(head, message, self._counts, self._columns)
+                    message = read_message(head)
+                if not (begin > at and 0 <= message.body <= len(stream) - begin):
+                    raise ValueError(f"a message of {message.body:,} bytes in {len(stream):,}")
+                at = begin + message.body
+                parts += head, (body := stream[begin:at])
                 if message.is_compressed:
-                    claimed = sum(decompressed_sizes(part[at : at + size], message))
-                    refuse_claim("a record batch", claimed, size)
-                at += size
-        stream = pa.py_buffer(b"".join((self._info, data, _END)))
-        numbers = [self._whole.get_field_index(each) for each in self._names]
-        options = pa.ipc.IpcReadOptions(included_fields=numbers, use_threads=False)
-        batch = pa.ipc.open_stream(stream, options=options).read_next_batch().select(self._names)
+                    claimed = sum(decompressed_sizes(head, body, message.batch))
+                    refuse_claim("a record batch", claimed, len(head) + len(body))
+        options = pa.ipc.IpcReadOptions(included_fields=self._columns, use_threads=False)
+        whole = pa.py_buffer(b"".join((*parts, _END)))
+        batch = pa.ipc.open_stream(whole, options=options).read_next_batch().select(self._names)
         batch.validate(full=True)
         return bytes_of_batch(batch)
-
-    def record_batch(self, block: int, data: memoryview) -> pa.RecordBatch:
-        """See `BlockDecoder`."""
-        return batch_of_bytes(data, self._schema, self._is_stream)

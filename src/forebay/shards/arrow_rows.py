@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from forebay.base.arrow_arrays import array_of_numpy
 from forebay.base.row_values import python_values
 from forebay.columns.column_types import open_columns, without_view
 from forebay.errors import shortened
+from forebay.shards.format import BlockDecoder
 
 # What a block may have once it is decoded: so many times its own bytes, or so much; and never more
 # than the last, beyond which Arrow cannot have it in one batch.
@@ -37,41 +39,48 @@ def refuse_claim(what: str, claimed: int, stored: int) -> None:
         )
 
 
-def has_dictionaries(kind: pa.DataType | pa.Schema) -> bool:
-    """Return whether values of a type, or of a part of it, are numbers of entries elsewhere."""
+def has_type(kind: pa.DataType | pa.Schema, is_one: Callable[[pa.DataType], bool]) -> bool:
+    """Return whether a type, or a part of it, is one for which a function returns True."""
     if isinstance(kind, pa.Schema):
-        return any(has_dictionaries(each.type) for each in kind)
+        return any(has_type(each.type, is_one) for each in kind)
     if isinstance(kind, pa.BaseExtensionType):
-        return has_dictionaries(kind.storage_type)
+        return has_type(kind.storage_type, is_one)
     parts = range(kind.num_fields)
-    return pa.types.is_dictionary(kind) or any(
-        has_dictionaries(kind.field(at).type) for at in parts
-    )
+    return is_one(kind) or any(has_type(kind.field(at).type, is_one) for at in parts)
+
+
+def has_dictionaries(schema: pa.Schema) -> bool:
+    """Return whether there are values that are numbers of entries elsewhere."""
+    return has_type(schema, pa.types.is_dictionary)
 
 
 def bytes_of_batch(batch: pa.RecordBatch) -> pa.Buffer:
-    """Return a batch as bytes, with its dictionaries if it has any."""
-    if not has_dictionaries(batch.schema):
-        return batch.serialize()
-    out = pa.BufferOutputStream()
+    """Return a batch as the bytes of a stream, with its types and dictionaries."""
+    batch, size = batch.replace_schema_metadata(None), pa.MockOutputStream()
+    _write(batch, size)
+    found = pa.allocate_buffer(size.size())
+    _write(batch, pa.FixedSizeBufferWriter(found))
+    return found
+
+
+def _write(batch: pa.RecordBatch, out: pa.NativeFile) -> None:
     with pa.ipc.new_stream(out, batch.schema) as writer:
         writer.write_batch(batch)
-    return out.getvalue()
 
 
-def batch_of_bytes(data: memoryview, schema: pa.Schema, is_stream: bool) -> pa.RecordBatch:
-    """Return what `bytes_of_batch` wrote, over the same memory.
+class BatchDecoder(BlockDecoder):
+    """Reads blocks that are record batches once they are prepared."""
 
-    Args:
-        is_stream: Whether the schema has dictionaries.
-    """
-    buffer = pa.py_buffer(data)
-    if is_stream:
-        return pa.ipc.open_stream(buffer).read_next_batch()
-    return pa.ipc.read_record_batch(buffer, schema)
+    def record_batch(self, block: int, data: memoryview) -> pa.RecordBatch:
+        """See `BlockDecoder`: what `bytes_of_batch` wrote."""
+        return pa.ipc.open_stream(pa.py_buffer(data)).read_next_batch()
+
+    def reader(self, block: int, data: memoryview) -> Callable[[Sequence[int]], list[Any]]:
+        """See `BlockDecoder`."""
+        return partial(_samples_of_batch, self.record_batch(block, data))
 
 
-def samples_of_batch(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
+def _samples_of_batch(batch: pa.RecordBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
     """Return rows as dicts, with values as `from_table` has them.
 
     The batch may be from anybody: what is read of it is checked.

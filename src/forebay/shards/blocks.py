@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forebay.errors import InputError, shown_location
-from forebay.shards.format import BlockDecoder, format_named
+from forebay.errors import InputError, OptionError, shown_location
+from forebay.shards.format import BlockDecoder, ShardFormat, format_named
 from forebay.shards.index import CODEC_NAMES, ShardIndex
 
 # Stretches of a block are fetched with what is between them, up to so large a share more.
@@ -39,15 +39,21 @@ class ShardBlocks:
     """
 
     def __init__(
-        self, index: ShardIndex, columns: Sequence[str] | None, *, by_column: bool = False
+        self,
+        index: ShardIndex,
+        columns: Sequence[str] | None,
+        *,
+        by_column: bool = False,
+        is_mapped: bool = False,
     ) -> None:
         """Choose the stretches of columns.
 
         Args:
             columns: Their names; None for all.
             by_column: Whether a sample is a `ColumnRow`.
+            is_mapped: Whether the shards are local.
         """
-        self._by_column = by_column
+        self._by_column, self._is_mapped = by_column, is_mapped
         self.index, self.columns = index, None if columns is None else [*columns]
         self.first = index.first
         self.offset, self.size, self.ends = index.offset, index.length, index.extent_ends
@@ -70,12 +76,18 @@ class ShardBlocks:
         known, columns = self.index.indexed(shard), self.columns or []
         if not len(known.found.rows):
             return np.zeros(0, np.bool_)
-        form, found = format_named(known.form), known.found
+        found = known.found
         try:
-            chosen = form.chosen(found.info, found.extents, columns)
-        except InputError as error:
+            chosen = self._form(shard).chosen(found.info, found.extents, columns)
+        except OptionError:
+            raise
+        except damages() as error:
             raise self.damaged(shard, error) from error
         return np.asarray(chosen, np.bool_)
+
+    def _form(self, shard: int) -> ShardFormat:
+        form = format_named(self.index.forms[self.index.formats[shard]])
+        return form.mapped() if self._is_mapped else form
 
     def _sums(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         if len(sizes) == len(self.ends):  # each block is one stretch
@@ -103,9 +115,18 @@ class ShardBlocks:
         return self.index.rows(block)
 
     def stretches(self, block: int) -> list[tuple[int, int]]:
-        """Return offset and length of each stretch that is needed of a block."""
+        """Return offset and length of each stretch that is needed of a block.
+
+        Stretches that follow each other are one.
+        """
         own = slice(int(self.ends[block - 1]) if block else 0, int(self.ends[block]))
-        return [*zip(self.offset[own].tolist(), self.size[own].tolist(), strict=True)]
+        found = list[tuple[int, int]]()
+        for offset, length in zip(self.offset[own].tolist(), self.size[own].tolist(), strict=True):
+            if found and sum(found[-1]) == offset:
+                found[-1] = found[-1][0], found[-1][1] + length
+            elif length or not found:
+                found.append((offset, length))
+        return found
 
     def requests(self, block: int) -> list[tuple[int, int]]:
         """Return the stretches of a block in order of offset, with those near to each other joined.
@@ -153,9 +174,8 @@ class ShardBlocks:
     def decoder(self, shard: int) -> BlockDecoder:
         """Return what reads the blocks of a shard."""
         if (found := self._decoders.get(shard)) is None:
-            form = format_named(self.index.forms[self.index.formats[shard]])
             try:
-                found = form.decoder(self.index.info(shard), self.columns)
+                found = self._form(shard).decoder(self.index.info(shard), self.columns)
             except damages() as error:
                 raise self.damaged(shard, error) from error
             self._decoders[shard] = found
@@ -179,16 +199,11 @@ class ShardBlocks:
         number = block - self.index.first_block(shard)
         return memoryview(self.decoder(shard).prepared(number, data)).cast("B")
 
-    def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
-        """Return samples of a block, given what `prepared` returned.
-
-        Raises:
-            InputError: They cannot be read.
-        """
-        return self.reader(block, data)(rows)
-
     def reader(self, block: int, data: memoryview) -> Callable[[Sequence[int]], list[Any]]:
-        """Return what returns samples of a block, as `samples` does: for many calls."""
+        """Return what reads samples of a block, given what `prepared` returned.
+
+        It raises InputError for those that cannot be read.
+        """
         shard = self.index.shard_of(block)
         decoder, number = self.decoder(shard), block - self.index.first_block(shard)
         starts = self.index.sample_starts(block)

@@ -1,7 +1,7 @@
 """What forebay asks of a format of shards: where the blocks of a shard are, and how to read them.
 
     shard ── find ──> blocks: consecutive samples, and where their bytes are   (once, for the index)
-    bytes of a block ── prepared ──> memory ── samples, or sample ──> samples  (in each epoch)
+    bytes of a block ── prepared ──> memory ── reader, or sample ──> samples   (in each epoch)
 
 A format sees plain bytes: a shard that is compressed as a whole (`.gz`, `.zst`) is decompressed
 before, within limits, and is one block. Another format is a subclass that is passed to
@@ -49,7 +49,7 @@ class FoundBlocks(NamedTuple):
     Attributes:
         rows: How many samples each block has, at least 1.
         extents: One row for each stretch of bytes, with the number of its block, its offset and its
-            length: ordered by block, and for each block as `samples` wants them.
+            length: ordered by block, and for each block as `prepared` wants them.
         info: What is needed to read blocks beside their own bytes, such as a schema; the same for
             all blocks of the shard.
         starts: For each sample, where it begins within its block's bytes, if a sample is a stretch
@@ -69,7 +69,7 @@ class BlockDecoder:
     """Reads the blocks of one shard. Made once per shard and process; used by several threads.
 
     A format whose samples are stretches of their own (`starts`) has `sample`; another one has
-    `samples`, and `prepared` if its blocks have to be decoded as a whole. All raise ValueError for
+    `reader`, and `prepared` if its blocks have to be decoded as a whole. All raise ValueError for
     bytes that are not those of such a block; what they return owns its memory.
     """
 
@@ -82,19 +82,14 @@ class BlockDecoder:
         """
         return data
 
-    def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
-        """Return samples of a block.
+    def reader(self, block: int, data: memoryview) -> Callable[[Sequence[int]], list[Any]]:
+        """Return what returns samples of a block, given their positions in it; for many calls.
 
         Args:
             block: Its number in the shard.
             data: What `prepared` returned.
-            rows: Positions in the block.
         """
         raise NotImplementedError
-
-    def reader(self, block: int, data: memoryview) -> Callable[[Sequence[int]], list[Any]]:
-        """Return what returns samples of a block, as `samples` does: for many calls."""
-        return lambda rows: self.samples(block, data, rows)
 
     def sample(self, data: memoryview) -> Any:
         """Return a sample, given its own bytes."""
@@ -175,6 +170,13 @@ class ShardFormat(ABC):
             f"columns={list(columns)!r}: shards of the format {self.name!r} are read as a whole\n"
             "  Leave columns= out, and choose in transform=."
         )
+
+    def mapped(self) -> ShardFormat:
+        """Return the format as it reads local shards: one that cuts no block, if that saves copies.
+
+        Blocks of these are mapped, so what is not read costs nothing.
+        """
+        return self
 
     @abstractmethod
     def decoder(self, info: bytes, columns: Sequence[str] | None) -> BlockDecoder:

@@ -14,29 +14,20 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyarrow import parquet
 
 from forebay.base.table_files import refuse
 from forebay.shards.arrow_rows import MOST_BYTES
-from forebay.shards.format import (
-    BlockDecoder,
-    FoundBlocks,
-    ShardFile,
-    ShardFormat,
-)
+from forebay.shards.format import BlockDecoder, FoundBlocks, ShardFile, ShardFormat
 from forebay.shards.parquet_info import (
     MAGIC,
     OF_CHUNK,
     OF_PIECE,
     FileInfo,
     columns_of,
-    flat_leaves,
-    leaves_of_columns,
+    metadata_of,
     of_piece,
 )
-from forebay.shards.parquet_pages import row_groups
-from forebay.shards.parquet_pieces import pieces_of
-from forebay.shards.parquet_rows import RowGroups
+from forebay.shards.parquet_pages import row_groups, schema_of
 
 _ENCRYPTED = b"PARE"
 _MOST_FOOTER_BYTES = 256 << 20
@@ -77,21 +68,26 @@ class ParquetShards(ShardFormat):
     ) -> npt.NDArray[np.bool_]:
         """See `ShardFormat`."""
         known = FileInfo.of(info)
-        is_chosen = np.zeros(known.metadata.num_columns, bool)
-        is_chosen[leaves_of_columns(known.metadata, columns)] = True
-        is_chosen = np.repeat(is_chosen, known.stretches)
+        is_chosen = np.isin(np.arange(known.columns.leaves), known.columns.chosen(columns))
+        is_chosen = np.repeat(is_chosen, min(known.chunks.shape[2], 4) // 2)
         return np.tile(is_chosen, len(extents) // len(is_chosen))
 
     def decoder(self, info: bytes, columns: Sequence[str] | None) -> BlockDecoder:
         """See `ShardFormat`."""
+        from forebay.shards.parquet_rows import RowGroups
+
         return RowGroups(info, columns)
 
 
 def _found(shard: ShardFile, footer: bytes, end: int) -> FoundBlocks:
     """Return the blocks of a file, given its footer, and where that begins."""
-    metadata = parquet.read_metadata(pa.BufferReader(MAGIC + footer))
-    columns, leaves = [*columns_of(metadata).values()], metadata.num_columns
-    flat = flat_leaves(metadata)
+    from forebay.shards.parquet_pieces import pieces_of
+
+    metadata = metadata_of(footer)
+    columns = columns_of(schema_of(footer[:-8]))
+    leaves, names = columns.leaves, metadata.schema.to_arrow_schema().names
+    if (leaves, [*columns.chunks]) != (metadata.num_columns, names) or not leaves:
+        raise ValueError(f"{leaves} columns instead of {metadata.num_columns}")
     blocks = list[tuple[int, int, int, npt.NDArray[np.int64]]]()
     for group, each in enumerate(row_groups(footer[:-8])):
         if not each.rows:  # it has no chunks
@@ -103,7 +99,7 @@ def _found(shard: ShardFile, footer: bytes, end: int) -> FoundBlocks:
             raise ValueError(f"a column of row group {group:,} lies outside of the file")
         if group >= metadata.num_row_groups:
             raise ValueError(f"more than {metadata.num_row_groups:,} row groups")
-        if (pieces := pieces_of(shard, each, columns, flat)) is not None:
+        if (pieces := pieces_of(shard, each, [*columns.chunks.values()], columns.flat)) is not None:
             blocks += [(group, piece.rows, piece.nbytes, piece.leaves) for piece in pieces]
         else:
             blocks.append((group, each.rows, each.nbytes, np.array(each.chunks, np.int64)))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-from pyarrow import parquet
 
 from forebay.shards.format import check_names
+from forebay.shards.parquet_pages import schema_elements, schema_of
+
+if TYPE_CHECKING:
+    from pyarrow import parquet
 
 MAGIC = b"PAR1"
 # How many numbers the index has of a chunk, and of each leaf of a piece: see `parquet_pieces`. One
@@ -31,19 +34,16 @@ class FileInfo(NamedTuple):
     """What the index keeps of a file.
 
     Attributes:
-        footer: Without its length.
+        footer: With its length.
         groups: The number of each block's row group.
         rows: How many rows each has.
-        chunks: Blocks x leaves x `OF_PIECE`.
-        stretches: How many of them each leaf of a block has.
+        chunks: Blocks x leaves x `OF_CHUNK` or `OF_PIECE`.
     """
 
-    metadata: parquet.FileMetaData
     footer: bytes
     groups: list[int]
     rows: list[int]
     chunks: npt.NDArray[np.int64]
-    stretches: int
 
     @classmethod
     def of(cls, info: bytes) -> FileInfo:
@@ -55,51 +55,64 @@ class FileInfo(NamedTuple):
         table = np.frombuffer(info, np.int64, count * (2 + leaves * numbers), 24)
         groups, rows = table[: 2 * count].reshape(2, count).tolist()
         chunks = table[2 * count :].reshape(count, leaves, numbers)
-        chunks = np.array([of_piece(*each) for each in zip(chunks, rows, strict=True)])
-        footer = info[24 + table.nbytes :]
-        metadata = parquet.read_metadata(pa.BufferReader(MAGIC + footer))
-        return cls(metadata, footer[:-8], groups, rows, chunks, min(numbers, 4) // 2)
+        found = cls(info[24 + table.nbytes :], groups, rows, chunks)
+        if (known := found.columns.leaves) != leaves:
+            raise ValueError(f"{leaves:,} columns instead of {known:,}")
+        return found
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of the file."""
+        return columns_of(schema_of(self.footer))
 
 
-def columns_of(metadata: parquet.FileMetaData) -> dict[str, range]:
-    """Return which chunks each column consists of."""
-    schema, first, leaves = metadata.schema.to_arrow_schema(), 0, {}
-    check_names(schema.names, None)
-    for each in schema:
-        leaves[each.name] = range(first, first := first + _width(each.type))
-    if first != metadata.num_columns or not first:
-        raise ValueError(f"{first} columns instead of {metadata.num_columns}")
-    return leaves
+def metadata_of(footer: bytes) -> parquet.FileMetaData:
+    """Return what pyarrow has of a footer with its length."""
+    from pyarrow import BufferReader, parquet  # takes a while, and who only chooses does without
+
+    return parquet.read_metadata(BufferReader(MAGIC + footer))
 
 
-def leaves_of_columns(metadata: parquet.FileMetaData, columns: Sequence[str] | None) -> list[int]:
-    """Return the numbers of the chunks that columns consist of; InputError for unknown ones."""
-    leaves = columns_of(metadata)
-    check_names([*leaves], columns)
-    return sorted({at for name in columns or leaves for at in leaves[name]})
+class Columns(NamedTuple):
+    """The columns of a file.
+
+    Attributes:
+        chunks: Which chunks each consists of.
+        leaves: How many chunks a row group has.
+        flat: The chunks that have one value for each row.
+    """
+
+    chunks: dict[str, range]
+    leaves: int
+    flat: frozenset[int]
+
+    def chosen(self, columns: Sequence[str] | None) -> list[int]:
+        """Return the numbers of the chunks of some columns; InputError for unknown ones."""
+        check_names([*self.chunks], columns)
+        return sorted({at for name in columns or self.chunks for at in self.chunks[name]})
 
 
-def flat_leaves(metadata: parquet.FileMetaData) -> set[int]:
-    """Return the chunks that have one value for each row."""
-    kinds = zip(metadata.schema.to_arrow_schema().types, columns_of(metadata).values(), strict=True)
-    return {leaf for kind, leaves in kinds if not _repeats(kind) for leaf in leaves}
-
-
-def _repeats(kind: pa.DataType) -> bool:
-    """Return whether a row may have several values."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _repeats(kind.storage_type)
-    if not pa.types.is_struct(kind):
-        return bool(pa.types.is_nested(kind))
-    return any(_repeats(kind.field(at).type) for at in range(kind.num_fields))
-
-
-def _width(kind: pa.DataType) -> int:
-    """Return how many chunks a row group has for a column of a type."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _width(kind.storage_type)
-    if pa.types.is_map(kind):
-        return _width(kind.key_type) + _width(kind.item_type)
-    if pa.types.is_dictionary(kind) or not kind.num_fields:
-        return 1
-    return sum(_width(kind.field(at).type) for at in range(kind.num_fields))
+@lru_cache(64)
+def columns_of(schema: bytes) -> Columns:
+    """Return the columns of a schema, as a footer has it."""
+    root, *elements = schema_elements(schema)
+    names, chunks, flat, leaves = list[str](), dict[str, range](), set[int](), 0
+    # Of the elements around the next one: how many of their parts are left, and if one may repeat.
+    around = [(root[1], False)]
+    for name, parts, repeats in elements:
+        while not around[-1][0]:
+            around.pop()
+        left, is_repeated = around[-1]
+        around[-1] = left - 1, is_repeated
+        if len(around) == 1:
+            names.append(name)
+        if parts:
+            around.append((parts, is_repeated or repeats))
+            continue
+        if not (is_repeated or repeats):
+            flat.add(leaves)
+        leaves += 1
+        first = chunks.setdefault(names[-1], range(leaves - 1, leaves)).start
+        chunks[names[-1]] = range(first, leaves)
+    check_names(names, None)
+    return Columns(chunks, leaves, frozenset(flat))

@@ -17,6 +17,8 @@ _MORE, _LONG = 128, 15
 # Of a page header, which of its fields are what; and of a data page, where its encoding is.
 _DATA, _DICTIONARY, _DATA_2 = 5, 7, 8
 _DELTA_BYTE_ARRAY = 7
+# Of a footer: its schema, and of an element of it: whether it may repeat, name, number of parts.
+_SCHEMA, _REPETITION, _NAME, _PARTS, _REPEATED = 2, 3, 4, 5, 2
 # Of a footer: its row groups; of those: chunks, bytes, rows; of a chunk: another file, metadata,
 # where the index of its pages is; of metadata: bytes, and where pages begin.
 _GROUPS, _CHUNKS, _GROUP_BYTES, _GROUP_ROWS, _FILE, _META = 4, 1, 2, 3, 1, 3
@@ -41,19 +43,42 @@ class RowGroup(NamedTuple):
 
 def row_groups(footer: bytes) -> Iterator[RowGroup]:
     """Yield the row groups of a footer; ValueError if it is damaged."""
-    at = field = 0
     try:
-        while head := footer[at]:
-            field, at = field + (head >> 4), at + 1
-            if field != _GROUPS:
-                _, at = _value(footer, at, head & 15, 0, is_field=True)
-                continue
-            count, kind, at = _list(footer, at)
-            for _ in range(count):
-                group, at = _value(footer, at, kind, 0, is_field=False)
-                yield _row_group(group)
+        count, kind, at = _list(footer, _place(footer, _GROUPS))
+        for _ in range(count):
+            group, at = _value(footer, at, kind, 0, is_field=False)
+            yield _row_group(group)
     except (TypeError, LookupError, AttributeError) as error:
         raise ValueError("its metadata has no end, or lacks sizes") from error
+
+
+def schema_of(footer: bytes) -> bytes:
+    """Return the bytes of the schema in a footer."""
+    begin = _place(footer, _SCHEMA)
+    _, end = _value(footer, begin, LIST, 0, is_field=True)
+    return footer[begin:end]
+
+
+def schema_elements(schema: bytes) -> Iterator[tuple[str, int, bool]]:
+    """Yield of each element of a schema its name, how many parts it has, and if it may repeat."""
+    for each in elements(schema):
+        fields = raw_fields(each, 0)[0]
+        size, begin = varint(fields[_NAME][1], 0)
+        parts, repetition = (
+            _integer(fields[at][1], 0)[0] if at in fields else 0 for at in (_PARTS, _REPETITION)
+        )
+        yield str(fields[_NAME][1][begin : begin + size], "utf-8"), parts, repetition == _REPEATED
+
+
+def _place(footer: bytes, wanted: int) -> int:
+    """Return where a field of a footer begins."""
+    at = field = 0
+    while head := footer[at]:
+        field, at = field + (head >> 4), at + 1
+        if field == wanted:
+            return at
+        _, at = _value(footer, at, head & 15, 0, is_field=True)
+    raise LookupError(f"no field {wanted}")
 
 
 def _row_group(group: dict[int, Any]) -> RowGroup:
@@ -87,23 +112,31 @@ class Page(NamedTuple):
 
     Attributes:
         size: Its bytes, with the header.
+        nbytes: Its bytes, decompressed.
         values: How many values it holds; None for a dictionary or an index.
         rows: How many rows these are, if it says that.
+        is_repeatable: Whether one of its values may be given again and again.
     """
 
     size: int
+    nbytes: int
     values: int | None
     rows: int | None
+    is_repeatable: bool
 
 
-def page_at(data: memoryview) -> Page:
-    """Return the page whose header some bytes begin with; IndexError if that is longer."""
-    header, at = _struct(data, 0, 0)
+def page_at(data: memoryview, at: int = 0) -> Page:
+    """Return the page whose header begins there; IndexError if that has more than these bytes."""
+    header, end = _struct(data, at, 0)
+    nbytes, stored = header.get(2, -1), header.get(3, -1)
     page = header.get(_DATA) or header.get(_DATA_2)
-    rows = page[3] if page and _DATA_2 in header else None
-    if header[3] < 0 or (page and min(page[1], rows or 0) < 0):
-        raise ValueError("a page without a size")
-    return Page(at + header[3], page and page[1], rows)
+    values, rows = page and page.get(1, 0), page.get(3) if page and _DATA_2 in header else None
+    sizes = nbytes, stored, values or 0, rows or 0
+    if not all(isinstance(each, int) and each >= 0 for each in sizes):
+        raise ValueError("a page without a size, or a number of values")
+    encoding = page and page.get(2 if _DATA in header else 4)
+    is_repeatable = _DICTIONARY in header or encoding == _DELTA_BYTE_ARRAY
+    return Page(end - at + stored, nbytes, values, rows, is_repeatable)
 
 
 def page_locations(index: bytes) -> list[tuple[int, int, int]]:
@@ -115,24 +148,15 @@ def page_locations(index: bytes) -> list[tuple[int, int, int]]:
 def claims_of(chunk: memoryview) -> Claims:
     """Return what the pages of a column chunk claim; ValueError if they are not within it."""
     at = nbytes = values = repeatable = 0
-    while at < len(chunk):
+    while (left := len(chunk) - at) > 0:
         try:
-            header, at = _struct(chunk, at, 0)
+            page = page_at(chunk, at)
         except IndexError as error:
             raise ValueError("a page header that has no end") from error
-        size, stored = header.get(2), header.get(3)
-        if not (isinstance(size, int) and isinstance(stored, int) and size >= 0 and stored >= 0):
-            raise ValueError("a page without a size")
-        if stored > len(chunk) - at:
-            raise ValueError(f"a page of {stored:,} bytes, {len(chunk) - at:,} bytes before an end")
-        at, nbytes = at + stored, nbytes + size
-        page = header.get(_DATA) or header.get(_DATA_2) or {}
-        encoding = page.get(2 if _DATA in header else 4)
-        values += page.get(1, 0)
-        if _DICTIONARY in header or encoding == _DELTA_BYTE_ARRAY:
-            repeatable = max(repeatable, size)
-        if page.get(1, 0) < 0:
-            raise ValueError("a page without a number of values")
+        if page.size > left:
+            raise ValueError(f"a page of {page.size:,} bytes, {left:,} bytes before an end")
+        at, nbytes, values = at + page.size, nbytes + page.nbytes, values + (page.values or 0)
+        repeatable = max(repeatable, page.nbytes * page.is_repeatable)
     return Claims(nbytes, values, repeatable)
 
 

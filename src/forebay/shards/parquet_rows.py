@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyarrow import parquet
 
-from forebay.shards.arrow_rows import (
-    batch_of_bytes,
-    bytes_of_batch,
-    has_dictionaries,
-    most_bytes,
-    refuse_claim,
-    samples_of_batch,
-)
-from forebay.shards.format import BlockDecoder
-from forebay.shards.parquet_info import IS_WHOLE, MAGIC, FileInfo, flat_leaves, leaves_of_columns
+from forebay.shards.arrow_rows import BatchDecoder, bytes_of_batch, most_bytes, refuse_claim
+from forebay.shards.parquet_info import IS_WHOLE, MAGIC, FileInfo, metadata_of, of_piece
 from forebay.shards.parquet_pages import Claims, claims_of
 from forebay.shards.parquet_pieces import PieceFooters
+
+if TYPE_CHECKING:
+    from pyarrow import parquet
 
 # Where a file ends of which only stretches are there: each read is checked by itself.
 _END = 1 << 62
@@ -28,28 +22,30 @@ _END = 1 << 62
 _VALUE_BYTES = 16
 
 
-class RowGroups(BlockDecoder):
+class RowGroups(BatchDecoder):
     """The row groups of a file, decoded to record batches."""
 
     def __init__(self, info: bytes, columns: Sequence[str] | None) -> None:
         self._info = FileInfo.of(info)
-        self._leaves = leaves_of_columns(self._info.metadata, columns)
-        schema = self._info.metadata.schema.to_arrow_schema()
-        self._names = schema.names if columns is None else [*columns]
-        self._schema = pa.schema([schema.field(each) for each in self._names])
-        self._is_stream = has_dictionaries(self._schema)
+        known = self._info.columns
+        self._leaves, self._flat = known.chosen(columns), known.flat
+        self._names = [*known.chunks] if columns is None else [*columns]
         self._footers: PieceFooters | None = None
-        # Leaves of which each value is a row, so that pages say how many they have.
-        self._flat = flat_leaves(self._info.metadata)
 
-    @property
+    @cached_property
+    def _metadata(self) -> parquet.FileMetaData:
+        return metadata_of(self._info.footer)
+
+    @cached_property
     def schema(self) -> pa.Schema:
         """See `BlockDecoder`."""
-        return self._schema
+        whole = self._metadata.schema.to_arrow_schema()
+        return pa.schema([whole.field(each) for each in self._names])
 
     def prepared(self, block: int, data: memoryview) -> Any:
         """Return the record batch of a row group, or of a piece of one, as bytes."""
-        rows, chunks = self._info.rows[block], self._info.chunks[block].tolist()
+        rows = self._info.rows[block]
+        chunks = of_piece(self._info.chunks[block], rows).tolist()
         file, claims, at = _Stretches(), dict[int, Claims](), 0
         for leaf in self._leaves:
             begin, size = _place(chunks[leaf])
@@ -64,7 +60,7 @@ class RowGroups(BlockDecoder):
         most = max(most_bytes(len(data)) // max(repeatable, 1), 1)
         group, columns = self._info.groups[block], dict[str, pa.ChunkedArray]()
         for (skipped, count), leaves in self._runs(chunks).items():
-            metadata = self._info.metadata
+            metadata = self._metadata
             if skipped != IS_WHOLE:
                 if any(claims[each].values != count for each in self._flat.intersection(leaves)):
                     raise ValueError(f"pages that do not have {count:,} rows")
@@ -75,7 +71,7 @@ class RowGroups(BlockDecoder):
             table = table.slice(max(skipped, 0), rows)
             columns |= zip(table.column_names, table.columns, strict=True)
         table = pa.table({name: columns[name] for name in self._names}).combine_chunks()
-        (batch,) = table.cast(self._schema).to_batches()
+        (batch,) = table.cast(self.schema).to_batches()
         if batch.num_rows != rows:
             raise ValueError(f"{batch.num_rows:,} rows instead of {rows:,}")
         batch.validate(full=True)  # strings of other writers may not be UTF-8
@@ -93,27 +89,14 @@ class RowGroups(BlockDecoder):
     ) -> parquet.FileMetaData:
         """Return the metadata of a file that has only the pages of a piece."""
         if self._footers is None:
-            self._footers = PieceFooters(self._info.footer)
+            self._footers = PieceFooters(self._info.footer[:-8])
         places = []
         for leaf, each in enumerate(chunks):
             begin, size = _place(each)
             values = claims[leaf].values if leaf in claims else 0
             places.append((values, begin, each[1], size))
         footer = self._footers.footer(self._info.groups[block], rows, places)
-        length = len(footer).to_bytes(4, "little")
-        return parquet.read_metadata(pa.BufferReader(b"".join((MAGIC, footer, length, MAGIC))))
-
-    def record_batch(self, block: int, data: memoryview) -> pa.RecordBatch:
-        """See `BlockDecoder`."""
-        return batch_of_bytes(data, self._schema, self._is_stream)
-
-    def samples(self, block: int, data: memoryview, rows: Sequence[int]) -> list[Any]:
-        """See `BlockDecoder`."""
-        return self.reader(block, data)(rows)
-
-    def reader(self, block: int, data: memoryview) -> Callable[[Sequence[int]], list[Any]]:
-        """See `BlockDecoder`."""
-        return partial(samples_of_batch, self.record_batch(block, data))
+        return metadata_of(b"".join((footer, len(footer).to_bytes(4, "little"), MAGIC)))
 
 
 def _place(chunk: list[int]) -> tuple[int, int]:
@@ -130,6 +113,8 @@ def _table(
     stored: int,
 ) -> pa.Table:
     """Decode a row group, so many rows at a time."""
+    from pyarrow import parquet  # not for processes that read what others have decoded
+
     reader = parquet.ParquetFile(
         pa.PythonFile(file, "r"), metadata=metadata, pre_buffer=False
     ).reader

@@ -81,7 +81,7 @@ class ShardReader(BucketReader):
         asked = ((block, begin, end - begin) for (block, _), (begin, end) in spans.items())
         self._fill(link, buffers, {each for each in asked if each[2]})
         for block, rows in wanted.items():
-            samples = self._blocks.samples(block, buffers[block].data, [row for row, _ in rows])
+            samples = self._blocks.reader(block, buffers[block].data)([row for row, _ in rows])
             for (_, at), each in zip(rows, samples, strict=True):
                 found[at] = each
 
