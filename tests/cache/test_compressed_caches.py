@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import signal
 import struct
 import zlib
@@ -102,7 +103,8 @@ def test_decompressed_blocks_are_kept_up_to_a_number_of_bytes(tmp_path, small_bl
     monkeypatch.setattr(
         arrow_shards, "decompress", lambda *given: (made.append(len(given[2])), decompress(*given))
     )
-    monkeypatch.setattr(arrow_shards, "KEPT_BYTES", int(blocks.nbytes[:3].sum()))
+    kept = found._source._decompressed
+    kept._most = int(blocks.nbytes[:3].sum())
     for at in range(int(blocks.first[3])):
         found[at]
     assert made == blocks.nbytes[:3].tolist()
@@ -110,12 +112,19 @@ def test_decompressed_blocks_are_kept_up_to_a_number_of_bytes(tmp_path, small_bl
     found[int(blocks.first[3])]
     found[0]
     assert len(made) == 4
-    kept = found._source._decompressed._blocks
-    assert sum(size for _, size in kept.values()) <= arrow_shards.KEPT_BYTES
-    monkeypatch.setattr(arrow_shards, "KEPT_BYTES", 0)
+    assert sum(size for _, size in kept._blocks.values()) <= kept._most
+    kept._most = 0
     for at in range(int(blocks.first[5]), int(blocks.first[6])):
         found[at]
-    assert len(made) == 5 and len(kept) == 1  # the last one stays
+    assert len(made) == 5 and len(kept._blocks) == 1  # the last one stays
+
+
+def test_decompressed_blocks_are_those_of_a_window(tmp_path, small_blocks):
+    """So memory is what `window=` says; at most 512 MB, also without windows."""
+    make(Made(sample, 200), tmp_path)
+    for window, most in (("60KB", 60_000), ("4GB", 512 << 20), (None, 512 << 20)):
+        found = forebay.open_cache(tmp_path, window=window)
+        assert pickle.loads(pickle.dumps(found))._source._decompressed._most == most
 
 
 @pytest.mark.slow
@@ -162,7 +171,6 @@ def test_rows_of_a_compressed_cache_come_by_windows(tmp_path, small_blocks, monk
     monkeypatch.setattr(
         arrow_shards, "decompress", lambda *given: (made.append(len(given[2])), decompress(*given))
     )
-    monkeypatch.setattr(arrow_shards, "KEPT_BYTES", 120_000)
     found = forebay.open_cache(tmp_path, window="60KB")
     blocks = len(blocks_of(tmp_path))
     rows = forebay.pack_sequences(found, lengths, size=64, window=50)

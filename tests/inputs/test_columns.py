@@ -463,7 +463,7 @@ def test_row_groups_without_rows_are_left_out(large):
 
 def test_a_random_order_of_row_groups_is_warned_of_once(large, monkeypatch):
     """Each batch reads most of the file; an Arrow file is mapped instead."""
-    monkeypatch.setattr("forebay.shards.local_shards.KEPT_BYTES", 0)
+    monkeypatch.setattr("forebay.caching.block_dataset.KEPT_BYTES", 0)
     dataset = from_table(large, columns=["number"])
     rows = [(row * 41) % LARGE for row in range(100)]
     with pytest.warns(RuntimeWarning, match=r"(?s)order is random.*Arrow file") as caught:
@@ -485,7 +485,7 @@ def test_a_file_that_is_replaced_while_row_groups_are_read_is_an_error(large):
 def test_a_loader_shuffles_row_groups_by_windows(large, groups_read, monkeypatch, names):
     """Each is decoded about once an epoch, not for each batch; a state continues the order."""
     monkeypatch.setattr("forebay.shards.dataset.DECODED_WINDOW", 20_000)
-    monkeypatch.setattr("forebay.shards.local_shards.KEPT_BYTES", 40_000)
+    monkeypatch.setattr("forebay.caching.block_dataset.KEPT_BYTES", 40_000)
     dataset = from_table(large, columns=names)
     groups_read.clear()
     with DataLoader(dataset, batch_size=20, shuffle=True, seed=1) as loader:

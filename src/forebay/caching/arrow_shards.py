@@ -65,28 +65,32 @@ _DAMAGES = (
 )
 
 
-class DecompressedBlocks:
-    """The blocks that a process decompressed last, as what returns the leaves of a row.
+class DecodedBlocks:
+    """The blocks that a process decoded last, each as what reads its rows.
 
     At least the last one is kept, however large.
+
+    Args:
+        most: Bytes of all that are kept.
     """
 
-    def __init__(self) -> None:
-        self._blocks: dict[tuple[int, int], tuple[list[Getter], int]] = {}  # the oldest first
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._blocks: dict[Any, tuple[Any, int]] = {}  # the oldest first
 
-    def get(
-        self, key: tuple[int, int], make: Callable[[], tuple[list[Getter], int]]
-    ) -> list[Getter]:
+    def get(self, key: Any, make: Callable[[], tuple[Any, int]]) -> Any:
         """Return a block that is kept, or make it: what reads it, and its bytes.
 
         Threads may call this at once: each has what it asked for, and what is kept may be less.
         """
-        found = self._blocks.pop(key, None) or make()
-        with suppress(RuntimeError):  # another thread changes it, too
-            left = KEPT_BYTES - found[1] - sum(size for _, size in self._blocks.values())
-            for old in [*self._blocks]:
-                if left < 0:
-                    left += self._blocks.pop(old, ([], 0))[1]
+        if (found := self._blocks.pop(key, None)) is None:
+            found = make()
+            with suppress(RuntimeError):  # another thread changes it, too
+                left = self._most - found[1] - sum(size for _, size in self._blocks.values())
+                for old in [*self._blocks]:
+                    if left >= 0:
+                        break
+                    left += self._blocks.pop(old, (None, 0))[1]
         self._blocks[key] = found
         return found[0]
 
@@ -109,11 +113,11 @@ class Shard:
         classes: Classes | None = None,
         *,
         compression: str | None = None,
-        decompressed: DecompressedBlocks | None = None,
+        decompressed: DecodedBlocks | None = None,
     ) -> None:
         self._path, self._number = path, number
         self._compression = compression if plan is None else plan.compression
-        self._decompressed = decompressed or DecompressedBlocks()
+        self._decompressed = decompressed or DecodedBlocks(KEPT_BYTES)
         try:
             self._map = mapped_file(path)
             self._reader = pa.ipc.open_file(pa.py_buffer(self._map))
@@ -171,7 +175,8 @@ class Shard:
             batch, memory = self._decompressed_batch(block)
             return self._getters_of(batch, memory), len(memory)
 
-        return self._decompressed.get((self._number, block), make)
+        found: list[Getter] = self._decompressed.get((self._number, block), make)
+        return found
 
     def _decompressed_batch(self, block: int) -> tuple[pa.RecordBatch, Bytes]:
         """Return a block of a compressed shard, and the memory that it views."""
@@ -236,16 +241,20 @@ def _damaged(path: Path, error: Exception) -> InputError:
 
 
 class Shards:
-    """The shards of a local cache, each mapped when it is first read. Pickled as its plan."""
+    """The shards of a local cache, each mapped when it is first read. Pickled as its plan.
 
-    def __init__(self, location: Path, plan: CachePlan) -> None:
-        self.location, self._plan = location, plan
+    Args:
+        kept: Bytes of decompressed blocks that are kept.
+    """
+
+    def __init__(self, location: Path, plan: CachePlan, kept: int = KEPT_BYTES) -> None:
+        self.location, self._plan, self._kept = location, plan, kept
         self.classes: Classes = {}
         self._open: dict[int, Shard] = {}
-        self._decompressed = DecompressedBlocks()
+        self._decompressed = DecodedBlocks(kept)
 
     def __reduce__(self) -> Any:
-        return Shards, (self.location, self._plan)
+        return Shards, (self.location, self._plan, self._kept)
 
     def __getitem__(self, number: int) -> Shard:
         shard = self._open.get(number)

@@ -28,14 +28,19 @@ if TYPE_CHECKING:
 
 # What `window="auto"` is for a bucket.
 WINDOW = 4_000_000_000
-# The same for files in folders of which whole blocks are decoded, and the bytes of decoded blocks
-# that a process keeps for its next samples.
+# The same for files in folders of which whole blocks are decoded, and the most bytes of decoded
+# blocks that a process keeps for its next samples.
 DECODED_WINDOW, KEPT_BYTES = 256_000_000, 512 << 20
 
 
 def window_bytes(window: float | str | None, usual: int | None) -> int | None:
     """Return the bytes of `window=`, given what "auto" is."""
     return usual if window == "auto" else None if window is None else parse_bytes(window, "window")
+
+
+def kept_bytes(window: int | None) -> int:
+    """Return how many bytes of decoded blocks a process keeps: those of a window."""
+    return KEPT_BYTES if window is None else min(window, KEPT_BYTES)
 
 
 def disk_bytes(directory: Any, disk: float | str, what: str) -> int:

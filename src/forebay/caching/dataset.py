@@ -21,6 +21,7 @@ from forebay.caching.block_dataset import (
     WINDOW,
     BlockDataset,
     disk_bytes,
+    kept_bytes,
     window_bytes,
 )
 from forebay.caching.index import CachePlan, Index
@@ -213,7 +214,7 @@ def _in_folder(
     usual = None if plan.compression is None else DECODED_WINDOW
     together = window_bytes(window, usual)
     given = plan, transform, classes, together, index.blocks[1]
-    return CachedDataset(Shards(folder, plan), *given)
+    return CachedDataset(Shards(folder, plan, kept_bytes(together)), *given)
 
 
 def known_classes(index: Index) -> dict[Identity, type]:

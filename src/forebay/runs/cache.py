@@ -126,9 +126,9 @@ def cache(
             that is continued keeps its size.
         compression: "zstd" or "lz4" to compress each block of about 4 MiB; None for what the cache
             has that is there, and none for a new one. Text and tokens get 2 to 5 times smaller,
-            JPEG and PNG no smaller. Reading one sample decompresses its block, of which each
-            process keeps the last 512 MB; so a compressed cache in a folder is shuffled by windows
-            of 256 MB, unless `open_cache(window=)` says otherwise.
+            JPEG and PNG no smaller. Reading one sample decompresses its block, and each
+            process keeps as many blocks as a window has; so a compressed cache in a folder is
+            shuffled by windows of 256 MB, unless `open_cache(window=)` says otherwise.
 
     Returns:
         The dataset. `dataset[i]` equals the original's sample, bit for bit and type for type,

@@ -17,9 +17,11 @@ from forebay.caching.block_dataset import (
     WINDOW,
     BlockDataset,
     disk_bytes,
+    kept_bytes,
     window_bytes,
 )
 from forebay.caching.dataset import local_folder
+from forebay.caching.fetcher_process import FetcherProcess
 from forebay.errors import InputError, OptionError, short_tracebacks, shown_location
 from forebay.shards.blocks import ShardBlocks
 from forebay.shards.bucket_shards import ShardPlace
@@ -172,21 +174,22 @@ def open_shards(
             f"{counted(len(opened.index.sizes), 'shard')}"
         )
     names = None if columns is None else tuple(columns)
-    if is_url(root):
-        folder = None if directory is None else str(local_folder(directory))
-        if disk == "all" and folder is not None:
-            from forebay.shards.copying import copy_shards
-
-            copy_shards(root, opened.index, Path(folder), progress)
-            source = LocalShards(folder, opened, names, is_copy=True)
-            return ShardDataset(source, transform, window_bytes(window, _usual_window(opened)))
+    folder = None if directory is None else str(local_folder(directory))
+    is_copy = disk == "all" and folder is not None
+    if is_url(root) and not is_copy:
         place = ShardPlace(root, folder, nbytes, names, identity=opened.identity, opened=opened)
-        reader = ShardReader(place)
+        process = FetcherProcess.of(place)
         if index is not None:  # it will be read like this, and not only some of its columns
-            reader.process.begin()
-        return ShardDataset(reader, transform, window_bytes(window, WINDOW))
-    source = LocalShards(root, opened, names)
-    return ShardDataset(source, transform, window_bytes(window, _usual_window(opened)))
+            process.begin()  # it starts while the reader does
+        return ShardDataset(ShardReader(place, process), transform, window_bytes(window, WINDOW))
+    if is_copy:
+        from forebay.shards.copying import copy_shards
+
+        root, url = str(folder), root
+        copy_shards(url, opened.index, Path(root), progress)
+    together = window_bytes(window, _usual_window(opened))
+    source = LocalShards(root, opened, names, kept_bytes(together), is_copy=is_copy)
+    return ShardDataset(source, transform, together)
 
 
 def _usual_window(opened: OpenIndex) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from forebay.caching.arrow_shards import MOST_MAPS, mapped_file
-from forebay.caching.block_dataset import KEPT_BYTES
+from forebay.caching.arrow_shards import MOST_MAPS, DecodedBlocks, mapped_file
 from forebay.errors import ChangedError, InputError
 from forebay.shards.blocks import ShardBlocks, damages
 from forebay.shards.index import ShardIndex
@@ -21,6 +19,8 @@ from forebay.shards.sources import OpenIndex
 
 # Blocks whose place is remembered.
 MOST_PLAIN = 1 << 16
+
+_Read = Callable[[Sequence[int]], list[Any]]
 
 
 class _PlainBlock(NamedTuple):
@@ -40,29 +40,33 @@ class _PlainBlock(NamedTuple):
 
 
 class LocalShards:
-    """The samples of local shards. Pickled as their folder and the place of the index."""
+    """The samples of local shards. Pickled as their folder and the place of the index.
+
+    Args:
+        kept: Bytes of decoded blocks that are kept.
+        by_column: Whether a sample is a `ColumnRow`.
+        is_copy: Whether they are copies, which have times of their own.
+    """
 
     def __init__(
         self,
         root: str,
         index: OpenIndex,
         columns: Sequence[str] | None,
+        kept: int,
         *,
         by_column: bool = False,
         is_copy: bool = False,
     ) -> None:
-        """Read shards from a folder; those of a copy have times of their own."""
-        self.location, self._index, self._columns = root, index, columns
+        self.location, self._index, self._columns, self._kept = root, index, columns, kept
         self._by_column, self._is_copy = by_column, is_copy
-        self.blocks = ShardBlocks(index.index, columns, by_column=by_column)
+        self.blocks = ShardBlocks(index.index, columns, by_column=by_column, is_mapped=True)
         # As memory, since one number of an array takes longer than all else of a sample.
         self._first, self._starts = memoryview(self.blocks.first), memoryview(self.index.starts)
         self._plain: dict[int, _PlainBlock | None] = {}
         self._maps: dict[int, memoryview] = {}
-        # What reads a block, and its bytes if it was decoded.
-        self._kept: OrderedDict[int, tuple[int, Callable[[Sequence[int]], list[Any]]]]
-        self._kept = OrderedDict()
-        self._kept_bytes = 0
+        self._in_place: dict[int, _Read | None] = {}  # what reads blocks that are not decoded
+        self._decoded = DecodedBlocks(kept)
         self.decoded = 0, 0  # blocks, and their rows
 
     @property
@@ -71,13 +75,13 @@ class LocalShards:
         return self._index.index
 
     def __reduce__(self) -> Any:
-        given = self.location, self._index, self._columns
+        given = self.location, self._index, self._columns, self._kept
         made = partial(LocalShards, by_column=self._by_column, is_copy=self._is_copy)
         return made, given
 
     def of_columns(self, columns: Sequence[str]) -> LocalShards:
         """Return a source of the same shards, of which a sample is a `ColumnRow`."""
-        given = self.location, self._index, columns
+        given = self.location, self._index, columns, self._kept
         return LocalShards(*given, by_column=True, is_copy=self._is_copy)
 
     def sample(self, position: int, *, is_copy: bool = False) -> Any:
@@ -131,42 +135,46 @@ class LocalShards:
         self._plain[block] = plain
         return plain
 
-    def _reader(self, block: int) -> Callable[[Sequence[int]], list[Any]]:
+    def _reader(self, block: int) -> _Read:
         """Return what reads samples of a block that is mapped, or decoded, as a whole."""
-        if (known := self._kept.get(block)) is not None:
-            with suppress(KeyError):  # another thread has dropped it
-                self._kept.move_to_end(block)
-            return known[1]
-        shard, stretches = self.index.shard_of(block), self.blocks.stretches(block)
-        data, nbytes = self._map(shard), 0
+        try:
+            found = self._in_place[block]
+        except KeyError:
+            found = self._reader_in_place(block)
+        if found is None:
+            found = self._decoded.get(block, partial(self._decode, block))
+        return found
+
+    def _reader_in_place(self, block: int) -> _Read | None:
+        """Return what reads samples of a block where it lies; None if it has to be decoded."""
+        stretches, found = self.blocks.stretches(block), None
         if len(stretches) == 1 and not self.blocks.is_prepared(block):
             offset, length = stretches[0]
-            found = data[offset : offset + length]
-        else:
-            found = self._decoded(block, shard, data)
-            nbytes = len(found)
-        reader = self.blocks.reader(block, found)
-        self._kept[block] = nbytes, reader
-        self._kept_bytes += nbytes
-        while (self._kept_bytes > KEPT_BYTES or len(self._kept) > MOST_PLAIN) and len(
-            self._kept
-        ) > 1:
-            with suppress(KeyError):
-                self._kept_bytes -= self._kept.popitem(last=False)[1][0]
-        return reader
+            data = self._map(self.index.shard_of(block))[offset : offset + length]
+            found = self.blocks.reader(block, data)
+        if len(self._in_place) >= MOST_PLAIN:
+            self._in_place.clear()
+        self._in_place[block] = found
+        return found
 
-    def _decoded(self, block: int, shard: int, data: memoryview) -> memoryview:
-        """Return a block as it is decoded, given its shard."""
+    def _decode(self, block: int) -> tuple[_Read, int]:
+        """Return what reads samples of a block that is decoded now, and what it counts."""
+        shard = self.index.shard_of(block)
+        data = self._map(shard)
         self._check_unchanged(shard)
         self.decoded = self.decoded[0] + 1, self.decoded[1] + self.blocks.rows(block)
         parts = [data[begin : begin + length] for begin, length in self.blocks.requests(block)]
         found = self.blocks.joined(block, parts)
-        if not self.blocks.is_prepared(block):
-            return found
-        try:
-            return self.blocks.prepared(block, found)
-        except damages() as error:
-            raise self.blocks.damaged(shard, error) from error
+        if self.blocks.is_prepared(block):
+            try:
+                found = self.blocks.prepared(block, found)
+            except damages() as error:
+                raise self.blocks.damaged(shard, error) from error
+        # A window has the blocks that the index says it has, which may take more: all are kept up
+        # to twice as much, or each would be decoded again for each batch.
+        return self.blocks.reader(block, found), max(
+            int(self.blocks.nbytes[block]), len(found) // 2
+        )
 
     def _map(self, shard: int) -> memoryview:
         if (known := self._maps.get(shard)) is not None:
