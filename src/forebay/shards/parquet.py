@@ -27,7 +27,7 @@ from forebay.shards.parquet_info import (
     metadata_of,
     of_piece,
 )
-from forebay.shards.parquet_pages import row_groups, schema_of
+from forebay.shards.parquet_pages import row_groups, schema_bytes
 
 _ENCRYPTED = b"PARE"
 _MOST_FOOTER_BYTES = 256 << 20
@@ -84,7 +84,7 @@ def _found(shard: ShardFile, footer: bytes, end: int) -> FoundBlocks:
     from forebay.shards.parquet_pieces import pieces_of
 
     metadata = metadata_of(footer)
-    columns = columns_of(schema_of(footer[:-8]))
+    columns = columns_of(schema_bytes(footer[:-8]))
     leaves, names = columns.leaves, metadata.schema.to_arrow_schema().names
     if (leaves, [*columns.chunks]) != (metadata.num_columns, names) or not leaves:
         raise ValueError(f"{leaves} columns instead of {metadata.num_columns}")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.shards.format import check_names
-from forebay.shards.parquet_pages import schema_elements, schema_of
+from forebay.shards.parquet_pages import schema_bytes, schema_elements
 
 if TYPE_CHECKING:
     from pyarrow import parquet
@@ -61,9 +61,9 @@ class FileInfo(NamedTuple):
         return found
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> ParquetColumns:
         """The columns of the file."""
-        return columns_of(schema_of(self.footer))
+        return columns_of(schema_bytes(self.footer))
 
 
 def metadata_of(footer: bytes) -> parquet.FileMetaData:
@@ -73,7 +73,7 @@ def metadata_of(footer: bytes) -> parquet.FileMetaData:
     return parquet.read_metadata(BufferReader(MAGIC + footer))
 
 
-class Columns(NamedTuple):
+class ParquetColumns(NamedTuple):
     """The columns of a file.
 
     Attributes:
@@ -93,7 +93,7 @@ class Columns(NamedTuple):
 
 
 @lru_cache(64)
-def columns_of(schema: bytes) -> Columns:
+def columns_of(schema: bytes) -> ParquetColumns:
     """Return the columns of a schema, as a footer has it."""
     root, *elements = schema_elements(schema)
     names, chunks, flat, leaves = list[str](), dict[str, range](), set[int](), 0
@@ -115,4 +115,4 @@ def columns_of(schema: bytes) -> Columns:
         first = chunks.setdefault(names[-1], range(leaves - 1, leaves)).start
         chunks[names[-1]] = range(first, leaves)
     check_names(names, None)
-    return Columns(chunks, leaves, frozenset(flat))
+    return ParquetColumns(chunks, leaves, frozenset(flat))

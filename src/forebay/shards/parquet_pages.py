@@ -52,7 +52,7 @@ def row_groups(footer: bytes) -> Iterator[RowGroup]:
         raise ValueError("its metadata has no end, or lacks sizes") from error
 
 
-def schema_of(footer: bytes) -> bytes:
+def schema_bytes(footer: bytes) -> bytes:
     """Return the bytes of the schema in a footer."""
     begin = _place(footer, _SCHEMA)
     _, end = _value(footer, begin, LIST, 0, is_field=True)
