@@ -50,6 +50,7 @@ def is_any(flag):
 
 def save(path, **parts):
     """Write a checkpoint; whoever reads it finds the earlier one or this one, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(parts, path.with_suffix(".part"))
     os.replace(path.with_suffix(".part"), path)
 

@@ -28,7 +28,7 @@ FLOORS = (
     ("inputs", "loader", "testing"),
     ("runs", "items", "trainer", "torchtitan"),
     ("predicting", "cli_options"),
-    ("cli_status", "cli_doctor"),
+    ("cli_status", "cli_doctor", "cli_check"),
     ("cli", "__init__"),
     ("__main__",),
 )

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import threading
 import time
+from array import array
+from collections import deque
 from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 import forebay
-from forebay.base.batch_digests import with_digests
+from forebay.base.batch_digests import differing, digested, not_compared
 from forebay.loading.separate_runs import LoaderJob, run_apart
 from forebay.testing import ResumeDifference, check_resume
 
@@ -102,6 +111,25 @@ class OtherBits(Exact):
 class Unseeded(Exact):
     def batch(self):
         return torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8)
+
+
+class Endless(Exact):
+    def __iter__(self):
+        while True:
+            yield 0
+
+
+class Once(Exact):
+    """Has one epoch, as an iterator has."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == LENGTH:
+            raise StopIteration
+        self.at += 1
+        return self.batch()
 
 
 class WorkersMatter(Exact):
@@ -237,14 +265,25 @@ def test_a_loader_that_is_not_deterministic_is_said_to_be_so_first():
 
 def test_a_loader_that_cannot_be_checked_is_refused():
     """Without `state_dict`, without batches; and impossible arguments."""
-    with pytest.raises(forebay.OptionError, match=r"^the loader has no state_dict\(\): list$"):
+    with pytest.raises(forebay.OptionError, match=r"^the loader has no state_dict\(\): list\n"):
         check_resume(lambda: [1, 2])
     with pytest.raises(forebay.OptionError, match="cuts must be from 1 to 8"):
         check_resume(Exact, cuts=[9])
+    with pytest.raises(forebay.OptionError, match="needs a function that returns a new loader"):
+        check_resume(Exact())
+    with pytest.raises(forebay.OptionError, match="more than 10,000 batches and did not end"):
+        check_resume(Endless)
     with pytest.raises(forebay.OptionError, match="parameter num_workers"):
         check_resume(lambda: None, workers=[1])
     with pytest.raises(forebay.OptionError, match="at least 1 epoch"):
         check_resume(Exact, epochs=0)
+
+
+def test_an_iterator_is_checked_over_the_one_epoch_that_it_has():
+    """Its second epoch is empty, and not counted."""
+    check = check_resume(Once, cuts=[2, 4])
+    assert check, str(check)
+    assert (check.batches, check.epochs) == (4, 1)
 
 
 def test_what_make_loader_raises_is_said():
@@ -252,6 +291,24 @@ def test_what_make_loader_raises_is_said():
     assert said(check_resume(lambda: 1 // 0)) == [
         "make_loader() raised ZeroDivisionError: integer division or modulo by zero"
     ]
+
+
+class Locks(Exact):
+    """Has batches with an object whose state nobody can read."""
+
+    def batch(self):
+        return {**super().batch(), "lock": threading.Lock()}
+
+
+def test_what_cannot_be_compared_is_said():
+    """Batches that may be others are not said to be those that were left."""
+    check = check_resume(Locks, cuts=[1])
+    assert not check
+    assert check.not_compared == ("['lock'] (_thread.lock)",)
+    assert str(check) == (
+        "8 batches in 2 epochs, cut after 1:\n  ['lock'] (_thread.lock): cannot be compared, since "
+        "Python cannot read its state. Leave it out, or give its class a __getstate__()"
+    )
 
 
 @dataclass
@@ -264,6 +321,46 @@ class Graph:
         self.edges = edges
 
 
+class Named(dict):
+    def __init__(self, name):
+        super().__init__(a=1)
+        self.name = name
+
+
+class Slotted:
+    __slots__ = ("other", "value")
+
+    def __init__(self, value):
+        self.value, self.other = value, self
+
+
+class Undecided:
+    """Has an `__eq__` that has no answer, as a table's."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        raise ValueError("the truth value is ambiguous")
+
+    __hash__ = None
+
+
+class Always(Graph):
+    """Is equal to any other, and has what pickle saves."""
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+def image(bit):
+    whole = Image.new("P", (2, 2))
+    whole.putpalette([int(bit)] * 3)
+    return whole
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -271,15 +368,59 @@ class Graph:
         lambda bit: torch.tensor([1.0, bit], dtype=torch.bfloat16),
         lambda bit: torch.tensor([1.0, bit]).to_sparse(),
         torch.tensor,
+        lambda bit: torch.empty(int(bit), device="meta"),
         lambda bit: np.array([bit, float("nan")]),
         lambda bit: np.array([bit, "text"], dtype=object),
         lambda bit: bytes([int(bit)]),
         lambda bit: Boxes(torch.tensor(bit)),
         lambda bit: Graph([torch.tensor(bit)]),
         lambda bit: ("text", bit, None),
+        lambda bit: {"a", bit, "b"},
+        lambda bit: deque([torch.tensor(bit)]),
+        Named,
+        Slotted,
+        Undecided,
+        Always,
+        image,
+        lambda bit: array("d", [bit]),
+        lambda bit: pd.DataFrame({"x": [bit], "y": ["text"]}),
+        lambda bit: Path(str(bit)),
+        lambda bit: [int, len, image, date(2026, 1, int(bit))],
+        lambda bit: partial(image, bit),
+        lambda bit: np.random.default_rng(int(bit)),
+        lambda bit: torch.Generator().manual_seed(int(bit)),
     ],
 )
 def test_digests_differ_where_a_bit_differs(make):
     """Equal values have equal digests, also those of objects that cannot be compared."""
-    assert repr(with_digests(make(1.0))) == repr(with_digests(make(1.0)))
-    assert repr(with_digests(make(1.0))) != repr(with_digests(make(2.0)))
+    assert digested(make(1.0)) == digested(make(1.0))
+    assert digested(make(1.0)) != digested(make(2.0))
+    assert not [*not_compared(digested(make(1.0)))]
+    assert digested(make(1.0)) == pickle.loads(pickle.dumps(digested(make(1.0))))
+
+
+def test_the_path_to_what_differs_is_named():
+    """Keys, indices, fields and attributes; what a class keeps without a name is itself."""
+
+    def make(bit):
+        deep = {"graph": Graph([1, {"x": bit}]), "when": date(2026, 1, bit)}
+        return {"boxes": [Boxes(torch.tensor(bit))], 3: deep}
+
+    assert [*differing(digested(make(1)), digested(make(2)))] == [
+        "['boxes'][0].corners",
+        "[3]['graph'].edges[1]['x']",
+        "[3]['when']",
+    ]
+    assert [*differing(digested([1, 2]), digested([1, 2, 3]))] == [""]
+    assert [*differing(digested(1), digested(True))] == [""]
+
+
+def test_what_has_no_state_to_read_is_named():
+    """Also what contains itself, which no walk ends."""
+    endless = []
+    endless.append(endless)
+    assert [*not_compared(digested({"a": [iter([]), (x for x in ())], "b": Graph(open)}))] == [
+        ("['a'][1]", "generator")
+    ]
+    ((path, kind),) = not_compared(digested(endless))
+    assert (path, kind) == ("", "list that contains itself, or is nested too deeply")

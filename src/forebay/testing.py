@@ -16,21 +16,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.base.batches import differing, leaves
+from forebay.base.batch_digests import not_compared, unread
 from forebay.base.formatting import counted
 from forebay.errors import OptionError, short_tracebacks
-from forebay.loading.separate_runs import (
-    LACKING,
-    LoaderJob,
+from forebay.loading.run_comparison import (
     LoaderRun,
     ReceivedBatch,
     count_of_batches,
-    run_apart,
+    difference_after,
 )
+from forebay.loading.separate_runs import LACKING, LoaderJob, run_apart
 
 __all__ = ["ResumeCheck", "ResumeDifference", "check_resume"]
 
-_MOST_FIELDS = 5
+_MOST_BATCHES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +49,15 @@ class ResumeDifference:
 
 @dataclass(frozen=True, slots=True)
 class ResumeCheck:
-    """What `check_resume` found; false if a resumed run differs from an uninterrupted one.
+    """What `check_resume` found; false if a resumed run differs, or nobody can say.
 
     Attributes:
         batches: How many batches the uninterrupted run has.
-        epochs: In how many epochs.
+        epochs: In how many epochs; one that had none is not counted.
         cuts: After how many batches the run was cut, once for each.
         workers: With which `num_workers` the loader was resumed too, beside its default.
         differences: One for each resumed run that differs.
+        not_compared: Which parts of batches have no state that Python can read, with their classes.
     """
 
     batches: int
@@ -65,10 +65,11 @@ class ResumeCheck:
     cuts: tuple[int, ...]
     workers: tuple[int, ...]
     differences: tuple[ResumeDifference, ...]
+    not_compared: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         """Return whether every resumed run gave the batches that were left."""
-        return not self.differences
+        return not self.differences and not self.not_compared
 
     def __str__(self) -> str:
         """Return the answer as sentences."""
@@ -83,6 +84,8 @@ class ResumeCheck:
         if self:
             return f"{what}: each resumed run gave the batches that were left."
         lines = [f"  {_where(each)}: {each.what}" for each in self.differences]
+        if self.not_compared:
+            lines.append(f"  {unread(self.not_compared)}")
         return "\n".join([f"{what}:", *lines])
 
 
@@ -107,11 +110,13 @@ def check_resume(
     restores nothing but the loader.
 
     Call it before the program uses CUDA, which does not work in forked processes. Batches are not
-    kept, except for lists, numbers and strings in them: tensors and arrays are compared by digests.
+    kept, but digests of tensors, arrays and the states of objects; what has no state that Python
+    can read, such as a generator, is named, and the answer is false.
 
     Args:
         make_loader: Returns a new loader, with `__iter__`, `state_dict` and `load_state_dict`; may
-            be a lambda. Its epochs must end. It may have a parameter `num_workers`.
+            be a lambda. Its epochs must end, and have at most 10,000 batches together. It may have
+            a parameter `num_workers`.
         epochs: How many epochs a run has, at least 1.
         cuts: After how many batches of the run it is cut; None for the first, one in the middle,
             the last but one and the last of the first epoch, and one in the second.
@@ -123,12 +128,17 @@ def check_resume(
         timeout: Seconds without a batch or a state after which a process counts as hanging.
 
     Returns:
-        What differs: true if nothing does, and `print` shows it in sentences.
+        What differs: true if nothing does and all could be compared; `print` shows it in sentences.
 
     Raises:
         OptionError: The loader lacks one of these methods, it has no batches, or an argument is
             impossible.
     """
+    if not callable(make_loader):
+        raise OptionError(
+            f"check_resume() needs a function that returns a new loader; got {type(make_loader)}\n"
+            "  Nothing was run. Each run needs a loader of its own: pass lambda: DataLoader(...)."
+        )
     parameter = _parameter_of(make_loader)
     workers = tuple(workers)
     if epochs < 1 or timeout <= 0 or any(number < 0 for number in workers):
@@ -145,13 +155,27 @@ def check_resume(
     def run(job: LoaderJob) -> LoaderRun:
         return run_apart(make_loader, job, timeout)
 
-    whole = run(LoaderJob(epochs, default))
+    whole = run(LoaderJob(epochs, default, most=_MOST_BATCHES + 1))
     if whole.error.startswith(LACKING):
-        raise OptionError(whole.error)
+        raise OptionError(
+            f"{whole.error}\n  Nothing was checked: a loader resumes by state_dict() and "
+            "load_state_dict(), as forebay.DataLoader and torchdata's StatefulDataLoader do."
+        )
     reference = whole.batches
+    if len(reference) > _MOST_BATCHES:
+        raise OptionError(
+            f"the loader gave more than {_MOST_BATCHES:,} batches and did not end\n"
+            "  Nothing was checked: its epochs must end; return one with less data."
+        )
+    opaque = dict.fromkeys(
+        f"{path or 'a batch'} ({kind})"
+        for batch in reference
+        for path, kind in not_compared(batch.content)
+    )
 
     def result(cuts: Sequence[int], *found: ResumeDifference) -> ResumeCheck:
-        return ResumeCheck(len(reference), epochs, tuple(cuts), workers, found)
+        held = len({batch.epoch for batch in reference})
+        return ResumeCheck(len(reference), held, tuple(cuts), workers, found, tuple(opaque))
 
     if whole.error:
         return result((), ResumeDifference(0, None, whole.error))
@@ -163,7 +187,7 @@ def check_resume(
     if not all(1 <= cut <= len(reference) for cut in chosen):
         raise OptionError(f"cuts must be from 1 to {len(reference)}, the batches; got {chosen}")
     again = run(LoaderJob(epochs, default))
-    if differs := _difference(reference, 0, again):
+    if differs := difference_after(reference, 0, again):
         what = f"two runs with equal seeds differ, so no resume can be exact: {differs}; set a seed"
         return result((), ResumeDifference(0, None, what))
 
@@ -186,7 +210,7 @@ def check_resume(
                 is_boundary=is_boundary,
                 most=2 * len(reference),
             )
-            if what := _difference(reference, cut, run(job)):
+            if what := difference_after(reference, cut, run(job)):
                 found.append(ResumeDifference(cut, number, what))
     return result(chosen, *found)
 
@@ -203,57 +227,6 @@ def _default_cuts(reference: Sequence[ReceivedBatch]) -> list[int]:
     cuts = {1, length // 2, length - 1, length}
     cuts.update(length + max(1, second // 2) for _, second in later[:1])
     return sorted(cuts - {0})
-
-
-# ---- comparison ----------------------------------------------------------------------------------
-
-
-def _difference(reference: Sequence[ReceivedBatch], cut: int, run: LoaderRun) -> str:
-    """Say how a run differs from what the reference has after `cut` batches; "" if it does not."""
-    expected, got = reference[cut:], run.batches
-    said = [_first_difference(reference, cut, got)]
-    if run.error:
-        said.append(run.error)
-    elif any(said) or len(got) != len(expected):
-        whole, seen = _counts(reference), _counts([*reference[:cut], *got])
-        more = seen - whole
-        repeated = sum(number for key, number in more.items() if key in whole)
-        numbers = {
-            "lost": (whole - seen).total(),
-            "repeated": repeated,
-            "not in the uninterrupted run": more.total() - repeated,
-        }
-        said += [f"{count_of_batches(number)} {what}" for what, number in numbers.items() if number]
-        if len(got) != len(expected):
-            said.append(f"{count_of_batches(len(got))} came instead of {len(expected)}")
-    return "; ".join(filter(None, said))
-
-
-def _first_difference(
-    reference: Sequence[ReceivedBatch], cut: int, got: Sequence[ReceivedBatch]
-) -> str:
-    for at, (right, batch) in enumerate(zip(reference[cut:], got, strict=False), cut):
-        where = f"epoch {right.epoch}, batch {right.number}"
-        if fields := [*differing(right.content, batch.content)]:
-            key = _key(batch)
-            same = [other for other, each in enumerate(reference) if _key(each) == key]
-            if same:
-                other = reference[min(same, key=lambda other: abs(other - at))]
-                return f"{where} is the one that came as epoch {other.epoch}, batch {other.number}"
-            named = "".join(f", {name}" for name in fields[:_MOST_FIELDS] if name)
-            more = len(fields) - _MOST_FIELDS
-            return f"{where}{named}{f' and {more} more' * (more > 0)} differ"
-        if batch.epoch != right.epoch:
-            return f"{where} came in epoch {batch.epoch}"
-    return ""
-
-
-def _counts(batches: Iterable[ReceivedBatch]) -> Counter[Any]:
-    return Counter(map(_key, batches))
-
-
-def _key(batch: ReceivedBatch) -> tuple[str, ...]:
-    return tuple(map(repr, leaves(batch.content)))
 
 
 def _where(difference: ResumeDifference) -> str:

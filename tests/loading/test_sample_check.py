@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 import forebay
+from forebay.loading.sample_check import compared
 
 
 class Parts(NamedTuple):
@@ -107,6 +109,25 @@ def test_the_iteration_and_the_generators_are_unchanged():
     assert loader.check()
     assert torch.equal(torch.random.get_rng_state(), state)
     assert len(list(iterator)) == 9
+
+
+def test_samples_with_an_object_are_compared_by_its_state():
+    """Though two objects of its class are never equal; one without a state to read is named."""
+
+    class Graph:
+        def __init__(self, number):
+            self.number = number
+
+    def made(number_of_graph):
+        numbers = iter(range(8))
+        return lambda workers: [{"graph": Graph(number_of_graph(next(numbers)))}]
+
+    assert compared([7], made(lambda time: 0), seed=1)
+    found = compared([7], made(lambda time: time), seed=1)
+    assert [(each.index, each.field) for each in found.differences] == [(7, "['graph'].number")]
+    opaque = compared([7], lambda workers: [{"lock": threading.Lock()}], seed=1)
+    assert not opaque
+    assert "['lock'] (_thread.lock): cannot be compared" in str(opaque)
 
 
 def test_impossible_checks_are_refused():

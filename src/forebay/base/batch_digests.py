@@ -1,55 +1,239 @@
-"""Batches that are small enough to keep and to send: digests in place of their tensors."""
+"""Samples and batches compared: trees of digests, small enough to keep and to send.
+
+    {"image": tensor, "graph": Graph(edges)}  ── digested ──>  dict ['image'] "float32 [3] 5f0c…"
+                                                                    ['graph'] Graph .edges "…"
+
+An object of any other class has the state that pickle would save. What has none that Python can
+read, such as a generator or a lock, is `NotCompared`, which nobody may take as equal.
+"""
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
-import re
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Set
+from types import BuiltinFunctionType, EllipsisType, FunctionType, NoneType
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
-from forebay.base.batches import MAX_DEPTH, mapped
+from forebay.base.batches import opened
+from forebay.errors import shortened
+
+_PLAIN = (bool, int, float, complex, str, NoneType, EllipsisType)
 
 
-def with_digests(batch: Any, depth: int = 0) -> Any:
-    """Return a batch with strings in place of tensors, arrays, bytes, images and other objects.
+class Digest(NamedTuple):
+    """A container or an object, as the digests of its parts.
 
-    Two that are equal in types, shapes and bits have equal strings; numbers and strings stay.
+    Attributes:
+        kind: Its class.
+        steps: How the path to each part continues; None for [0], [1], …
+        parts: A digest of each, or a string.
     """
-    return mapped(lambda leaf: _digested(leaf, depth), batch)
+
+    kind: str
+    steps: tuple[str, ...] | None
+    parts: tuple[Digested, ...]
 
 
-def _digested(leaf: Any, depth: int) -> Any:
-    kind = type(leaf).__qualname__
-    if isinstance(leaf, torch.Tensor):
-        if leaf.is_nested:
-            return [_digested(each, depth) for each in leaf.unbind()]
-        whole = leaf.detach() if leaf.layout is torch.strided else leaf.detach().to_dense()
+class NotCompared(NamedTuple):
+    """An object whose state cannot be read."""
+
+    kind: str
+
+
+Digested: TypeAlias = Digest | NotCompared | str
+
+
+def digested(batch: Any) -> Digested:
+    """Return the digests of a sample or batch.
+
+    Those of two are equal if these are equal in classes, shapes, bits, and in the states of their
+    objects; a tensor on another kind of device differs.
+    """
+    try:
+        return _digested(batch, {})
+    except RecursionError:
+        return NotCompared(f"{_name(type(batch))} that contains itself, or is nested too deeply")
+
+
+def differing(one: Digested, two: Digested) -> Iterator[str]:
+    """Yield the paths at which the digests of two samples or batches differ, each once."""
+    yield from dict.fromkeys(_differing(one, two, ""))
+
+
+def _differing(one: Digested, two: Digested, path: str) -> Iterator[str]:
+    if one == two:
+        return
+    if isinstance(one, Digest) and isinstance(two, Digest) and _is_alike(one, two):
+        for step, left, right in zip(_steps(one), one.parts, two.parts, strict=True):
+            yield from _differing(left, right, path + step)
+    else:
+        yield path
+
+
+def _is_alike(one: Digest, two: Digest) -> bool:
+    return (one.kind, one.steps, len(one.parts)) == (two.kind, two.steps, len(two.parts))
+
+
+def not_compared(one: Digested, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the paths and classes of what cannot be compared."""
+    if isinstance(one, NotCompared):
+        yield path, one.kind
+    elif isinstance(one, Digest):
+        for step, part in zip(_steps(one), one.parts, strict=True):
+            yield from not_compared(part, path + step)
+
+
+def unread(parts: Iterable[str]) -> str:
+    """Say that parts of samples or batches cannot be compared.
+
+    Args:
+        parts: Their paths and classes.
+    """
+    return (
+        f"{', '.join(parts)}: cannot be compared, since Python cannot read its state. Leave it "
+        "out, or give its class a __getstate__()"
+    )
+
+
+def _steps(one: Digest) -> Iterable[str]:
+    return one.steps if one.steps is not None else (f"[{at}]" for at in range(len(one.parts)))
+
+
+# ---- one value -----------------------------------------------------------------------------------
+
+# The objects that a walk has met, by their ids: each is kept, so that no other gets its id.
+_Known: TypeAlias = dict[int, tuple[int, Any]]
+
+
+def _digested(value: Any, known: _Known) -> Digested:
+    if type(value) in _PLAIN:
+        return repr(value)
+    ways: tuple[Callable[[Any, _Known], Digested | None], ...] = (_of_container, _of_object)
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic | bytes | bytearray | memoryview):
+        ways = (_of_data,)
+    for way in ways:
+        try:
+            found = way(value, known)
+        except RecursionError:
+            raise
+        except Exception:  # noqa: BLE001, S112 - the user's class may raise anything
+            continue
+        if found is not None:
+            return found
+    return NotCompared(_name(type(value)))
+
+
+def _of_data(value: Any, known: _Known) -> Digested:
+    kind = _name(type(value))
+    if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            return _in_order(value, value.unbind(), known)
+        whole = value.detach()
+        whole = whole if whole.layout is torch.strided else whole.to_dense()
+        said = f"{kind} {value.dtype} {[*value.shape]} {value.device.type}"
+        if value.device.type == "meta":  # it has no data
+            return said
         data = whole.cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
-        return f"{kind} {leaf.dtype} {[*leaf.shape]} {leaf.device.type} {_hash(data.numpy())}"
-    if isinstance(leaf, np.ndarray | np.generic):
-        if leaf.dtype.hasobject:
-            return [kind, leaf.shape, with_digests(leaf.tolist(), depth)]
-        return f"{kind} {leaf.dtype} {[*leaf.shape]} {_hash(leaf.tobytes())}"
-    if isinstance(leaf, bytes | bytearray | memoryview):
-        return f"{kind} {len(leaf)} {_hash(bytes(leaf))}"
-    if hasattr(leaf, "tobytes"):  # an image
-        return f"{kind} {getattr(leaf, 'size', '')} {_hash(leaf.tobytes())}"
-    if leaf is None or getattr(type(leaf), "__eq__", None) != object.__eq__:
-        return leaf
-    state = {} if isinstance(leaf, type) else _attributes(leaf)
-    if not state or depth >= MAX_DEPTH:
-        return re.sub(r" at 0x[0-9a-f]+", "", repr(leaf))
-    return {"class": kind, **with_digests(state, depth + 1)}
+        return f"{said} {digest_of(data.numpy())}"
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject:
+            return Digest(f"{kind} {[*value.shape]}", ("",), (_digested(value.tolist(), known),))
+        return f"{kind} {value.dtype} {[*value.shape]} {digest_of(value.tobytes())}"
+    return f"{kind} {digest_of(bytes(value))}"
 
 
-def _attributes(value: Any) -> dict[str, Any]:
-    slots = (getattr(each, "__slots__", ()) for each in type(value).__mro__)
-    names = [name for each in slots for name in ((each,) if isinstance(each, str) else each)]
-    found = {name: getattr(value, name) for name in names if hasattr(value, name)}
-    return {**found, **getattr(value, "__dict__", {})}
+def _of_container(value: Any, known: _Known) -> Digested | None:
+    kind = _name(type(value))
+    if isinstance(value, Set):
+        parts = sorted((_digested(each, known) for each in value), key=repr)
+        return Digest(kind, ("",) * len(parts), tuple(parts))
+    if isinstance(value, deque):
+        return _in_order(value, value, known)
+    branch = opened(value)
+    if branch is None:
+        return None
+    if type(value) in (list, tuple):
+        return _in_order(value, value, known)
+    is_field = branch.kind in ("namedtuple", "fields")
+    steps = [f".{key}" if is_field else _step(key) for key in branch.keys]
+    others = {} if type(value) is dict else _attributes_beside(value, branch.values)
+    steps += [f".{name}" for name in others]
+    parts = [_digested(each, known) for each in (*branch.values, *others.values())]
+    return Digest(kind, tuple(steps), tuple(parts))
 
 
-def _hash(data: Any) -> str:
+def _attributes_beside(value: Any, values: Iterable[Any]) -> dict[str, Any]:
+    """Return the attributes of a container that do not hold its values, by names."""
+    if not getattr(value, "__dict__", None):
+        return {}
+    try:
+        _, attributes = _saved(value)
+    except Exception:  # noqa: BLE001 - the user's class may raise anything
+        attributes = {**vars(value)}
+    inside = {id(each) for each in values}
+
+    def is_beside(attribute: Any) -> bool:
+        branch = opened(attribute)
+        within = [attribute] if branch is None else [attribute, *branch.values]
+        return all(id(each) not in inside for each in within)
+
+    return {name: attributes[name] for name in sorted(attributes) if is_beside(attributes[name])}
+
+
+def _in_order(value: Any, items: Iterable[Any], known: _Known) -> Digest:
+    return Digest(_name(type(value)), None, tuple(_digested(each, known) for each in items))
+
+
+def _of_object(value: Any, known: _Known) -> Digested:
+    kind = _name(type(value))
+    if isinstance(value, type | FunctionType | BuiltinFunctionType):
+        return f"{kind} {_name(value)}"
+    if id(value) in known:  # an object that refers to itself, or is in two places
+        return f"{kind}, object {known[id(value)][0]}"
+    known[id(value)] = len(known), value
+    unnamed, attributes = _saved(value)
+    names = sorted(attributes)
+    steps = [""] * len(unnamed) + [f".{name}" for name in names]
+    parts = [_digested(each, known) for each in (*unnamed, *(attributes[name] for name in names))]
+    return Digest(kind, tuple(steps), tuple(parts))
+
+
+def _saved(value: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return what pickle saves of an object: without names, and attributes."""
+    reducer = copyreg.dispatch_table.get(type(value))
+    reduced: Any = reducer(value) if reducer is not None else value.__reduce_ex__(4)
+    if isinstance(reduced, str):
+        return [reduced], {}
+    parts: list[Any] = [*reduced, None, None, None]
+    function, args, state, items, pairs = parts[:5]
+    unnamed = [function, *args, *(items or ()), *(pairs or ())]
+    slots = None
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+        state, slots = state
+    if isinstance(state, dict):
+        slots = {**state, **(slots or {})}
+    elif state is not None:
+        unnamed += state if isinstance(state, list | tuple) else [state]
+    return unnamed, {str(name): part for name, part in (slots or {}).items()}
+
+
+def _step(key: Any) -> str:
+    if type(key) in _PLAIN and len(shown := shortened(key)) < 200:
+        return f"[{shown}]"
+    return f"[{shortened(key)}, {digest_of(repr(digested(key)).encode())}]"
+
+
+def _name(kind: Any) -> str:
+    named = getattr(kind, "__qualname__", type(kind).__qualname__)
+    module = getattr(kind, "__module__", None)
+    return named if module in ("builtins", None) else f"{module}.{named}"
+
+
+def digest_of(data: Any) -> str:
+    """Return the digest of bytes."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Samples and batches in any containers: walk them, count bytes, move, pin, split, compare."""
+"""Samples and batches in any containers: walk them, count bytes, move, pin, split."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from forebay.base import torch_internals
-from forebay.errors import shortened
 
 # ---- containers ----------------------------------------------------------------------------------
 # Walk the containers that samples and batches are made of.
@@ -321,34 +320,3 @@ def _cut(value: Any, count: int, which: slice) -> Any:
     if type(value) is list and len(value) == count and all(_has_rows(one, count) for one in value):
         raise _UnknownError  # a list of fields, or of samples
     return rebuilt(value, branch, [_cut(item, count, which) for item in branch.values])
-
-
-def differing(one: Any, two: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths at which two samples or batches differ, in type or value; NaN equals NaN."""
-    first, second = opened(one), opened(two)
-    if first is None or second is None:
-        if type(one) is not type(two) or not _is_equal(one, two):
-            yield path
-    elif type(one) is not type(two) or first.keys != second.keys:
-        yield path
-    else:
-        is_field = first.kind in ("namedtuple", "fields")
-        for key, left, right in zip(first.keys, first.values, second.values, strict=True):
-            step = f".{key}" if is_field else f"[{shortened(key)}]"
-            yield from differing(left, right, path + step)
-
-
-def _is_equal(one: Any, two: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        if one.layout is not torch.strided or two.layout is not torch.strided:
-            one, two = one.to_dense(), two.to_dense()
-        is_alike = (one.shape, one.dtype, one.device) == (two.shape, two.dtype, two.device)
-        return is_alike and bool(torch.all((one == two) | ((one != one) & (two != two))))
-    if isinstance(one, np.ndarray | np.generic):
-        is_alike = one.shape == two.shape and one.dtype == two.dtype
-        return is_alike and bool(np.all((one == two) | ((one != one) & (two != two))))
-    if hasattr(one, "tobytes"):  # an image
-        return bool(one.tobytes() == two.tobytes())
-    if getattr(type(one), "__eq__", None) == object.__eq__:  # it cannot be compared
-        return True
-    return bool(one == two) or (one != one and two != two)

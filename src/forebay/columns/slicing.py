@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, StackDataset, Subset, TensorDataset, default_collate
 
-from forebay.base.batches import differing
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.torch_internals import collates_as_usual
 from forebay.errors import InputError, shortened
@@ -275,6 +274,8 @@ def _of_table(dataset: Any) -> Slicer | None:
 
 def _converted(slicer: Slicer, dataset: Any) -> Slicer | None:
     """Return a slicer with the types of a dataset's samples; None if they are not so simple."""
+    from forebay.base.batch_digests import digested
+
     convert: dict[str, Callable[[Any], Any]] = {}
 
     def cut(rows: torch.Tensor) -> Any:
@@ -289,7 +290,7 @@ def _converted(slicer: Slicer, dataset: Any) -> Slicer | None:
             else:
                 of_numpy = dataset.format["type"] is not None
                 convert.setdefault(name, _list_of(type(values[0]), of_numpy))
-        if any(differing(cut(torch.tensor([row])), expected)):
+        if digested(cut(torch.tensor([row]))) != digested(expected):
             return None
     return replace(slicer, cut=cut)
 

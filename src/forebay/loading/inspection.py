@@ -194,8 +194,8 @@ class InspectedLoader(TorchDataLoader[_T_co]):
             samples: How many, at least 1; they are spread over the dataset.
 
         Returns:
-            What differs: samples and their fields. It is true if nothing does; its `str` is the
-            answer in sentences.
+            What differs: samples and their fields, in bits and in the states of objects. It is true
+            if nothing does and all could be compared; its `str` is the answer in sentences.
 
         Raises:
             OptionError: The dataset is iterable or empty.

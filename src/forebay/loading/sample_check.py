@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from forebay.base.batches import differing
+from forebay.base.batch_digests import differing, digested, not_compared, unread
 from forebay.base.formatting import counted
 from forebay.base.process import moved_since, read_positions
 from forebay.base.randomness import generators_kept
@@ -30,7 +30,7 @@ class SampleDifference:
 
 @dataclass(frozen=True, slots=True)
 class SampleCheck:
-    """What `DataLoader.check` found; false if samples differ.
+    """What `DataLoader.check` found; false if samples differ or cannot be compared.
 
     Attributes:
         samples: How many were compared.
@@ -38,16 +38,18 @@ class SampleCheck:
         differences: The first difference of each sample and field.
         shared_files: Files that this process has open and that workers read from the position that
             all of them share, so that one may get what another asked for.
+        not_compared: Which parts of samples have no state that Python can read, with their classes.
     """
 
     samples: int
     seed: int | None
     differences: tuple[SampleDifference, ...]
     shared_files: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         """Return whether all samples were the same each time, and no file is shared."""
-        return not self.differences and not self.shared_files
+        return not (self.differences or self.shared_files or self.not_compared)
 
     def __str__(self) -> str:
         """Return the answer as sentences."""
@@ -69,6 +71,8 @@ class SampleCheck:
             advice = ""
         if self.shared_files:
             lines.append(f"  {_shared(*self.shared_files)}")
+        if self.not_compared:
+            lines.append(f"  {unread(self.not_compared)}")
         heading = f"{what}, made twice here and twice in workers {seed}:"
         return "\n".join(filter(None, [heading, *lines, advice]))
 
@@ -118,7 +122,8 @@ def compared(
             error.add_note(f"forebay: {_shared(*sorted(moved))}")
         raise
     moved = moved_since(before)  # now, when only workers have read
-    here, again = made(0), made(0)
+    worker, other = [*map(digested, worker)], [*map(digested, other)]
+    here, again = ([*map(digested, made(0))] for _ in range(2))
     pairs = (
         ("two results in this process", here, again),
         ("two results in workers", worker, other),
@@ -130,7 +135,14 @@ def compared(
             for field in differing(one, two):
                 difference = SampleDifference(indices[number], field, between)
                 found.setdefault((number, field), difference)
-    return SampleCheck(len(indices), seed, tuple(found.values()), tuple(sorted(moved)))
+    opaque = dict.fromkeys(
+        f"{path or 'a sample'} ({kind})"
+        for each in (*here, *worker)
+        for path, kind in not_compared(each)
+    )
+    return SampleCheck(
+        len(indices), seed, tuple(found.values()), tuple(sorted(moved)), tuple(opaque)
+    )
 
 
 def check_samples(kind: LoaderKind, samples: int, loader: Callable[..., Any]) -> SampleCheck:

@@ -1,4 +1,4 @@
-"""Loaders that run in processes of their own, from a state or to one, and what they gave."""
+"""Processes that iterate a loader, or train, and send what came; one that hangs is ended."""
 
 from __future__ import annotations
 
@@ -10,30 +10,24 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from forebay.base.batch_digests import with_digests
+from forebay.base.batch_digests import digested
 from forebay.base.formatting import duration
 from forebay.base.process import LONGEST_WAIT_S, die_with
 from forebay.base.randomness import seed_generators
 from forebay.errors import message_of, one_line
+from forebay.loading.run_comparison import LoaderRun, ReceivedBatch, count_of_batches
 
 # How long a process that has sent all it had may take to end by itself.
 _ENDING_S = 10.0
 # How an error begins that says which method a loader does not have.
 LACKING = "the loader has no "
-
-
-class ReceivedBatch(NamedTuple):
-    """A batch, with digests in place of its tensors, and where it came."""
-
-    epoch: int
-    number: int
-    content: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +56,27 @@ class LoaderJob:
     most: int | None = None
 
 
-@dataclass(slots=True)
-class LoaderRun:
-    """What a process sent; `error` says how it ended, if not well."""
-
-    batches: list[ReceivedBatch] = field(default_factory=list)
-    state: bytes | None = None
-    error: str = ""
-
-
 # ---- the check's process -------------------------------------------------------------------------
 
 
 def run_apart(make_loader: Callable[..., Any], job: LoaderJob, timeout: float) -> LoaderRun:
     """Run a job in a process of its own, and return what it sent; the process is gone then."""
+    return received_from(partial(_run, make_loader, job), timeout, kill=job.kill)
+
+
+def received_from(
+    target: Callable[[Connection], None], timeout: float, *, kill: bool = False
+) -> LoaderRun:
+    """Call a function in a process of its own, and return what it sent; the process is gone then.
+
+    Args:
+        target: It sends pairs, pickled: "batch", "state", or at last "end", and a value.
+        timeout: Seconds without one, after which the process counts as hanging.
+        kill: Whether it is killed after its state.
+    """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(make_loader, job, ours, theirs, os.getpid()))
+    process = context.Process(target=_begin, args=(target, ours, theirs, os.getpid()))
     found = LoaderRun()
     try:
         with warnings.catch_warnings():  # of threads in a process that forks
@@ -90,14 +88,14 @@ def run_apart(make_loader: Callable[..., Any], job: LoaderJob, timeout: float) -
         while message := _next_message(process, ours, timeout, found):
             kind, value = message
             if kind == "batch":
-                found.batches.append(ReceivedBatch(*value))
+                found.batches.append(value)
             elif kind == "state":
                 found.state = value
             else:
                 found.error = value
-            if kind == "end" or (kind == "state" and job.kill):
+            if kind == "end" or (kind == "state" and kill):
                 break
-        if not found.error and not job.kill:
+        if not found.error and not kill:
             process.join(_ENDING_S)
     finally:
         try:
@@ -150,12 +148,8 @@ def _end(process: Any) -> None:
 # ---- a run's process -----------------------------------------------------------------------------
 
 
-def _run(
-    make_loader: Callable[..., Any],
-    job: LoaderJob,
-    theirs: Connection,
-    ours: Connection,
-    parent: int,
+def _begin(
+    target: Callable[[Connection], None], theirs: Connection, ours: Connection, parent: int
 ) -> None:
     os.setpgid(0, 0)  # so that a kill includes the loader's workers, and Ctrl-C does not
     die_with(parent)
@@ -164,23 +158,28 @@ def _run(
         ours.recv_bytes()
     except EOFError:  # Ctrl-C came before the other process knew of this one
         return
+    target(ours)
+
+
+def send(connection: Connection, kind: str, value: Any) -> None:
+    """Send to the process that waits in `received_from`."""
+    connection.send_bytes(pickle.dumps((kind, value)))
+
+
+def _run(make_loader: Callable[..., Any], job: LoaderJob, ours: Connection) -> None:
     seed_generators(0)
     torch.set_num_threads(1)  # the threads that a forked process has inherited do not run
-
-    def send(kind: str, value: Any) -> None:
-        ours.send_bytes(pickle.dumps((kind, value)))
-
     doing = ["make_loader()"]
     try:
         for kind, value in _messages(make_loader, job, doing):
-            send(kind, value)
+            send(ours, kind, value)
             if kind == "state" and job.kill:
                 ours.recv_bytes()  # nothing comes, except the end
-        send("end", "")
+        send(ours, "end", "")
     except BaseException as error:  # noqa: BLE001 - the user's loader may raise anything
         message = one_line(message_of(error), 300)
         with suppress(OSError):  # nobody listens
-            send("end", f"{doing[0]} raised {type(error).__name__}: {message}")
+            send(ours, "end", f"{doing[0]} raised {type(error).__name__}: {message}")
 
 
 def _messages(
@@ -205,7 +204,7 @@ def _messages(
         before = count
         doing[0] = f"epoch {epoch}, batch {number}"
         for batch in loader:
-            yield "batch", (epoch, number, with_digests(batch))
+            yield "batch", ReceivedBatch(epoch, number, digested(batch))
             count, number = count + 1, number + 1
             if count == job.stop_after:
                 doing[0] = "state_dict()"
@@ -216,8 +215,3 @@ def _messages(
             doing[0] = f"epoch {epoch}, batch {number}"
         epoch += count > before or not is_boundary
         number, is_boundary = 0, False
-
-
-def count_of_batches(count: int) -> str:
-    """Return "1 batch", "2 batches"."""
-    return f"{count:,} batch{'es' * (count != 1)}"
