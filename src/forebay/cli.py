@@ -353,6 +353,8 @@ def _let_stdout_take_all() -> None:
 
 
 def _interrupted(*_: object) -> NoReturn:
+    # Schedulers send it more than once, and what is finished is being committed from now on.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     raise KeyboardInterrupt
 
 

@@ -15,6 +15,7 @@ from reading import SAMPLES, URL, ask, equal, fetchers, texts
 
 import forebay
 from buckets import PATIENCE_S
+from forebay.base.process import SENT_TO_ALL
 from forebay.caching import link
 from forebay.caching.fetcher_process import FetcherProcess
 
@@ -125,6 +126,18 @@ def test_a_fetcher_that_was_stopped_is_continued(endpoint, local, monkeypatch):
     (pid,) = fetchers()
     os.kill(pid, signal.SIGSTOP)
     assert equal(cached[7], local[7])
+    assert fetchers() == [pid]
+
+
+@pytest.mark.slow
+def test_a_fetcher_leaves_signals_to_the_program(endpoint, local):
+    """What a scheduler sends to all processes does not make it fetch everything again."""
+    cached = forebay.open_cache(URL)
+    cached[7]
+    (pid,) = fetchers()
+    for each in SENT_TO_ALL:
+        os.kill(pid, each)
+    assert equal(cached[8], local[8])
     assert fetchers() == [pid]
 
 

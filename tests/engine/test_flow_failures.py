@@ -18,7 +18,7 @@ from forebay.engine.commands import (
     SetAlarm,
     StartWorker,
 )
-from forebay.engine.limits import MAX_DEATHS_IN_A_ROW
+from forebay.engine.limits import MAX_DEATHS_IN_A_ROW, MAX_SIGNALLED
 from forebay.failures import Failure
 from forebay.pools.events import (
     AlarmRang,
@@ -63,6 +63,27 @@ def test_an_external_death_costs_no_attempt() -> None:
     script.say(WorkerDied(0, CRASH, external=True))
     script.say(WorkerStarted(2))
     assert script.of(SendTasks)[-1] == SendTasks(2, ((0, 1),))
+
+
+def test_a_signal_to_all_is_no_tasks_fault_until_it_comes_again_and_again() -> None:
+    """Its worker was told to end: no attempt is used up, unless the task itself sends it."""
+    script = started(1, retries=0, num_workers=1)
+    for dead in range(MAX_SIGNALLED):
+        script.say(WorkerDied(dead, CRASH, signalled=True))
+        script.say(WorkerStarted(dead + 1))
+        assert script.of(SendTasks)[-1] == SendTasks(dead + 1, ((0, 1),))
+    assert script.of(ReportFailure) == script.of(ReportRetry) == []
+    script.say(WorkerDied(MAX_SIGNALLED, CRASH, signalled=True))
+    assert script.of(ReportFailure) == [ReportFailure(0, 1, 0.0, CRASH)]
+
+
+def test_a_worker_that_was_asked_for_its_stacks_has_not_been_told_to_end() -> None:
+    """SIGUSR1 ends it if the user's code has removed the handler; the task took too long."""
+    script = started(1, retries=0, num_workers=1, timeout_s=1.0)
+    script.say(AlarmRang(), at=2.0)
+    script.say(WorkerDied(0, CRASH, signalled=True))
+    (failed,) = script.of(ReportFailure)
+    assert failed.failure.kind == "timeout"
 
 
 def test_an_exception_is_tried_again_as_often_as_allowed() -> None:

@@ -265,15 +265,18 @@ class FlowMachine(RuleBasedStateMachine):
         external=st.booleans(),
         maybe_external=st.booleans(),
         memory=st.sampled_from([0, 0, 60]),
+        signalled=st.booleans(),
     )
-    def worker_dies(self, data: Any, external: bool, maybe_external: bool, memory: int) -> None:
+    def worker_dies(
+        self, data: Any, external: bool, maybe_external: bool, memory: int, signalled: bool
+    ) -> None:
         worker = data.draw(st.sampled_from(sorted(self.alive) + sorted(self.starting)))
         self.starting.discard(worker)
         is_full = bool(memory) and self.flow.held_bytes * 3 >= memory
-        self.dies(worker, blames=not external and not is_full)
+        self.dies(worker, blames=not external and not is_full and not signalled)
         self.timed_out.discard(worker)
         self.deaths += 1
-        self.say(WorkerDied(worker, CRASH, external, maybe_external, memory))
+        self.say(WorkerDied(worker, CRASH, external, maybe_external, memory, signalled))
 
     @precondition(lambda self: not self.bound and not self.finished)
     @rule(num_workers=st.integers(1, 5))

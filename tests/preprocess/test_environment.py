@@ -18,6 +18,7 @@ from driving import (
     await_no_processes,
     call,
     finish,
+    here,
     make_inputs,
     published,
     staged,
@@ -29,6 +30,8 @@ from works import copy
 import forebay
 from forebay.errors import BusyError, LedgerError, OptionError, OutputError, WorkerDiedError
 from forebay.pools import processes
+from forebay.runs.commits import Commits
+from forebay.runs.processing import Processing
 
 MIB = 1 << 20
 ROOT = os.geteuid() == 0
@@ -236,6 +239,26 @@ def test_a_second_driver_is_told_who_has_the_folder(waiting, tmp_path):
     code, said, _ = call("status", tmp_path / "out")
     assert code == 0
     assert f"running: pid {process.pid}" in said
+
+
+def test_a_second_sigterm_does_not_keep_a_run_from_committing(tmp_path, monkeypatch):
+    """Schedulers send it more than once; only the first one interrupts."""
+    inputs, close = make_inputs(tmp_path / "in", 3), Commits.close
+
+    def end_with_first(self, **_):
+        if self.commits.waiting:
+            signal.raise_signal(signal.SIGTERM)
+
+    def close_and_be_told(self):
+        signal.raise_signal(signal.SIGTERM)
+        return close(self)
+
+    monkeypatch.setattr(Processing, "_commit", end_with_first)
+    monkeypatch.setattr(Commits, "close", close_and_be_told)
+    code, _, err = here("preprocess", f"{WORKS}:copy", inputs, tmp_path / "out", "--num-workers", 0)
+    assert code == 130
+    assert "1 of 3 inputs are done and stay" in err
+    assert len(published(tmp_path / "out")) == 1
 
 
 @pytest.mark.slow

@@ -296,30 +296,37 @@ def _is_standard(folder: str) -> bool:
 
 # ---- signals -------------------------------------------------------------------------------------
 
-# What schedulers and users send to all processes of a program, whose own process handles it.
+# What schedulers and users send to all processes of a program, whose own process handles it. The
+# first ones say something to it; the others end it, and its workers with it.
 FOR_THE_PROGRAM = signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
+SENT_TO_ALL = (*FOR_THE_PROGRAM, signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def program_signals_held() -> Iterator[None]:
+def signals_held() -> Iterator[None]:
     """Let these signals wait; also in a process that the block starts.
 
     It begins like this, so no handler that it has inherited, or imports, is called in it before
     `leave_signals_to_program`.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_PROGRAM)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SENT_TO_ALL)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def leave_signals_to_program() -> None:
-    """Ignore those signals for which this process has a handler, and block none."""
-    for each in FOR_THE_PROGRAM:
-        if callable(signal.getsignal(each)):
-            signal.signal(each, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+def handled_signals() -> tuple[int, ...]:
+    """Return those of `FOR_THE_PROGRAM` for which this process has a handler."""
+    return tuple(each for each in FOR_THE_PROGRAM if callable(signal.getsignal(each)))
+
+
+def leave_signals_to_program(handled: Iterable[int]) -> None:
+    """Ignore those that the program handles, or this process; SIGINT and SIGTERM end it."""
+    for each in {*handled, *handled_signals()}:
+        signal.signal(each, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_DFL)
 
 
 # ---- ties ----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from forebay.base.process import (
     OOM_AFTER_WORKERS,
+    SENT_TO_ALL,
     continue_when_driver_ends,
     die_when_memory_runs_out,
 )
@@ -24,8 +25,9 @@ from forebay.errors import ForebayError, InputError, shown_location
 
 def run_fetcher(lock: int, incoming: int, config: int) -> NoReturn:
     """Run the process; the lock is released when it ends, however it does."""
-    for each in signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2:
-        signal.signal(each, signal.SIG_IGN)  # these are for the trainer
+    for each in SENT_TO_ALL:
+        signal.signal(each, signal.SIG_IGN)  # it ends with the process that opened the cache
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SENT_TO_ALL)
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
     except OSError:  # another one was faster

@@ -35,6 +35,7 @@ from forebay.base.process import (
     descriptors_for_workers,
     memory_file,
     memory_file_of,
+    signals_held,
     standard_library_first,
 )
 from forebay.errors import InputError, shown_location
@@ -241,16 +242,17 @@ class FetcherProcess:
         config = memory_file_of("place", pickle.dumps(self.place))
         passed = self._lock, self.descriptors[1], config
         try:
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-P", "-c", _BOOT),
-                    *map(str, passed),
-                    *standard_library_first(),
-                ],
-                pass_fds=passed,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            with signals_held():  # until it ignores them
+                process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-P", "-c", _BOOT),
+                        *map(str, passed),
+                        *standard_library_first(),
+                    ],
+                    pass_fds=passed,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
         finally:
             os.close(config)
         self._started.append(process)

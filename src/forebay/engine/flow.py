@@ -181,6 +181,8 @@ class Flow(TaskTable):
         if not worker.timed_out and self.limits.are_filled(self.held_bytes, event.memory):
             self._lower_high_mark(event.memory, commands)
             event = event._replace(external=True)
+        elif event.signalled and not worker.timed_out and self._are_excused(worker.running):
+            event = event._replace(external=True)
         suspects, failure = self._blamed(worker, event)
         # Such a death uses up an attempt, or each is tried alone from now on: they are bounded.
         if suspects:

@@ -9,6 +9,8 @@ from forebay.failures import Failure
 # How often in a row workers may be lost, with no answer and no suspect, before the flow gives up.
 # Workers that die together count once.
 MAX_DEATHS_IN_A_ROW = 10
+# How often the worker of a task may end by a signal to all processes before the task is blamed.
+MAX_SIGNALLED = 5
 # The most tasks that a worker holds to have work for `ahead_s`: each takes memory of its own.
 MOST_AHEAD = 1024
 # The share of all memory from which on held results are why it runs out.

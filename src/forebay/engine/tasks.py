@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
@@ -20,7 +20,7 @@ from forebay.engine.commands import (
     ReportFailure,
     ReportRetry,
 )
-from forebay.engine.limits import Limits
+from forebay.engine.limits import MAX_SIGNALLED, Limits
 from forebay.failures import Failure
 from forebay.pools import events as happened
 
@@ -91,6 +91,7 @@ class Task:
     alone: bool = False
     state: State = State.QUEUED
     attempt: int = 1
+    signalled: int = 0  # how often its worker ended by a signal that is sent to all
     nbytes: int = 0
     seconds: float = 0.0
     result: Any = None
@@ -228,6 +229,16 @@ class TaskTable:
         self._blocked.clear()
         self._order = deque(key for key in self._order if key >= before)
         self._deliver(commands)
+
+    def _are_excused(self, keys: Iterable[int]) -> bool:
+        """Count a signal to the worker of these tasks; return whether none is to blame for it.
+
+        One may send it itself: a script that ends with `kill 0`, for example.
+        """
+        tasks = [self._tasks[key] for key in keys]
+        for task in tasks:
+            task.signalled += 1
+        return all(task.signalled <= MAX_SIGNALLED for task in tasks)
 
     def _lower_high_mark(self, memory: int, commands: list[Command]) -> None:
         """Hold half of the bytes from now on, and make nothing until the rest is consumed."""

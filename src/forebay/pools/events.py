@@ -72,6 +72,7 @@ class WorkerDied(NamedTuple):
     Attributes:
         memory: If it was killed, perhaps because memory ran out: the bytes that this program may
             use; 0 for other deaths.
+        signalled: Whether it ended by a signal that is sent to all processes of a program.
     """
 
     incarnation: int
@@ -79,6 +80,7 @@ class WorkerDied(NamedTuple):
     external: bool = False
     maybe_external: bool = False
     memory: int = 0
+    signalled: bool = False
 
 
 class StacksTaken(NamedTuple):

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from typing import Any, final
 
 from forebay.base.machine import memory_kills, usable_memory
-from forebay.base.process import limits_in_words
+from forebay.base.process import SENT_TO_ALL, limits_in_words
 from forebay.errors import OptionError
 from forebay.failures import Failure
 from forebay.pools import zygote
@@ -304,7 +304,8 @@ class ProcessPool(Pool):
             words = describe_exit(code, peak_bytes, memory if is_counted else None)
             pid = self.pids.get(incarnation)
             failure = Failure("crash", "WorkerDiedError", words, stacks, pid=pid)
-            self._report_death(incarnation, WorkerDied(incarnation, failure, memory=memory))
+            death = WorkerDied(incarnation, failure, memory=memory, signalled=-code in SENT_TO_ALL)
+            self._report_death(incarnation, death)
         elif what == "stacks":
             if incarnation in self._workers:
                 self._events.append(StacksTaken(incarnation, *facts))

@@ -13,7 +13,8 @@ Guarantees: a worker's exit is reported once, with its status, its peak memory a
 stacks of a crash or hang. The process group of a worker dies with it; if a worker is killed
 because it hangs, so are all its descendants. Other processes that workers started, in new sessions
 or as daemons, are killed when the zygote ends, since it adopts their orphans. The zygote ends with
-the driver. If it is killed itself, the kernel kills the workers.
+the driver, and by SIGTERM; with it ends all that it started. If it is killed, the kernel kills the
+workers.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import NoReturn
 
 from forebay.base.libraries import keep_freed, use_one_thread
 from forebay.base.process import (
-    FOR_THE_PROGRAM,
     OOM_AFTER_WORKERS,
+    SENT_TO_ALL,
     adopt_orphans,
     become_worker,
     continue_when_driver_ends,
@@ -42,6 +44,7 @@ from forebay.base.process import (
     die_with,
     leave_signals_to_program,
     memory_file,
+    signals_held,
     watch_maker_of,
 )
 from forebay.failures import Failure
@@ -89,6 +92,11 @@ def _descendants(ancestor: int) -> list[int]:
 
 
 # ---- zygote --------------------------------------------------------------------------------------
+
+
+def _wake(*_: object) -> None:
+    """Do nothing: a signal that has a handler is written to the pipe that `serve` watches."""
+
 
 # Orders from the driver, all of one size: what, incarnation, worker ID, seconds. "start" carries
 # the worker's ends of its channel.
@@ -151,14 +159,24 @@ class _Child:
 
 
 def run(
-    control: socket.socket, answers: int, job: Job | bytes, *, is_limited: bool = False
+    control: socket.socket,
+    answers: int,
+    job: Job | bytes,
+    handled: Iterable[int],
+    *,
+    is_limited: bool = False,
 ) -> NoReturn:
-    """Serve the driver until it closes or dies; never returns."""
+    """Serve the driver until it closes or dies; never returns.
+
+    Args:
+        handled: Signals for which the driver has a handler; see `leave_signals_to_program`.
+        is_limited: Whether libraries that are loaded use one thread already.
+    """
     code = 1
     become_worker()
     die_when_memory_runs_out(OOM_AFTER_WORKERS)
     try:
-        zygote = _Zygote(control, answers, job, is_limited=is_limited)
+        zygote = _Zygote(control, answers, job, handled, is_limited=is_limited)
         try:
             zygote.serve()
             code = 0
@@ -171,16 +189,22 @@ def run(
 def serve_in_new_interpreter(control: int, answers: int, payload: int) -> NoReturn:
     """Serve in a new interpreter."""
     with os.fdopen(payload, "rb") as file:
-        sys.path[:], sys.argv[:], script = pickle.load(file)  # noqa: S301 - from the driver
+        sys.path[:], sys.argv[:], script, handled = pickle.load(file)  # noqa: S301 - the driver's
         body = file.read()
     if script is not None:  # for what the user's function starts with multiprocessing
         sys.modules["__main__"].__file__ = script
-    run(socket.socket(fileno=control), answers, body)
+    run(socket.socket(fileno=control), answers, body, handled)
 
 
 class _Zygote:
     def __init__(
-        self, control: socket.socket, answers: int, job: Job | bytes, *, is_limited: bool
+        self,
+        control: socket.socket,
+        answers: int,
+        job: Job | bytes,
+        handled: Iterable[int],
+        *,
+        is_limited: bool,
     ) -> None:
         self._control = control
         self._answers = answers
@@ -192,11 +216,10 @@ class _Zygote:
         os.set_blocking(self._woken, False)
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, _wake)
         # The driver may block signals. SIGCHLD announces deaths, and workers expect the default.
-        signal.pthread_sigmask(signal.SIG_SETMASK, FOR_THE_PROGRAM)
+        signal.pthread_sigmask(signal.SIG_SETMASK, SENT_TO_ALL)
+        signal.signal(signal.SIGCONT, self._end_with_driver)
         continue_when_driver_ends(control.fileno())
         adopt_orphans()
         # Inherited by the workers, and before the user's code is imported.
@@ -208,9 +231,21 @@ class _Zygote:
             self._job = load_job(job) if isinstance(job, bytes) else job
         except BaseException as error:  # noqa: BLE001 - whatever importing user code raises
             self._job = failure_of(error)
-        leave_signals_to_program()  # also by importing the user's module
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
+        leave_signals_to_program(handled)  # also by importing the user's module
+        signal.signal(signal.SIGTERM, _wake)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._driver.send(("ready",))
         gc.freeze()  # the collector would write to, and so copy, pages that the workers share
+
+    def _end_with_driver(self, *_: object) -> None:
+        """End if the driver has: while the user's module is imported, no order is awaited."""
+        ended = select.poll()
+        ended.register(self._control, 0)  # whether it was closed is always reported
+        for descriptor in self._driver_ended:
+            ended.register(descriptor, select.POLLIN)
+        if ended.poll(0):
+            os._exit(1)
 
     def serve(self) -> None:
         control = self._control.fileno()
@@ -225,8 +260,8 @@ class _Zygote:
                 due.append(self._closing_at)
             timeout = max(min(due) - now, 0.0) * 1000 if due else None
             ready = {descriptor for descriptor, _ in arrivals.poll(timeout)}
-            if self._woken in ready:
-                os.read(self._woken, 4096)
+            if self._woken in ready and signal.SIGTERM in os.read(self._woken, 4096):
+                break
             if not ready.isdisjoint(self._driver_ended):
                 break
             if control in ready and not self._execute_order():
@@ -285,7 +320,12 @@ class _Zygote:
         try:
             opened = [memory_file("forebay")]
             opened += os.pipe()
-            pid = os.fork()
+            with signals_held():  # until the worker has its own handlers
+                pid = os.fork()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    for each in (signal.SIGCHLD, signal.SIGTERM):
+                        signal.signal(each, signal.SIG_DFL)
         except OSError as error:  # a limit is reached
             from forebay.base.process import refused
 
@@ -299,8 +339,6 @@ class _Zygote:
                 os.close(gate_write)
                 os.read(gate_read, 1)  # until the driver can kill it by ID
                 os.close(gate_read)
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 self._control.close()
                 for descriptor in (self._answers, *self._driver_ended):
                     os.close(descriptor)

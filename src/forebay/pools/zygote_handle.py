@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import pairwise
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -38,8 +38,9 @@ from typing import Any, Literal
 from forebay.base.libraries import one_thread
 from forebay.base.process import (
     descriptors_for_workers,
+    handled_signals,
     memory_file,
-    program_signals_held,
+    signals_held,
     standard_library_first,
 )
 from forebay.errors import OptionError
@@ -85,7 +86,7 @@ def fork(
 ) -> int:
     """Fork the zygote, which closes these descriptors; None for all that it has no use for."""
     flush_streams()  # or the child would print the buffered output again
-    driver, pid = os.getpid(), 0
+    driver, pid, handled = os.getpid(), 0, handled_signals()
     try:
         with one_thread(), handlers_deferred(), whole_recursion_limit():
             pid = os.fork()
@@ -104,7 +105,7 @@ def fork(
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
             os.close(null)
-            zygote.run(control, answers, job, is_limited=True)
+            zygote.run(control, answers, job, handled, is_limited=True)
     except BaseException:  # raised by a deferred handler, if the fork succeeded
         if pid:
             os.kill(pid, signal.SIGKILL)
@@ -153,7 +154,8 @@ def execute(control: socket.socket, answers: int, payload: bytes, keep: Iterable
     import subprocess
 
     with os.fdopen(memory_file("forebay"), "w+b") as file:
-        pickle.dump((sys.path, sys.argv, vars(sys.modules["__main__"]).get("__file__")), file)
+        script = vars(sys.modules["__main__"]).get("__file__")
+        pickle.dump((sys.path, sys.argv, script, handled_signals()), file)
         file.write(payload)
         file.seek(0)  # which writes what is buffered
         descriptors = control.fileno(), answers, file.fileno()
@@ -169,6 +171,11 @@ def execute(control: socket.socket, answers: int, payload: bytes, keep: Iterable
         )
     process.returncode = 0  # it is reaped by its process ID
     return process.pid
+
+
+# If multiprocessing's forkserver is killed: how long to try to start a process with another one,
+# how long to wait between two tries, and the exit code of a process that it had started.
+SERVER_S, SERVER_WAIT_S, SERVER_KILLED = 10.0, 0.02, 255
 
 
 def spawn(context: BaseContext, control: socket.socket, answers: int, job: Job) -> Any:
@@ -187,9 +194,18 @@ def spawn(context: BaseContext, control: socket.socket, answers: int, job: Job) 
         if is_fork:
             forking.enter_context(one_thread())
             forking.enter_context(whole_recursion_limit())
-        process = kind(target=_spawned, args=(*ends, job, earlier, is_fork), daemon=True)
+        given = *ends, job, earlier, handled_signals(), is_fork
+        until = time.monotonic() + SERVER_S
         try:
-            process.start()
+            while True:
+                process = kind(target=_spawned, args=given, daemon=True)
+                try:
+                    process.start()
+                    break
+                except (EOFError, ConnectionError):  # it was killed, and may be about to end
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(SERVER_WAIT_S)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             error.add_note(
                 f"forebay: the start method {context.get_start_method()!r} pickles functions by "
@@ -233,10 +249,17 @@ class _Descriptor(int):
         return methodcaller("detach"), (DupFd(int(self)),)
 
 
-def _spawned(control: int, answers: int, job: Job, safe_path: str | None, is_fork: bool) -> None:
+def _spawned(
+    control: int,
+    answers: int,
+    job: Job,
+    safe_path: str | None,
+    handled: Iterable[int],
+    is_fork: bool,
+) -> None:
     _restore_safe_path(safe_path)  # what the user's function starts must not inherit it
     os.setsid()  # Ctrl-C is for the driver
-    zygote.run(socket.socket(fileno=control), answers, job, is_limited=is_fork)
+    zygote.run(socket.socket(fileno=control), answers, job, handled, is_limited=is_fork)
 
 
 # How long a zygote that has loaded the job may owe an answer without sending anything.
@@ -257,12 +280,31 @@ Start = Literal["auto", "fork"] | BaseContext
 class ZygoteHandle:
     """One zygote, which is starting or running."""
 
+    _channel: Channel
+
     def __init__(self, job: Job | bytes, start: Start, keep: Sequence[int]) -> None:
         self._spawned: Any = None  # the multiprocessing.Process, if it was spawned
         self._is_loaded = False  # whether it has loaded the job
         self.has_failed = False  # whether, if it was spawned, it could not: another cannot either
         self._silent_s = 0.0
         self._checked_at = time.monotonic()
+        is_server = False
+        if isinstance(start, BaseContext) and (method := start.get_start_method()) != "fork":
+            from multiprocessing import resource_tracker
+
+            is_server = method == "forkserver"
+            with signals_held():  # it stays, and would block none of them in the next block
+                resource_tracker.ensure_running()
+        try:
+            # Not those of a server that outlives this block, and whose children inherit its mask.
+            with nullcontext() if is_server else signals_held():
+                self._begin(job, start, keep)
+        except BaseException:  # raised by a handler, when signals that have waited are delivered
+            if hasattr(self, "_channel"):
+                self.end(0.0)
+            raise
+
+    def _begin(self, job: Job | bytes, start: Start, keep: Sequence[int]) -> None:
         with ExitStack() as theirs, ExitStack() as undo:
             get, answers = os.pipe()
             theirs.callback(os.close, answers)
@@ -272,8 +314,6 @@ class ZygoteHandle:
             undo.enter_context(ours)
             driver_ends.update((get, ours.fileno()))
             undo.callback(driver_ends.difference_update, (get, ours.fileno()))
-            if not isinstance(start, BaseContext) or start.get_start_method() != "forkserver":
-                theirs.enter_context(program_signals_held())
             if isinstance(start, BaseContext):
                 assert not isinstance(job, bytes)
                 self._spawned = spawn(start, control, answers, job)
@@ -354,7 +394,8 @@ class ZygoteHandle:
             if self._spawned.is_alive():
                 self._spawned.kill()
             self._spawned.join()
-            self.has_failed = self._spawned.exitcode > 0 and not self._is_loaded
+            is_failure = 0 < self._spawned.exitcode != SERVER_KILLED
+            self.has_failed = is_failure and not self._is_loaded
             self._spawned.close()
         else:
             with suppress(ProcessLookupError, ChildProcessError):  # it was reaped by another `wait`
