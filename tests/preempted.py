@@ -1,4 +1,4 @@
-"""A program whose processes all get a signal, again and again, while it loads or runs a job.
+"""A program whose processes all get a signal, again and again, while it loads or runs jobs.
 
     python preempted.py SIGNAL WHAT FOLDER
 
@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -17,13 +18,22 @@ import forebay
 
 SETTINGS = {
     "torch's arguments": {},
+    "persistent": {"persistent_workers": True},
     "seed": {"shuffle": True, "seed": 0},
     "buffer": {"shuffle": True, "seed": 0, "buffer": "1MB"},
+    "disk": {"shuffle": True, "seed": 0, "buffer": "1MB", "persistent_workers": True},
+    "stream": {"seed": 0},
+    "spawn": {"shuffle": True, "seed": 0, "multiprocessing_context": "spawn"},
+    "forkserver": {"shuffle": True, "seed": 0, "multiprocessing_context": "forkserver"},
 }
+# Those whose workers import torch.
+SLOW = ("spawn", "forkserver")
+received = []
 
 
 def handle(number, frame):
     """Say in which process it is called."""
+    received.append(number)
     os.write(1, f"{os.getpid()}\n".encode())
 
 
@@ -42,9 +52,9 @@ def processes(ancestor):
     return found
 
 
-def signal_all(number, program):
+def signal_all(number, program, *, workers_first=False):
     """Send a signal to each process of a program, as a scheduler does."""
-    for each in sorted(processes(program)):
+    for each in sorted(processes(program), reverse=workers_first):
         try:
             os.kill(each, number)
         except ProcessLookupError:
@@ -70,6 +80,14 @@ class Squares(torch.utils.data.Dataset):
         return torch.tensor([float(index) ** 2])
 
 
+class SquareStream(torch.utils.data.IterableDataset):
+    """Yields the same, each worker its part."""
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        yield from (torch.tensor([float(each) ** 2]) for each in range(96)[worker.id :: 2])
+
+
 class Signalling(Squares):
     """The same, with signals in between."""
 
@@ -89,43 +107,64 @@ def tell_size(path):
     return {"size": path.stat().st_size}
 
 
-def load(settings, number):
-    """Return the samples of two epochs."""
-    samples = []
-    with forebay.DataLoader(Squares(), 4, num_workers=2, **settings) as loader:
-        for _ in range(2):
+def load(name, folder, interrupt):
+    """Return the samples of two epochs.
+
+    Args:
+        name: Of the settings.
+        interrupt: Called while the workers start, in mid-epoch, with the last batch, and while an
+            epoch ends and the next one begins.
+    """
+    samples, settings, is_slow = [], SETTINGS[name], name in SLOW
+    if name == "disk":
+        settings = settings | {"buffer": forebay.Buffer("1MB", directory=folder)}
+    dataset = SquareStream() if name == "stream" else Squares()
+    with forebay.DataLoader(dataset, 4, num_workers=2, **settings) as loader:
+        for epoch in range(2):
             batches = iter(loader)
-            signal_all(number, os.getpid())  # while the workers start, or an epoch ends
+            if not (is_slow and epoch):
+                interrupt()
             for at, batch in enumerate(batches):
                 samples += batch.flatten().tolist()
-                if at in (3, 4, 23):
-                    signal_all(number, os.getpid())
+                if at in ((4,) if is_slow else (3, 4, 23)):
+                    interrupt(workers_first=at == 4)
     return samples
 
 
+def run(folder):
+    """Return what became of the inputs or samples of each job."""
+    options = {"num_workers": 2, "retries": 0, "progress": False}
+    report = forebay.preprocess(tell_size, folder / "*.txt", folder / "rows", **options)
+    rows = [report.done, report.failed]
+    del options["retries"]
+    dataset, model = Signalling(folder), torch.nn.Identity()
+    report = forebay.predict(model, dataset, folder / "predicted", batch_size=4, **options)
+    for each in folder.glob("*.marker"):
+        each.unlink()
+    cached = forebay.cache(dataset, folder / "cached", **options)
+    return [rows, [report.done, report.failed], [each.item() for each in cached]]
+
+
 def main():
-    """Run the work, with signals in between."""
+    """Do the work, with signals in between."""
     name, what, folder = *sys.argv[1:3], Path(sys.argv[3])
-    number = getattr(signal, name)
+    number, sent = getattr(signal, name), 0
     signal.signal(number, handle)
     os.environ.update(SIGNAL=name, PROGRAM=str(os.getpid()))
-    options = {"num_workers": 2, "progress": False}
-    if what in SETTINGS:
-        result = load(SETTINGS[what], number)
-    elif what == "preprocess":
-        report = forebay.preprocess(tell_size, folder / "*.txt", folder / "out", **options)
-        result = [report.done, report.failed]
-    elif what == "cache":
-        result = [
-            each.item() for each in forebay.cache(Signalling(folder), folder / "out", **options)
-        ]
+
+    def interrupt(**order):
+        nonlocal sent
+        signal_all(number, os.getpid(), **order)
+        sent += 1
+        while len(received) < sent:  # another thread may have got it
+            time.sleep(0)
+
+    if what == "jobs":
+        result = run(folder)
     else:
-        dataset = Signalling(folder)
-        report = forebay.predict(
-            torch.nn.Identity(), dataset, folder / "out", batch_size=4, **options
-        )
-        result = [report.done, report.failed]
-    print(json.dumps(result))
+        result = {each: load(each, folder, interrupt) for each in what.split(",")}
+        result["signals"] = sent
+    print(json.dumps([os.getpid(), result]))
 
 
 if __name__ == "__main__":

@@ -12,62 +12,173 @@ from pathlib import Path
 import pytest
 import torch
 
+import forebay
 import preempted
-from kit.leaks import no_leaks
 
 PROGRAM = Path(preempted.__file__)
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train_until_preempted.py"
 SQUARES = [float(at) ** 2 for at in range(96)]
-SIGNALS = ["SIGTERM", "SIGUSR2", "SIGUSR1", "SIGHUP"]
+SIGNALS = ["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"]
+FORKED = [each for each in preempted.SETTINGS if each not in preempted.SLOW]
 
 
-@pytest.fixture(autouse=True)
-def leaves_nothing():
-    with no_leaks():
-        yield
+@pytest.fixture
+def run(trainers, tmp_path):
+    """Run the program; return what came of its work, and how often the handler was called.
 
+    In the user's own process, it is checked, which prints the result as well.
+    """
 
-def run(name, what, folder):
-    """Run the program; return what came of its work, and which processes called the handler."""
-    command = [sys.executable, PROGRAM, name, what, folder]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    out, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, out
-    *calls, result = out.splitlines()
-    return json.loads(result), [int(each) == process.pid for each in calls]
+    def run(name, what):
+        code, out, err = trainers.run(PROGRAM, name, what, tmp_path, cwd=tmp_path)
+        assert code == 0, err
+        *calls, result = out.splitlines()
+        trainers.await_none_left()
+        pid, result = json.loads(result)
+        assert {*map(int, calls)} == {pid}, "called in a worker"
+        return result, len(calls)
+
+    return run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", preempted.SETTINGS)
-@pytest.mark.parametrize("name", SIGNALS)
-def test_a_loader_goes_on_after_a_signal_to_every_process(name, settings, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, FORKED) for name in SIGNALS),
+        *(pytest.param(name, preempted.SLOW, marks=pytest.mark.full) for name in SIGNALS[:2]),
+    ],
+)
+def test_a_loader_goes_on_after_a_signal_to_every_process(run, name, settings):
     """Each sample once in each of two epochs, in the order without signals.
 
-    They come while the workers start, twice in a row, with the last batch, and while an epoch
-    begins. The user's handler is called in the user's process alone.
+    They come while the workers start, in mid-epoch, with the last batch, and while an epoch begins;
+    the program first or the workers first. The user's handler is called once for each.
     """
-    samples, calls = run(name, settings, tmp_path)
-    assert all(calls), "called in a worker"
-    assert 1 <= len(calls) <= 8  # signals that wait for the same process are one
-    epochs = samples[:96], samples[96:]
-    if settings == "torch's arguments":
-        assert epochs == (SQUARES, SQUARES)
-    else:
-        assert samples == preempted.load(preempted.SETTINGS[settings], 0)
-        assert [*map(sorted, epochs)] == [SQUARES, SQUARES]
-        assert epochs[0] != epochs[1]
+    found, calls = run(name, ",".join(settings))
+    assert calls == found.pop("signals")
+    for each, samples in found.items():
+        epochs = samples[:96], samples[96:]
+        assert [*map(sorted, epochs)] == [SQUARES, SQUARES], each
+        if preempted.SETTINGS[each].get("shuffle"):
+            assert samples == found["seed" if "seed" in found else settings[0]]
+            assert epochs[0] != epochs[1]
+        elif each != "stream":
+            assert epochs == (SQUARES, SQUARES)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["preprocess", "predict", "cache"])
 @pytest.mark.parametrize("name", SIGNALS)
-def test_a_job_goes_on_after_a_signal_to_every_process(name, what, tmp_path):
+def test_a_job_goes_on_after_a_signal_to_every_process(run, name, tmp_path):
     """All is done, and nothing failed: what a dead worker had is done again."""
     for at in range(60):
         (tmp_path / f"{at:02}.txt").write_text("x" * at)
-    result, calls = run(name, what, tmp_path)
-    assert calls and all(calls), "called in a worker"
-    assert result == {"preprocess": [60, 0], "predict": [96, 0], "cache": SQUARES}[what]
+    found, calls = run(name, "jobs")
+    assert 1 <= calls <= 9  # those that wait for the same process are one
+    assert found == [[60, 0], [96, 0], SQUARES]
+
+
+def end_by_signal(path):
+    """Return a row; of "thrice" only the fourth time, and of "always" never."""
+    tries = len([*path.parent.glob(f"{path.stem}.try*")])
+    if path.stem == "always" or (path.stem == "thrice" and tries < 3):
+        path.with_suffix(f".try{tries}").touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+    return {"tries": tries}
+
+
+def test_an_input_is_not_blamed_for_a_worker_that_was_told_to_end(tmp_path):
+    """Not even with retries=0, unless that comes again and again: it may send the signal itself."""
+    for name in ("thrice", "other", "always"):
+        (tmp_path / f"{name}.txt").touch()
+    report = forebay.preprocess(
+        end_by_signal,
+        tmp_path / "*.txt",
+        tmp_path / "out",
+        num_workers=1,
+        retries=0,
+        progress=False,
+        max_failures=1,
+    )
+    assert (report.done, report.failed) == (2, 1)
+    assert "SIGTERM" in report.failures[0].message
+    assert sorted(report.metadata.column("tries").to_pylist()) == [0, 3]
+
+
+# ---- without a handler ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_program_without_a_handler_ends_with_its_workers(script, tmp_path, name):
+    """At once, whatever they do; nothing is left in memory or on the disk."""
+    folder = tmp_path / "buffer"
+    folder.mkdir()
+    code, out, err = script(
+        f"""
+        import preempted
+        buffer = forebay.Buffer("20MB", directory=sys.argv[1])
+        loaders = [
+            forebay.DataLoader(Numbers(1000, 10_000), 2, num_workers=2, **settings)
+            for settings in ({{}}, {{"persistent_workers": True}}, {{"buffer": buffer}})
+        ]
+        iterators = [iter(each) for each in loaders]
+        batches = [next(each) for each in iterators]
+        preempted.signal_all(signal.{name}, os.getpid())
+        """,
+        folder,
+    ).end()
+    assert (code, out, err) == (-getattr(signal, name), "", "")
+    assert list(folder.iterdir()) == []
+
+
+BEGIN = """
+import preempted
+
+folder = Path(sys.argv[1])
+os.environ.update(SIGNAL="SIGTERM", PROGRAM=str(os.getpid()))
+options = {"num_workers": 2, "progress": False}
+"""
+JOBS = {
+    "preprocess": """
+def work(source, out):
+    if source.stem in ("20", "40"):
+        preempted.signal_once(folder / f"{source.stem}.marker")
+    out.file(source.name).write_text(source.stem)
+
+report = forebay.preprocess(work, folder / "*.txt", folder / "out", **options)
+print(report.done, report.failed)
+""",
+    "predict": """
+data = preempted.Signalling(folder)
+report = forebay.predict(torch.nn.Identity(), data, folder / "out", batch_size=4, **options)
+print(report.done, report.failed)
+""",
+    "cache": """
+cached = forebay.cache(preempted.Signalling(folder), folder / "out", **options)
+print(sum(each.item() == at ** 2 for at, each in enumerate(cached)), 0)
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_without_a_handler_ends_and_the_same_call_continues(script, tmp_path, job):
+    """Nothing failed because of it, nothing is torn, and no file of the first run is left."""
+    for at in range(60):
+        (tmp_path / f"{at:02}.txt").write_text("x" * at)
+    codes = []
+    while codes[-1:] != [0]:  # two workers may have sent the signals that ended a run
+        assert codes == len(codes) * [-signal.SIGTERM] and len(codes) <= 3
+        code, out, err = script(BEGIN + JOBS[job], tmp_path).end()
+        assert err == ""
+        codes.append(code)
+    assert len(codes) > 1
+    assert out == ("60 0\n" if job == "preprocess" else "96 0\n")
+    if job == "preprocess":
+        names = sorted(each.name for each in (tmp_path / "out").glob("*.txt"))
+        assert names == [f"{at:02}.txt" for at in range(60)]
+        assert not any((tmp_path / "out" / ".forebay" / "staging").glob("*/*"))
 
 
 # ---- stopped, and continued ----------------------------------------------------------------------
