@@ -293,7 +293,8 @@ class ZygoteHandle:
             from multiprocessing import resource_tracker
 
             is_server = method == "forkserver"
-            with signals_held():  # it stays, and would block none of them in the next block
+            # It stays; and if the next block began it, it would let some of these through there.
+            with signals_held(), _safe_path():
                 resource_tracker.ensure_running()
         try:
             # Not those of a server that outlives this block, and whose children inherit its mask.
