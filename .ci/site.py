@@ -14,11 +14,13 @@ BOOSTS = {
     "docs/tutorial/": 2.0,
     "docs/reference/": 3.0,
     "docs/explanation/": 1.0,
-    "docs/benchmarks/": 0.3,
-    "docs/design/": 0.2,
-    "ARCHITECTURE.md": 0.2,
-    "AGENTS.md": 0.2,
-    "CHANGELOG.md": 0.1,
+    "docs/glossary.md": 0.5,
+    "docs/benchmarks/": 0.1,
+    "docs/design/": 0.03,
+    "ARCHITECTURE.md": 0.03,
+    "AGENTS.md": 0.03,
+    "CONTRIBUTING.md": 0.03,
+    "CHANGELOG.md": 0.03,
 }
 
 

@@ -53,6 +53,7 @@ def test_the_site_needs_no_server_and_nothing_from_elsewhere() -> None:
     assert (ROOT / script).is_file()
     assert "\n  - search\n  - offline" in config
     assert "use_directory_urls: false" in config
+    assert "mermaid" not in config  # diagrams whose script comes from a server
 
 
 def test_every_document_is_in_the_sites_navigation() -> None:

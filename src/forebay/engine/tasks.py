@@ -1,6 +1,6 @@
 """The tasks of a flow and who holds them: their states and moves, queues, order, and room. PURE.
 
-`tests/test_flow_docs.py` draws the diagram in `docs/explanation/flow.md` from `TRANSITIONS`.
+`tests/test_flow_docs.py` compares the table in `docs/explanation/flow.md` with `TRANSITIONS`.
 """
 
 from __future__ import annotations
