@@ -21,12 +21,13 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from forebay.base.callers import RAY_TRAIN, library_call
 from forebay.base.torch_internals import torch_init
 from forebay.buffer import Buffer, buffer_of
 from forebay.errors import OptionError, short_tracebacks
 from forebay.loading.arguments import ARGUMENTS
 from forebay.loading.inspection import InspectedLoader, page_of_loader
-from forebay.loading.iterators import READ_AHEAD, AheadIterator, BatchIterator, UnreadSampler
+from forebay.loading.iterators import BatchIterator, UnreadSampler
 from forebay.loading.kind import LoaderKind
 from forebay.loading.kinds import (
     check_arguments,
@@ -237,6 +238,10 @@ class DataLoader(InspectedLoader[_T_co]):
         self._is_named = is_named  # whether there is an argument that torch does not have
         check_arguments(self._kind())
         self._loader_progress = LoaderProgress()
+        if RAY_TRAIN in sys.modules:
+            from forebay.loading.ray_train import wrap_no_loader
+
+            wrap_no_loader(DataLoader)
 
     @property
     def _kind_class(self) -> type[LoaderKind]:
@@ -263,11 +268,11 @@ class DataLoader(InspectedLoader[_T_co]):
         """Return an iterator over one epoch."""
         if self._prepared is not None:
             return self._prepared.batches(self)
-        is_read_ahead = sys._getframe(1).f_globals.get("__name__") in READ_AHEAD
-        iterator = self._begun()
-        if not is_read_ahead:
-            return iterator
-        return AheadIterator(iterator, self._loader_progress, self._kind)
+        if library_call(RAY_TRAIN, "__iter__", 1) is not None:
+            from forebay.loading.ray_train import refuse_wrapper
+
+            refuse_wrapper()
+        return self._begun()
 
     def _begun(self) -> Any:
         """Return an iterator of torch's kind over one epoch."""
@@ -390,11 +395,6 @@ class DataLoader(InspectedLoader[_T_co]):
         if self._is_initialized:
             self._loader_progress.close()
         self._iterator = None
-
-    @property
-    def _is_initialized(self) -> bool:
-        """Return whether `__init__` has ended; subclasses such as torchdata's may not call it."""
-        return "_loader_progress" in self.__dict__
 
     # ---- object protocol -----------------------------------------------------------------------
 

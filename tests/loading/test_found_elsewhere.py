@@ -14,19 +14,21 @@ import sys
 from collections import UserDict
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from datasets import Squares, Stream
 from streams import until
-from torch.utils.data import BatchSampler, Dataset, IterableDataset
+from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import forebay
 from forebay import Buffer, DataLoader, OptionError
 from forebay.base.torch_internals import accepts
 from forebay.buffer import buffer_of
+from forebay.ranks import Ranks
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -589,6 +591,81 @@ def test_accelerate_prepares_loaders_of_forebays_arguments_alone():
         loader._is_accelerate_prepared = True
         assert not loader._is_accelerate_prepared
         assert len(list(loader)) == 8
+
+
+# What Ray Train does with a loader, in short; its own class holds a batch for its user.
+RAY_TRAIN = """
+from torch.utils.data import DataLoader, DistributedSampler
+
+class _WrappedDataLoader:
+    def __init__(self, loader, device, auto_transfer):
+        self.loader = loader
+    def __iter__(self):
+        return iter(self.loader)
+
+def prepare_data_loader(loader, add_dist_sampler=True, move_to_device=True):
+    if not isinstance(loader.sampler, DistributedSampler) and add_dist_sampler:
+        loader = DataLoader(loader.dataset, sampler=DistributedSampler(loader.dataset))
+    return _WrappedDataLoader(loader, CPU, False) if move_to_device else loader
+"""
+
+
+@pytest.fixture
+def prepare_data_loader(monkeypatch):
+    """Return Ray Train's function, in the second of two processes."""
+    name = "ray.train.torch.train_loop_utils"
+    module: Any = ModuleType(name)
+    module.CPU = torch.device("cpu")
+    exec(RAY_TRAIN, vars(module))
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr("forebay.loading.ray_train.process_group", lambda: Ranks(2, 1))
+    return module.prepare_data_loader
+
+
+def test_ray_train_prepares_a_loader_in_place(prepare_data_loader):
+    """It is divided, stays where it is, and nothing is put around it."""
+    loader = DataLoader(range(8), batch_size=2, seed=0)
+    assert prepare_data_loader(loader) is loader
+    assert [batch.tolist() for batch in loader] == [[2, 3], [6, 7]]
+    assert prepare_data_loader(loader, move_to_device=False) is loader
+    assert loader.epoch == 1
+    assert [batch.tolist() for batch in loader] == [[2, 3], [6, 7]]
+    whole = DataLoader(range(4), batch_size=2, seed=0)
+    assert prepare_data_loader(whole, add_dist_sampler=False) is whole
+    assert len(whole) == 2
+
+
+def test_ray_train_gives_torchs_sampler_to_a_loader_with_torchs_arguments(prepare_data_loader):
+    """Its state says where it is, although Ray would have made another loader."""
+    loader = prepare_data_loader(DataLoader(range(8), batch_size=2, shuffle=True))
+    sampler = DistributedSampler(range(8), 2, 1)
+    assert torch.cat(list(loader)).tolist() == list(sampler)
+    sampler.set_epoch(1)
+    loader.sampler.set_epoch(1)
+    assert torch.cat(list(loader)).tolist() == list(sampler)
+    assert loader.epoch == 2
+    with pytest.warns(UserWarning, match="replaces the list of a loader with torch's arguments"):
+        prepare_data_loader(DataLoader(range(8), sampler=[1, 2]))
+
+
+def test_what_ray_train_cannot_divide_is_an_error(prepare_data_loader):
+    """In words; the loader is what it was."""
+    own = DataLoader(range(8), batch_sampler=[[0, 1], [2]], seed=0)
+    with pytest.raises(OptionError, match="the batches of a list cannot be divided among the 2"):
+        prepare_data_loader(own)
+    assert [batch.tolist() for batch in own] == [[0, 1], [2]]
+    other = DataLoader(range(8), world_size=3, rank=0)
+    with pytest.raises(
+        OptionError, match="made for rank 0 of 3, and this is process 1 of 2 of Ray"
+    ):
+        prepare_data_loader(other)
+
+
+def test_a_loader_that_ray_train_has_wrapped_is_an_error(prepare_data_loader):
+    """It would be a batch ahead of the training, and so would its state."""
+    wrapped = prepare_data_loader.__globals__["_WrappedDataLoader"]
+    with pytest.raises(OptionError, match="put another loader around this one"):
+        iter(wrapped(DataLoader(range(8), seed=0), None, False))
 
 
 def test_use_takes_a_trainer_of_transformers():

@@ -23,6 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data._utils.collate import default_collate, default_collate_fn_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from forebay.base.callers import library_call
 from forebay.errors import OptionError, without_credentials, without_middle
 
 __all__ = ["TypedStorage", "UntypedStorage"]
@@ -171,23 +172,17 @@ def torch_init() -> Any:
 
 def refuse_stock_loader() -> None:
     """Raise an error if a plain torch DataLoader iterates a sampler of forebay, which calls it."""
-    frame = sys._getframe(2)
-    for _ in range(6):
-        if frame.f_back is None:
-            return
-        frame = frame.f_back
-        owner = frame.f_locals.get("self")
-        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
-            if owner is not None and type(owner).__module__.startswith("forebay."):
-                return
-            raise OptionError(
-                "a plain torch DataLoader was made with the sampler of a forebay.DataLoader, so "
-                "buffer=, seed=, world_size= and the state would be lost\n"
-                "  No batch was returned. With transformers, call forebay.use(trainer); with "
-                "Accelerate, pass the loader to accelerator.prepare() and no other function; "
-                "otherwise use world_size='auto' and do not hand the loader to the library's "
-                "prepare() (docs/how-to/frameworks.md)."
-            )
+    found = library_call("torch.utils.data.dataloader", None, 8)
+    if found is None or type(found.get("self")).__module__.startswith("forebay."):
+        return
+    raise OptionError(
+        "a plain torch DataLoader was made with the sampler of a forebay.DataLoader, so "
+        "buffer=, seed=, world_size= and the state would be lost\n"
+        "  No batch was returned. With transformers, call forebay.use(trainer); with "
+        "Accelerate, pass the loader to accelerator.prepare() and no other function; "
+        "otherwise use world_size='auto' and do not hand the loader to the library's "
+        "prepare() (docs/how-to/frameworks.md)."
+    )
 
 
 def is_unread(iterator: Any) -> bool:

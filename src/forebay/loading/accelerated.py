@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 
 from forebay.errors import OptionError
 from forebay.loading.iterators import BatchIterator
-from forebay.loading.kinds import check_arguments
+from forebay.loading.late_arguments import check_ranks, set_arguments, values_of_ranks
 from forebay.loading.samplers import length_of
 from forebay.loading.selections import Start
 from forebay.ranks import Ranks
@@ -96,21 +96,6 @@ class _Epoch:
 # ---- prepare -------------------------------------------------------------------------------------
 
 
-def prepared_for_caller(loader: Any) -> bool:
-    """Prepare a loader if an Accelerator asks whether it is; return whether it is.
-
-    A loader with torch's arguments alone is left to Accelerate, as one of torch's class.
-    """
-    frame, accelerate = sys._getframe(2), sys.modules.get("accelerate")
-    known, is_named = frame.f_locals, getattr(loader, "_is_named", False)
-    is_asked = frame.f_code.co_name == "prepare_data_loader" and accelerate is not None
-    if is_asked and is_named and loader._prepared is None:
-        accelerator = known.get("self")
-        if isinstance(accelerator, accelerate.Accelerator):  # type: ignore[union-attr]
-            prepare(loader, accelerator, known.get("device_placement"))
-    return loader._prepared is not None
-
-
 def prepare(loader: Any, accelerator: Any, device_placement: bool | None = None) -> None:
     """Make a loader one of the processes of an Accelerator, with its settings."""
     try:
@@ -123,32 +108,18 @@ def prepare(loader: Any, accelerator: Any, device_placement: bool | None = None)
 
 
 def _prepare(loader: Any, accelerator: Any, device_placement: bool | None) -> None:
-    ranks, own, size = _ranks_of(accelerator), loader._ranks, loader.batch_size
+    ranks, size = _ranks_of(accelerator), loader.batch_size
     _check(loader, accelerator, ranks)
-    values: dict[str, Any] = {}
-    if ranks.world_size > 1 and own is None:
-        seed = 0 if loader.seed is None else loader.seed
-        values = {"world_size": ranks.world_size, "rank": ranks.rank, "seed": seed}
-        if accelerator.split_batches and size is not None:
-            size //= ranks.world_size
-            values |= {"batch_size": size}
-            values |= {"batch_sampler": BatchSampler(loader.sampler, size, loader.drop_last)}
+    values = values_of_ranks(loader, ranks)
+    if values and accelerator.split_batches and size is not None:
+        size //= ranks.world_size
+        values |= {"batch_size": size}
+        values |= {"batch_sampler": BatchSampler(loader.sampler, size, loader.drop_last)}
     places = accelerator.device_placement if device_placement is None else device_placement
     device = accelerator.device if places and loader.device is None else None
     if device is not None and device.type == "cuda":
         values["device"] = device
-    progress = loader._loader_progress
-    has_begun = progress.pipeline is not None or progress.resumed is not None
-    state, before = loader.state_dict() if has_begun else None, dict(vars(loader))
-    vars(loader).update(values)
-    try:
-        check_arguments(loader._kind())
-        if state is not None:
-            loader.load_state_dict(state)
-    except BaseException:
-        vars(loader).clear()
-        vars(loader).update(before)
-        raise
+    set_arguments(loader, values)
     is_sent = device is not None and device.type != "cpu"
     vars(loader).update(
         _prepared=Prepared(device if is_sent else None, accelerator.non_blocking),
@@ -177,6 +148,7 @@ def _ranks_of(accelerator: Any) -> Ranks:
 
 def _check(loader: Any, accelerator: Any, ranks: Ranks) -> None:
     """Refuse what cannot be prepared."""
+    check_ranks(loader, ranks, "the Accelerator")
     own, world_size = loader._ranks, ranks.world_size
     is_stream, size = isinstance(loader.dataset, IterableDataset), loader.batch_size
     steps = accelerator.gradient_accumulation_steps
@@ -202,13 +174,6 @@ def _check(loader: Any, accelerator: Any, ranks: Ranks) -> None:
             "next epoch\n"
             "  Nothing was prepared. Use a map-style dataset, or a loader with torch's arguments "
             "alone.",
-        ),
-        (
-            own is not None and own != ranks,
-            "the loader was made for rank {1} of {0}, and this is process {3} of {2} of the "
-            "Accelerator\n"
-            "  Nothing was prepared. Make it without world_size=, which accelerator.prepare() "
-            "sets.".format(*(own or ranks), *ranks),
         ),
         (
             bool(left),

@@ -10,6 +10,7 @@ from weakref import WeakMethod, ref
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
+from forebay.base.callers import library_call
 from forebay.errors import OptionError
 from forebay.failures import Failure
 from forebay.loading.kind import LoaderKind
@@ -52,17 +53,47 @@ class InspectedLoader(TorchDataLoader[_T_co]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Whether Accelerate takes the loader as it is; asked by an Accelerator, it gets ready."""
-        from forebay.loading.accelerated import prepared_for_caller
+        """Whether Accelerate takes the loader as it is; asked by an Accelerator, it gets ready.
 
-        return prepared_for_caller(self)
+        A loader with torch's arguments alone is left to Accelerate, as one of torch's class.
+        """
+        asked = library_call("accelerate.", "prepare_data_loader", 1)
+        if asked is not None and self._prepared is None and getattr(self, "_is_named", False):
+            from forebay.loading.accelerated import prepare
+
+            prepare(self, asked["self"], asked["device_placement"])
+        return self._prepared is not None
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, value: bool) -> None:
         """Accept what Accelerate sets on all that it has prepared."""
 
+    @property
+    def sampler(self) -> Any:
+        """See torch. Ray Train, which asks whether it divides the samples, has the loader do so."""
+        asked = library_call("ray.train.", "prepare_data_loader", 1)
+        if asked is not None and asked["add_dist_sampler"] and self._is_initialized:
+            from forebay.loading.ray_train import divided_sampler
+
+            return divided_sampler(self)
+        try:
+            return vars(self)["sampler"]
+        except KeyError:  # wrappers look elsewhere then
+            raise AttributeError(
+                f"{type(self).__name__} object has no attribute 'sampler'"
+            ) from None
+
+    @sampler.setter
+    def sampler(self, value: Any) -> None:
+        vars(self)["sampler"] = value
+
     def _kind(self) -> LoaderKind:
         raise NotImplementedError
+
+    @property
+    def _is_initialized(self) -> bool:
+        """Return whether `__init__` has ended; subclasses such as torchdata's may not call it."""
+        return "_loader_progress" in self.__dict__
 
     @property
     def epoch(self) -> int:

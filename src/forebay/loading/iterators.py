@@ -277,33 +277,6 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
             pipeline.close(between_epochs=self._loader is not None)
 
 
-# Modules whose loaders take a batch from another loader before they are asked for it.
-READ_AHEAD = ("ray.train.torch.train_loop_utils",)
-
-
-class AheadIterator:
-    """The iterator for a reader that takes each batch before its user asks for it, as Ray Train's.
-
-    The loader's position is that of the user then: before the batch that the reader holds.
-    """
-
-    def __init__(
-        self, iterator: Any, progress: LoaderProgress, kind: Callable[[], LoaderKind]
-    ) -> None:
-        self._iterator, self._progress, self._kind = iterator, progress, kind
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        self._progress.hold(self._kind())
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            self._progress.held = None  # the user has taken all batches
-            raise
-
-
 def _died(failure: Failure, request: BatchRequest, timeout: float) -> Exception:
     """Return the error for a batch whose retries failed."""
     epoch, batch = request.epoch, request.batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DistributedSampler, default_collate
 
+from forebay.base.callers import library_call
 from forebay.base.datasets import sequence_rows
 from forebay.base.torch_internals import accepts
 from forebay.buffer import warn_of_unfilled_buffer
@@ -66,15 +66,13 @@ def replaced_by_lightning(sampler: Any) -> Any:
     Lightning passes the loader's arguments with a DistributedSampler, which shuffles in any case.
     None: it does not do that now, or the loader has no plan.
     """
-    frame = sys._getframe(1) if type(sampler) is DistributedSampler else None
-    for _ in range(8):
-        if frame is None:
-            break
-        if frame.f_code.co_name == "_reinstantiate_wrapped_cls":
-            loader = frame.f_locals.get("orig_object")
-            return planned_sampler(loader.sampler, loader.batch_sampler)  # type: ignore[union-attr]
-        frame = frame.f_back
-    return None
+    if type(sampler) is not DistributedSampler:
+        return None
+    remade = library_call("lightning", "_reinstantiate_wrapped_cls", 8)
+    if remade is None:
+        return None
+    loader = remade["orig_object"]
+    return planned_sampler(loader.sampler, loader.batch_sampler)
 
 
 def feed_of(

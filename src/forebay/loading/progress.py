@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -247,7 +246,6 @@ class LoaderProgress:
         pipeline: The pipeline of the last iteration; None before the first.
         setup: How the loader was set up when that began; None before the first.
         next_epoch: The epoch that follows the last iteration.
-        held: The position before a batch that a reader holds for its user; else None.
     """
 
     def __init__(self, resumed: Position | None = None, trace: Trace | None = None) -> None:
@@ -255,8 +253,6 @@ class LoaderProgress:
         self.trace = Trace() if trace is None else trace
         self.pipeline: Pipeline | None = None
         self.setup: Setup | None = None
-        self.held: Position | None = None
-        self._held_last: Any = None
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()  # those in use
         self.next_epoch = 0 if resumed is None else resumed.epoch
 
@@ -278,8 +274,6 @@ class LoaderProgress:
             asked: See `asked_epoch`.
         """
         planner = None if self.pipeline is None else self.pipeline.planner
-        if self.held is not None:
-            return self.held.epoch
         if self.resumed is None and planner is not None:
             if planner.has_next(reads=True):
                 return planner.epoch
@@ -320,7 +314,7 @@ class LoaderProgress:
 
     def began(self, epoch: int) -> None:
         """Note that an epoch has begun, from the start of it or from a loaded state."""
-        self.resumed, self.held, self.next_epoch = None, None, epoch + 1
+        self.resumed, self.next_epoch = None, epoch + 1
 
     def pipeline_for(self, kind: LoaderKind, *, is_new: bool) -> Pipeline:
         """Return the pipeline of the last iteration; a new one if none fits, or `is_new`."""
@@ -356,8 +350,6 @@ class LoaderProgress:
         """Return the position; at the end of an epoch it is the start of the next one."""
         if self.resumed is not None:
             return self.resumed
-        if self.held is not None:
-            return self.held
         made_with: Mapping[str, Any] | None = None
         if self.pipeline is not None:
             kind = kind.follow(self.pipeline.kind)
@@ -400,26 +392,16 @@ class LoaderProgress:
         next_worker = 0 if turns is None else turns.next_worker
         return Reached(start, True, False, sampler_states, order, states, next_worker)
 
-    def hold(self, kind: LoaderKind) -> None:
-        """Stay at this position while a reader holds the next batch; see `AheadIterator`."""
-        self.held = None
-        self._held_last = self.last
-        with suppress(OptionError):  # there is none with in_order=False
-            self.held = self.position(kind)
-
     @property
     def last(self) -> tuple[BatchRequest, tuple[Failure, ...]] | None:
-        """The last batch that the user has got; see `Pipeline.last`."""
-        if self.held is not None:
-            held: tuple[BatchRequest, tuple[Failure, ...]] | None = self._held_last
-            return held
+        """The last batch that was returned; see `Pipeline.last`."""
         return None if self.pipeline is None else self.pipeline.last
 
     def resume(self, position: Position) -> None:
         """Begin the next iteration at a position; iterators that began before return no more."""
         if self.pipeline is not None:
             self.pipeline.reader = None
-        self.pipeline = self.held = None
+        self.pipeline = None
         self.resumed, self.next_epoch = position, position.epoch
 
     def set_weights(self, kind: LoaderKind, weights: tuple[float, ...]) -> None:

@@ -11,10 +11,12 @@ that time, makes one, or drops a reference crashes the whole process.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 _replacing = threading.Lock()
@@ -72,6 +74,23 @@ def kill_own_cluster() -> None:
 def stream_options(ahead: int) -> dict[str, Any]:
     """Return the options of a generator call that blocks while `ahead` results are not fetched."""
     return {"_generator_backpressure_num_objects": ahead}
+
+
+# The modules of Ray Train that prepare loaders, in either of its versions.
+TRAIN = ("ray.train.torch.train_loop_utils", "ray.train.v2.torch.train_loop_utils")
+
+
+def replace_train_wrapper(function: Callable[..., Any]) -> None:
+    """Replace the class of the loader that `prepare_data_loader` puts around one, for a device.
+
+    Args:
+        function: Is called with Ray's class and the arguments for it.
+    """
+    for name in TRAIN:
+        module: Any = sys.modules.get(name)
+        former = None if module is None else module._WrappedDataLoader
+        if former is not None and not isinstance(former, partial):
+            module._WrappedDataLoader = partial(function, former)
 
 
 # How long a guarded call may take; a shutdown waits for it. Hosts collect answers for less, even on
