@@ -91,6 +91,31 @@ for workers in (0, 2):
     for _ in range(3):
         note(loader)
 """
+ULTRALYTICS = """
+from ultralytics.data.build import InfiniteDataLoader
+assert issubclass(InfiniteDataLoader, Loader)
+
+def epochs(loader):
+    found = [[batch.tolist() for batch in loader] for _ in range(2)]
+    loader.reset()
+    return [*found, [batch.tolist() for batch in loader]]
+
+for workers in (0, 2):
+    torch.manual_seed(3)
+    loader = InfiniteDataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=workers)
+    seen.append(epochs(loader))
+if sys.argv[1] == "forebay":
+    def make(**options):
+        return InfiniteDataLoader(Numbers(), batch_size=4, shuffle=True, seed=1, **options)
+    whole = epochs(make())
+    assert epochs(make(num_workers=2, buffer="1MB")) == whole
+    loader, rest = make(num_workers=1), make()
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    rest.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert [next(iter(rest)).tolist() for _ in range(1)] == [whole[0][3]]
+"""
 GEOMETRIC = """
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
@@ -117,6 +142,7 @@ model, options = nn.Linear(1, 1), {"num_workers": 2} if sys.argv[1] == "forebay"
 FASTAI = (
     TRAINED
     + """
+import fastai.callback.progress
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 loaders = [Loader(Pairs(), 4, shuffle=shuffle) for shuffle in (True, False)]
@@ -156,6 +182,7 @@ PROGRAMS = {
     "torchdata": ("torchdata", TORCHDATA),
     "SpeechBrain": ("speechbrain", SPEECHBRAIN),
     "timm": ("timm", TIMM),
+    "ultralytics": ("ultralytics", ULTRALYTICS),
     "PyTorch Geometric": ("torch_geometric", GEOMETRIC),
     "fastai": ("fastai", FASTAI),
     "ignite": ("ignite", IGNITE),
