@@ -275,8 +275,9 @@ def test_a_loader_that_cannot_be_checked_is_refused():
         check_resume(Endless)
     with pytest.raises(forebay.OptionError, match="parameter num_workers"):
         check_resume(lambda: None, workers=[1])
-    with pytest.raises(forebay.OptionError, match="at least 1 epoch"):
-        check_resume(Exact, epochs=0)
+    for wrong in ({"epochs": 0}, {"cuts": 3}, {"workers": 2}, {"timeout": 0}):
+        with pytest.raises(forebay.OptionError, match="at least 1 epoch"):
+            check_resume(lambda num_workers=0: Exact(num_workers), **wrong)
 
 
 def test_an_iterator_is_checked_over_the_one_epoch_that_it_has():
@@ -307,7 +308,8 @@ def test_what_cannot_be_compared_is_said():
     assert check.not_compared == ("['lock'] (_thread.lock)",)
     assert str(check) == (
         "8 batches in 2 epochs, cut after 1:\n  ['lock'] (_thread.lock): cannot be compared, since "
-        "Python cannot read its state. Leave it out, or give its class a __getstate__()"
+        "Python cannot read its state, or not to its end. Leave it out, or give its class a "
+        "__getstate__()"
     )
 
 

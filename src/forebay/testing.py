@@ -136,21 +136,27 @@ def check_resume(
     """
     if not callable(make_loader):
         raise OptionError(
-            f"check_resume() needs a function that returns a new loader; got {type(make_loader)}\n"
+            "check_resume() needs a function that returns a new loader; got a "
+            f"{type(make_loader).__qualname__}\n"
             "  Nothing was run. Each run needs a loader of its own: pass lambda: DataLoader(...)."
         )
     parameter = _parameter_of(make_loader)
-    workers = tuple(workers)
-    if epochs < 1 or timeout <= 0 or any(number < 0 for number in workers):
+    try:
+        others, wanted = tuple(workers), None if cuts is None else sorted({*cuts})
+        is_possible = epochs >= 1 and timeout > 0 and min(others, default=0) >= 0
+    except TypeError:  # a number in place of a list
+        is_possible = False
+    if not is_possible:
         raise OptionError(
-            "check_resume() needs at least 1 epoch, a positive timeout and workers of at least 0; "
-            f"got epochs={epochs}, timeout={timeout}, workers={workers}"
+            "check_resume() needs at least 1 epoch, a positive timeout, and lists of cuts and of "
+            f"workers of at least 0; got epochs={epochs}, timeout={timeout}, cuts={cuts}, "
+            f"workers={workers}"
         )
-    if workers and parameter is None:
+    if others and parameter is None:
         raise OptionError("workers= needs a make_loader with a parameter num_workers")
     default = None
     if parameter is not None and parameter.default is parameter.empty:
-        default, workers = (workers[0], workers[1:]) if workers else (0, ())
+        default, others = (others[0], others[1:]) if others else (0, ())
 
     def run(job: LoaderJob) -> LoaderRun:
         return run_apart(make_loader, job, timeout)
@@ -175,7 +181,7 @@ def check_resume(
 
     def result(cuts: Sequence[int], *found: ResumeDifference) -> ResumeCheck:
         held = len({batch.epoch for batch in reference})
-        return ResumeCheck(len(reference), held, tuple(cuts), workers, found, tuple(opaque))
+        return ResumeCheck(len(reference), held, tuple(cuts), others, found, tuple(opaque))
 
     if whole.error:
         return result((), ResumeDifference(0, None, whole.error))
@@ -183,7 +189,7 @@ def check_resume(
         raise OptionError(
             f"the loader has no batches in {counted(epochs, 'epoch')}: nothing to cut"
         )
-    chosen = _default_cuts(reference) if cuts is None else sorted(set(cuts))
+    chosen = _default_cuts(reference) if wanted is None else wanted
     if not all(1 <= cut <= len(reference) for cut in chosen):
         raise OptionError(f"cuts must be from 1 to {len(reference)}, the batches; got {chosen}")
     again = run(LoaderJob(epochs, default))
@@ -200,7 +206,7 @@ def check_resume(
             continue
         last, following = reference[cut - 1], reference[cut : cut + 1]
         is_boundary = not following or following[0].epoch != last.epoch
-        for number in (None, *workers):
+        for number in (None, *others):
             job = LoaderJob(
                 epochs,
                 default if number is None else number,

@@ -134,6 +134,8 @@ def test_impossible_checks_are_refused():
     """Of a stream, and of nothing."""
     with pytest.raises(forebay.OptionError, match="map-style"):
         forebay.DataLoader(Stream(), batch_size=1, seed=0).check()
+    with pytest.raises(forebay.OptionError, match="at least 1; got 0"):
+        forebay.DataLoader(Odd(drawn), batch_size=1, seed=0).check(samples=0)
     with pytest.raises(forebay.OptionError, match="with samples"):
         forebay.DataLoader(Odd(drawn, 0), batch_size=1, seed=0).check()
 

@@ -95,8 +95,8 @@ def unread(parts: Iterable[str]) -> str:
         parts: Their paths and classes.
     """
     return (
-        f"{', '.join(parts)}: cannot be compared, since Python cannot read its state. Leave it "
-        "out, or give its class a __getstate__()"
+        f"{', '.join(parts)}: cannot be compared, since Python cannot read its state, or not to "
+        "its end. Leave it out, or give its class a __getstate__()"
     )
 
 

@@ -154,6 +154,8 @@ def check_samples(kind: LoaderKind, samples: int, loader: Callable[..., Any]) ->
     dataset, length = kind.dataset, kind.length
     if isinstance(dataset, IterableDataset) or not length:
         raise OptionError("check() needs a map-style dataset with samples")
+    if samples < 1:
+        raise OptionError(f"check() needs a number of samples of at least 1; got {samples!r}")
     indices, here = spread_indices(samples, length), apart(dataset)
 
     def made(num_workers: int) -> list[Any]:
