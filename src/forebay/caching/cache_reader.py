@@ -18,7 +18,7 @@ from forebay.base.value_types import Spec, schema_of
 from forebay.caching.arrow_messages import check_compression
 from forebay.caching.bucket_reader import TORN, BucketReader, Shared, Span
 from forebay.caching.fetcher_process import FetcherProcess, Place
-from forebay.caching.index import Index
+from forebay.caching.index import Index, Layout
 from forebay.caching.layout import Blocks
 from forebay.caching.link import Link
 from forebay.caching.structure import rebuilder
@@ -78,13 +78,13 @@ class CacheReader(BucketReader):
     def samples(self, positions: Sequence[int], *, are_copies: bool = True) -> list[Any]:
         """Return samples, which are always copies."""
         found = super().samples(positions)
-        per_shard = self._cache.index.plan.per_shard
+        index = self._cache.index  # once: it looks which process this is
+        per_shard, layouts = index.plan.per_shard, index.layouts
         pairs = zip(positions, found, strict=True)
-        return [self._rebuilder(at // per_shard)(iter(leaves)) for at, leaves in pairs]
+        return [self._rebuilder(layouts[at // per_shard])(iter(leaves)) for at, leaves in pairs]
 
-    def _rebuilder(self, shard: int) -> Callable[[Iterator[Any]], Any]:
-        """Return the function that makes samples of a shard of their leaves."""
-        layout = self._cache.index.layouts[shard]
+    def _rebuilder(self, layout: Layout) -> Callable[[Iterator[Any]], Any]:
+        """Return the function that makes samples of shards with a layout of their leaves."""
         if (known := self._rebuilders.get(id(layout))) is None:
             known = self._rebuilders[id(layout)] = rebuilder(layout.structure, self.classes)
         return known
