@@ -226,6 +226,21 @@ def test_a_forged_index_of_pages_is_never_believed(at):
             continue
 
 
+def test_decoded_row_groups_stay_within_the_window(tmp_path):
+    """Rather than all that were read; and few are decoded again."""
+    table = pa.table({"x": range(4000), "y": [f"{at:0100}" for at in range(4000)]})
+    options = {"row_group_size": 100, "use_dictionary": False, "compression": "none"}
+    parquet.write_table(table, tmp_path / "a.parquet", **options)
+    samples = forebay.open_shards(tmp_path, window="120KB", progress=False)
+    with forebay.DataLoader(samples, 20, shuffle=True, seed=1, collate_fn=list) as loader:
+        found = [each["x"] for batch in loader for each in batch]
+    assert sorted(found) == [*range(4000)] != found
+    kept = [size for _, size in samples._source._decoded._blocks.values()]
+    assert len(kept) > 5
+    assert sum(kept) <= 120_000
+    assert 40 <= samples.decoded[0] < 60
+
+
 # ---- bombs ---------------------------------------------------------------------------------------
 
 
