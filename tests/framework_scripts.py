@@ -70,7 +70,7 @@ def run(folder: Path, code: str, needs: tuple[str, ...], ranks: int = 0) -> str:
         launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     # Buffered, each rank writes its lines at its end, so that those of two ranks do not mix. A
     # cluster of Ray is the program's own, also while another one runs here.
-    changed = {"PYTHONUNBUFFERED": "", "RAY_ADDRESS": "local"}
+    changed = {"PYTHONUNBUFFERED": "", "RAY_ADDRESS": "local", "RAY_DEDUP_LOGS": "0"}
     done = subprocess.run(
         [sys.executable, *launcher, "train.py"],
         cwd=folder,

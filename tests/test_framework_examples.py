@@ -368,8 +368,9 @@ def train():
             loader.sampler.set_epoch(epoch)
             found.append([batch["x"].tolist() for batch in loader])
         print("as torch's:", found[0] == found[1], len(found[0]), pairs[1] is plain)
+    plain = DataLoader(Doubles(), batch_size=4)
     whole = prepare_data_loader(plain, add_dist_sampler=False)
-    ray.train.report({"loss": 0.0})
+    print("whole:", len(whole), whole is plain)
 
 
 """
@@ -378,7 +379,9 @@ def train():
 @pytest.mark.slow
 def test_ray_train_divides_a_loader_as_torchs_or_says_why_not(tmp_path):
     """With torch's arguments alone the order is that of torch's class under Ray."""
-    printed = train(tmp_path, "Ray Train", ("\ntrainer = ", REFUSED + "trainer = "))
+    last = 'print("loss", trainer.fit().metrics["loss"])', "trainer.fit()"
+    printed = train(tmp_path, "Ray Train", ("\ntrainer = ", REFUSED + "trainer = "), last)
     assert printed.count("refused: the batches of a list cannot be divided among the 2") == 2
     assert printed.count("refused: the loader was made for rank 1 of 3") == 2
     assert printed.count("as torch's: True 12 True") == 4
+    assert printed.count("whole: 24 True") == 2

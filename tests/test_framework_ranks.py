@@ -130,6 +130,64 @@ def ray_train(ranks: int) -> Changes:
     ]
 
 
+TRL = """
+from pathlib import Path
+
+import datasets
+import forebay
+import torch
+import transformers
+import trl
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers.trainer_utils import get_last_checkpoint
+
+
+class Trainer(trl.SFTTrainer):
+    def training_step(self, model, inputs, *others):
+        note([row[row != 64] for row in inputs["input_ids"]])
+        return super().training_step(model, inputs, *others)
+
+
+words = {f"w{number}": number for number in range(64)} | {"[PAD]": 64, "[EOS]": 65}
+raw = Tokenizer(models.WordLevel(words, unk_token="[PAD]"))
+raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+texts = [" ".join(f"w{(index + at) % 64}" for at in range(5 + index % 11)) for index in range(96)]
+torch.manual_seed(0)
+config = transformers.LlamaConfig(
+    vocab_size=66,
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    pad_token_id=64,
+    eos_token_id=65,
+)
+args = trl.SFTConfig(
+    "checkpoints",
+    num_train_epochs=2,
+    learning_rate=0.01,
+    save_steps=5,
+    use_cpu=True,
+    bf16=False,
+    report_to="none",
+)
+args.per_device_train_batch_size = 12 // args.world_size
+trainer = Trainer(
+    transformers.LlamaForCausalLM(config),
+    args,
+    train_dataset=datasets.Dataset.from_dict({"text": texts}),
+    eval_dataset=datasets.Dataset.from_dict({"text": texts}),
+    processing_class=transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="[PAD]", eos_token="[EOS]"
+    ),
+)
+forebay.use(trainer, num_workers=2, buffer="30MB", seed=0)
+checkpoint = get_last_checkpoint("checkpoints") if Path("checkpoints").exists() else None
+trainer.train(resume_from_checkpoint=checkpoint)
+print("loss", trainer.evaluate()["eval_loss"])
+"""
+
+
 def forget_later_checkpoints(folder: Path) -> None:
     """Remove the checkpoints of a Trainer that were saved after step 5."""
     forget_after(5, folder / "checkpoints")
@@ -156,6 +214,14 @@ CASES = {
         ],
         [],
         5,
+        forget=forget_later_checkpoints,
+    ),
+    "TRL": Case(
+        lambda ranks: [],
+        [],
+        5,
+        code=TRL,
+        needs=("trl", "transformers", "accelerate", "datasets", "tokenizers"),
         forget=forget_later_checkpoints,
     ),
     "Lightning": Case(lightning, [("max_epochs=2", "max_steps=5")], 5, is_launched=False),
