@@ -43,6 +43,7 @@ def mean(loss):
 
 
 """
+RETURN = '        return {"loss"'
 AUTO = ('        world_size="auto",\n', "")
 SIZE = ("8 // world_size", "12 // world_size")
 LOSS = "                loss = nn"
@@ -207,10 +208,7 @@ CASES = {
     "transformers": Case(
         lambda ranks: [
             ("8 // args.world_size", "12 // args.world_size"),
-            (
-                "        return {",
-                "        if self.training:\n            note(x)\n        return {",
-            ),
+            (RETURN, f"        if self.training:\n            note(x)\n{RETURN}"),
         ],
         [],
         5,
