@@ -10,7 +10,7 @@ Without a name, these tables are measured:
 These are measured only when they are named:
 
     diagnose                        an idle machine, half an hour: why training waits
-    exactness                       half an hour: what each loader gives after cuts and kills
+    exactness                       an hour: what each loader gives after cuts and kills
     disk                            root, 9 GB of disk, 10 minutes: the same on a real disk
     auto                            an idle machine, half an hour: num_workers="auto"
     compression                     ten minutes: caches with and without compression
@@ -136,7 +136,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few inputs, one run: does it work?")
     parser.add_argument("--kills", type=int, default=0, help="of each process, in bucket-kills")
     parser.add_argument("--loaders", nargs="+", default=(), help="in exactness: only these")
+    parser.add_argument("--page", action="store_true", help="in exactness: write its page")
     options = parser.parse_args()
+    if options.page and options.quick:
+        parser.error("--page is of whole runs: leave out --quick")
     # The first word of several tables' names means all of them.
     chosen = {name: [each for each in TABLES if _among(each, name)] for name in options.tables}
     for name, tables in chosen.items():
@@ -155,6 +158,7 @@ def main() -> None:
                 QUICK_SOURCES if options.quick else SOURCES,
                 options.kills,
                 tuple(options.loaders),
+                options.page,
             )
             for name in dict.fromkeys(chain.from_iterable(chosen.values())) or USUAL:
                 print(flush=True)

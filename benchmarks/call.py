@@ -21,17 +21,25 @@ class Call:
 
     The mark is an environment variable, which all descendants inherit, also those in other
     sessions: forebay's workers and joblib's would not be found by session or group.
+
+    Args:
+        module: The program.
+        arguments: Its arguments.
+        talks: Whether its stdin and stdout are pipes of this process.
+        settings: Variables of its environment.
     """
 
-    def __init__(self, module: str, *arguments: str, **settings: str) -> None:
+    def __init__(self, module: str, *arguments: str, talks: bool = False, **settings: str) -> None:
         self._mark = f"{MARK}={uuid.uuid4().hex}".encode()
         mark = dict([self._mark.decode().split("=")])
         # Files, not pipes: a library's processes may outlive their program, and would hold a pipe.
         self._stdout, self._stderr = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
-            stdout=self._stdout,
+            stdin=subprocess.PIPE if talks else None,
+            stdout=subprocess.PIPE if talks else self._stdout,
             stderr=self._stderr,
+            text=True,
             env=os.environ | _COMPILED | settings | mark,
         )
 
@@ -48,8 +56,9 @@ class Call:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self.process.wait()
-        self._stdout.close()
-        self._stderr.close()
+        for each in (self._stdout, self._stderr, self.process.stdin, self.process.stdout):
+            if each is not None:
+                each.close()
 
     def left(self) -> list[int]:
         """Return the processes of this call that still run."""

@@ -18,7 +18,7 @@ def describe(folder: Path) -> str:
     load = ", ".join(f"{each:.2f}" for each in os.getloadavg())
     return "\n".join(
         [
-            f"machine    {_processor()}, {len(os.sched_getaffinity(0))} cores; load before: {load}",
+            f"machine    {processor()}, {len(os.sched_getaffinity(0))} cores; load before: {load}",
             f"kernel     {platform.release()}; file system {_file_system(folder)}",
             f"python     {platform.python_version()}",
             "versions   "
@@ -43,7 +43,8 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of the processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

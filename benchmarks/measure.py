@@ -42,12 +42,18 @@ class Ground:
     Attributes:
         kills: How often a process is killed in tables that do so; 0 for as often as usual.
         loaders: Which loaders are driven in `exactness`; empty for all.
+        page: Whether `exactness` stores its results and writes its page.
     """
 
     def __init__(
-        self, root: Path, count: int, kills: int = 0, loaders: tuple[str, ...] = ()
+        self,
+        root: Path,
+        count: int,
+        kills: int = 0,
+        loaders: tuple[str, ...] = (),
+        page: bool = False,
     ) -> None:
-        self.root, self.kills, self.loaders = root, kills, loaders
+        self.root, self.kills, self.loaders, self.page = root, kills, loaders, page
         self.sources = root / SOURCES
         self._count = count
         self._probes = root / "probes"

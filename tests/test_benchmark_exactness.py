@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
-from benchmarks.exactness.checker import Seen, judge
-from benchmarks.exactness.histories import HISTORIES, SAMPLES, History, Life
-from benchmarks.exactness.table import DRIVERS
+from benchmarks.exactness.checker import Cell, Seen, judge
+from benchmarks.exactness.histories import HISTORIES, MEANINGS, SAMPLES, History, Life
+from benchmarks.exactness.life import said
+from benchmarks.exactness.measured import Measured, store, stored
+from benchmarks.exactness.page import page
 
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks" / "exactness"
+DRIVERS = sorted(path.stem for path in (FOLDER / "drivers").glob("[!_]*.py"))
+FILE = ROOT / "docs" / "benchmarks" / "exactness.json"
+PAGE = FILE.with_suffix(".md")
 FIRST = Life()
 CUT = History("cut", "", "", ((FIRST, Life(begin=5)),))
 
@@ -77,6 +85,9 @@ def test_an_error_in_a_sentence_is_a_refusal_and_one_without_a_crash():
     assert cut(batches, [], error=words).detail == words
     assert cut(batches, [], error="AssertionError:").word == "crashed"
     assert cut(batches, [], error="KeyError: 'state'").word == "crashed"
+    assert cut(batches, [], error="IndexError: list index out of range").word == "crashed"
+    words = "ValueError: The state is of two workers and cannot be loaded by three"
+    assert cut(batches, [], error=words).word == "refused"
     assert cut(batches, batches[5:7], hangs=True).word == "hangs"
 
 
@@ -91,7 +102,7 @@ def test_the_worst_of_several_trials_counts_with_how_many_are_like_it():
 
 
 def test_shares_of_ranks_are_one_training():
-    """Batches of a step are those of all ranks; another number of ranks goes on from there."""
+    """Batches of a step are those of all ranks, whichever has which; other ranks go on there."""
     ids = epochs(batch=12)
     two = Seen(tuple(tuple(batch[rank * 6 : rank * 6 + 6] for batch in ids) for rank in (0, 1)))
     three = Seen(
@@ -100,6 +111,10 @@ def test_shares_of_ranks_are_one_training():
     lives = (Life(ranks=2, batch=12), Life(ranks=3, batch=12, begin=2))
     history = History("", "", "", (lives,))
     assert str(judge(history, [[two, three]], two)) == "exact"
+    turned = Seen(three.ids[::-1])
+    assert str(judge(history, [[two, turned]], two)) == "exact"
+    later = Seen(tuple(rank[1:] + rank[:1] for rank in three.ids))
+    assert str(judge(history, [[two, later]], two)) != "exact"
     again = Seen(tuple(rank[:1] + rank for rank in three.ids))
     assert judge(history, [[two, again]], two).word == "wrong"
 
@@ -129,9 +144,62 @@ def test_a_signal_is_survived_by_the_batches_that_come_and_one_handler():
 @pytest.mark.parametrize("name", DRIVERS)
 def test_a_driver_is_short(name):
     """So that it can be judged for fairness at a glance."""
-    from pathlib import Path
-
-    import benchmarks.exactness.drivers as drivers
-
-    lines = (Path(drivers.__path__[0]) / f"{name}.py").read_text().splitlines()
+    lines = (FOLDER / "drivers" / f"{name}.py").read_text().splitlines()
     assert len(lines) <= 100
+
+
+def test_each_history_is_explained():
+    """The page says what each column is."""
+    assert set(MEANINGS) == {each.name for each in HISTORIES}
+
+
+def test_an_error_that_quotes_that_of_a_worker_is_the_worker_s():
+    """torch's and Ray's errors have the traceback of another process in their message."""
+    quoting = RuntimeError(
+        "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
+        "last):\n  File x, line 1\n    raise ValueError(y)\nValueError: not of this dataset\n"
+    )
+    assert said(quoting) == "ValueError: not of this dataset"
+    assert said(KeyError("a")) == "KeyError: 'a'"
+
+
+def measured(driver, word, detail=""):
+    """Return a loader whose cells are all alike."""
+    cells = {each.name: Cell(word, detail) for each in HISTORIES}
+    return Measured(driver, driver.title(), "2026-11-26", "x", "1.0", "https://x", cells)
+
+
+def test_a_loader_that_is_measured_again_takes_the_place_of_its_earlier_results(tmp_path):
+    """The others' stay."""
+    file = tmp_path / "exactness.json"
+    store([measured("a", "exact"), measured("b", "wrong", "1 lost")], file)
+    store([measured("b", "exact")], file)
+    assert stored(file) == [measured("a", "exact"), measured("b", "exact")]
+
+
+def test_the_page_has_each_cell_and_the_words_behind_it():
+    """Histories in which the same was seen share a row; what is not measured is named."""
+    missing = Measured("c", "c", "2026-11-26", missing="not measured: no module named c")
+    text = page([measured("a", "wrong", "1 lost|"), measured("b", "exact"), missing])
+    assert "| A | **wrong** | **wrong** |" in text
+    assert "| B | exact | exact |" in text
+    titles = "; ".join(each.title for each in HISTORIES)
+    assert f"| A | {titles} | **wrong** | 1 lost/ |" in text
+    assert "| c | not measured: no module named c | 2026-11-26 |  |" in text
+
+
+def test_the_stored_page_is_made_of_the_stored_results():
+    """Written by the benchmark, not by hand."""
+    assert PAGE.read_text(encoding="utf-8") == page(stored(FILE)), (
+        "run python -m benchmarks.exactness.page"
+    )
+
+
+@pytest.mark.parametrize("each", stored(FILE), ids=lambda each: each.driver)
+def test_a_stored_cell_that_is_wrong_has_a_script_and_forebay_has_none(each):
+    """A maintainer of that library runs the script; forebay's cells are exact or no such thing."""
+    bad = [name for name, cell in each.cells.items() if cell.word in ("wrong", "hangs")]
+    if "forebay" in each.title:
+        assert {cell.word for cell in each.cells.values()} <= {"exact", "-"}
+    elif bad:
+        assert [*(FOLDER / "wrong").glob(f"{each.driver}_*.py")], bad

@@ -11,6 +11,8 @@ SECOND_SOURCE = 100
 # A signal to the whole tree comes after this batch; so many more are then asked for.
 SIGNAL_AT, SIGNAL_MORE = 10, 100
 KILL_AT = 3
+# The last batch after which a life is cut, and after which one is that began from a state.
+CUT_LAST, CUT_AGAIN = 12, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,33 @@ HISTORIES = (
     ),
     History("random-resumed", "augmentation, resumed", OTHER, (_resumed(5),), check="bits"),
 )
+
+# What each history is, for people.
+MEANINGS = {
+    "epoch-0": "one epoch, read by the training process itself",
+    "epoch-2": "one epoch with two worker processes",
+    "epoch-3": "one epoch with three worker processes",
+    "epochs": "three epochs of two workers, each in another order",
+    "ranks": "two ranks that train together, joined by gloo; each has its share",
+    "first": "a state of after the first batch, loaded by a new process",
+    "middle": "the same after each other batch of an epoch but its last: ten trainings",
+    "last": "the same after the last batch of an epoch, before its loop has ended",
+    "twice": "cut after 3 batches, and the resumed training again after 4 more",
+    "killed": "a state of after 5 batches; SIGKILL after 7, while workers are ahead",
+    "workers-3": "cut after 5 batches of two workers, resumed with three",
+    "workers-0": "cut after 5 batches of two workers, resumed without workers",
+    "ranks-1-2": "cut on one rank, resumed on two, with the same samples in a step",
+    "ranks-2-3": "cut on two ranks, resumed on three",
+    "ranks-3-1": "cut on three ranks, resumed on one",
+    "worker": "SIGKILL to a worker that has made a batch, as by the kernel out of memory",
+    "tree": "SIGTERM to all processes after batch 10, whose program has a handler: how many of "
+    f"the next {SIGNAL_MORE} batches come, and in how many processes the handler runs",
+    "stream": "an iterable dataset, cut after 5 batches",
+    "mixture": "two datasets mixed 3 to 1, cut after 5 batches",
+    "random-workers": "random draws of `random`, NumPy, torch and a generator in the dataset: the "
+    "same for a sample with any number of workers",
+    "random-resumed": "the same draws after a resume as without it",
+}
 
 
 def quick(history: History) -> History:

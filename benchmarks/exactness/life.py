@@ -1,6 +1,7 @@
-"""One process of a training program: `python -m benchmarks.exactness.life DRIVER RANK TASK`.
+"""One process of a training program, and the process that forks it.
 
-RANK is "prepare" for the process that writes a driver's files.
+`python -m benchmarks.exactness.life DRIVER serve` forks one for each task that it is given;
+`… DRIVER prepare FOLDER` writes a driver's files.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -19,7 +22,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from benchmarks.exactness.record import Record, Task
+from benchmarks.exactness.record import SERVER, Record, Task
+
+# A line that ends a quoted traceback.
+QUOTED = re.compile(r"[\w.]*(Error|Exception|Died)\b.*")
 
 
 class Loader(Protocol):
@@ -42,22 +48,31 @@ def train(make: Any, task: Task, record: Record, saves: bool) -> None:
         loader.load(task.loaded())
     for rows in loader.batches():
         record.batch(rows)
-        if saves:
+        if saves and record.saves:
             record.save(loader.state())
 
 
-def main(driver: str, rank: str, given: str) -> None:
-    """Do what one process of a life does, and end without waiting for what others left."""
-    module = import_module(f"benchmarks.exactness.drivers.{driver}")
-    if rank == "prepare":
-        module.prepare(Path(given))
-        print("done")
-        return
-    task = Task(**json.loads(given) | {"rank": int(rank)})
-    # As at the top of a training script.
+def said(error: Exception) -> str:
+    """Return an error's type and message in a line; those of a worker's error if it quotes one."""
+    message = str(error)
+    if "Traceback (most recent call last)" in message:
+        quoted = [line for line in message.splitlines() if QUOTED.match(line)]
+        if quoted:
+            return quoted[-1]
+    return f"{type(error).__name__}: {message}".replace("\n", " ")
+
+
+def seed(task: Task) -> None:
+    """Seed all generators, as at the top of a training script."""
     random.seed(task.seed)
     np.random.seed(task.seed)
     torch.manual_seed(task.seed)
+
+
+def main(driver: str, task: Task) -> None:
+    """Do what one process of a life does, and end without waiting for what others left."""
+    module = import_module(f"benchmarks.exactness.drivers.{driver}")
+    seed(task)
     if task.ranks > 1 and not getattr(module, "OWN_RANKS", False):
         torch.distributed.init_process_group("gloo", rank=task.rank, world_size=task.ranks)
     record = Record(task)
@@ -65,18 +80,53 @@ def main(driver: str, rank: str, given: str) -> None:
         if hasattr(module, "run"):
             module.run(task, record)
         else:
-            saves = "resume" not in module.LACKS and not task.fault
-            train(module.Loader, task, record, saves)
+            train(module.Loader, task, record, "resume" not in module.LACKS)
     except Exception as error:  # noqa: BLE001 - whatever the library says is what is reported
         traceback.print_exc()
-        print(f"{type(error).__name__}: {error}".replace("\n", " "))
+        print(said(error))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(3)
-    print("done")
-    sys.stdout.flush()
+
+
+def serve(driver: str) -> None:
+    """Fork a process for each rank that standard input asks for; answer on standard output.
+
+    An import of torch takes longer than most lives. This process imports it, and the library, once.
+    """
+    import_module(f"benchmarks.exactness.drivers.{driver}")
+    os.environ[SERVER] = str(os.getpid())
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "wait" in order:
+            print("answer", os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1]), flush=True)
+            continue
+        task = Task(**order["task"] | {"rank": order["rank"]})
+        pid = os.fork()
+        if not pid:
+            _become(task, order["settings"])
+            main(driver, task)
+            # As a program ends: threads are joined and handlers of `atexit` run.
+            sys.exit()
+        print("answer", pid, flush=True)
+
+
+def _become(task: Task, settings: dict[str, str]) -> None:
+    """Be a rank of a life: with its settings, and its output in a file."""
+    os.environ.update(settings)
+    tempfile.tempdir = None
+    output = os.open(
+        Path(task.record) / f"output-{task.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    )
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, place in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, place)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(*sys.argv[1:])
+    if sys.argv[2] == "serve":
+        serve(sys.argv[1])
+    else:
+        import_module(f"benchmarks.exactness.drivers.{sys.argv[1]}").prepare(Path(sys.argv[3]))
+        print("done")

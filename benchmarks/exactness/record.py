@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.call import own_processes
-from benchmarks.exactness.histories import KILL_AT, SIGNAL_AT, SIGNAL_MORE
+from benchmarks.exactness.histories import CUT_AGAIN, CUT_LAST, KILL_AT, SIGNAL_AT, SIGNAL_MORE
+
+# The process that forked this one, and that is no process of the training.
+SERVER = "EXACTNESS_SERVER"
+
+
+def training_processes() -> list[int]:
+    """Return this process and all others of its training."""
+    return [pid for pid in own_processes() if str(pid) != os.environ.get(SERVER)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +88,16 @@ class Record:
             os.kill(pid, signal.SIGKILL)
         if self._task.fault == "tree":
             if self.count == SIGNAL_AT:
-                for pid in own_processes():
+                for pid in training_processes():
                     os.kill(pid, signal.SIGTERM)
             elif self.count == SIGNAL_AT + SIGNAL_MORE:
                 self.end("")
+
+    @property
+    def saves(self) -> bool:
+        """Whether the program saves a state now: after each batch that a life may begin after."""
+        first = CUT_AGAIN if self._task.states else CUT_LAST
+        return not self._task.fault and self.count <= first
 
     def save(self, state: Any) -> None:
         """Write a state after the last batch that was noted; then die, if the task says so."""
@@ -95,7 +109,7 @@ class Record:
     def end(self, reason: str) -> None:
         """Note that this is the end, and end the process with all that it started."""
         self._write({"end": reason})
-        for pid in own_processes():
+        for pid in training_processes():
             if pid != os.getpid():
                 os.kill(pid, signal.SIGKILL)
         os._exit(0)

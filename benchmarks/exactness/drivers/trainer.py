@@ -34,10 +34,13 @@ class Model(torch.nn.Module):
 
 
 class Saved(transformers.TrainerCallback):
-    """Note where the checkpoint of each step is."""
+    """Save a checkpoint after each step, and note where it is."""
 
     def __init__(self, task: Task, record: Record) -> None:
         self.task, self.record = task, record
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        control.should_save = self.record.saves
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.record.save(f"{args.output_dir}/checkpoint-{state.global_step}")
@@ -48,7 +51,7 @@ def run(task: Task, record: Record, change: Callable[..., None] = lambda *_: Non
     args = transformers.TrainingArguments(
         str(Path(task.record) / "checkpoints"),
         per_device_train_batch_size=task.batch, num_train_epochs=task.epochs, seed=task.seed,
-        dataloader_num_workers=task.workers, save_steps=1 if not task.fault else 10**6,
+        dataloader_num_workers=task.workers, save_strategy="no",
         use_cpu=True, report_to="none", disable_tqdm=True, remove_unused_columns=False,
     )  # fmt: skip
     made = transformers.Trainer(
