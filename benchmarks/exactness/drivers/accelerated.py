@@ -64,3 +64,5 @@ class Loader:
     def load(self, states: list[Any]) -> None:
         self.epoch, self.step = states[0]["epoch"], states[0]["step"]
         self.accelerator.load_state(states[0]["folder"])
+        if self.step == len(self.loader):  # as its examples reckon
+            self.epoch, self.step = self.epoch + 1, 0

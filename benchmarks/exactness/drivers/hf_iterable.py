@@ -38,9 +38,9 @@ class Loader(EpochLoop):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        # Its shuffle holds no more than one sample here: what its buffer has is not in the state,
-        # as its documentation says.
-        dataset = _source(0).shuffle(seed=task.seed, buffer_size=2)
+        # Shards in a random order, and no more: what a buffer has is not in the state, as its
+        # documentation says, and with several shards at a time a state of workers does not load.
+        dataset = _source(0).shuffle(seed=task.seed, buffer_size=1, max_buffer_input_shards=1)
         if task.kind == "mixture":
             parts = [dataset, _source(SECOND_SOURCE)]
             dataset = interleave_datasets(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ class Made(StreamingDataset):
 
 
 class Loader(EpochLoop):
-    """Epochs are the loader's; it continues in the one that was left."""
+    """Epochs are the loader's, which counts them: a state after the last batch begins the next."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        options: dict[str, Any] = {"shuffle": True, "seed": task.seed}
+        options: dict[str, Any] = {"shuffle": True, "seed": task.seed, "drop_last": False}
         folder = Path(task.folder)
         if task.kind == "mixture":
             parts = [Made(str(folder / name), **options) for name in ("first", "second")]
@@ -45,6 +46,10 @@ class Loader(EpochLoop):
         else:
             dataset = Made(str(folder / "first"), **options)
         self.loader = StreamingDataLoader(dataset, batch_size=task.batch, num_workers=task.workers)
+
+    def batches(self) -> Iterator[Any]:
+        while self.loader.restore or self.loader.current_epoch < self.task.epochs:
+            yield from self.loader
 
 
 def prepare(folder: Path) -> None:

@@ -29,13 +29,18 @@ UNCLAIMED = {
     "ranks-1-2": _RANKS,
     "ranks-2-3": _RANKS,
     "ranks-3-1": _RANKS,
+    "tree": "says nothing about signals",
     "random-workers": "seeds of workers are the script's",
     "random-resumed": "generators of workers are not in the state",
 }
 
 
 class Loader(EpochLoop):
-    """Epochs by `SamplerWrapper`, which calls `set_epoch` and has the epoch in its state."""
+    """Epochs by `SamplerWrapper`, which calls `set_epoch` and has the epoch in its state.
+
+    By default the state after an epoch's last batch begins the next one; a script that counts the
+    epochs itself says `restart_on_stop_iteration=False`.
+    """
 
     PER_RANK = True
 
@@ -60,7 +65,7 @@ class Loader(EpochLoop):
             )
         else:
             node = Mapper(self._indices(Samples()), Samples().__getitem__)
-        self.loader = NodesLoader(Batcher(node, task.batch))
+        self.loader = NodesLoader(Batcher(node, task.batch), restart_on_stop_iteration=False)
 
     def _indices(self, dataset: Any) -> Any:
         ranks = {"num_replicas": self.task.ranks, "rank": self.task.rank}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ LACKS = {
     "mixture": "`mix` has no promise of order",
     "stream": "reads its own blocks",
     "random-workers": "its tasks run in workers",
+    "tree": "SIGTERM ends Ray's own processes",
 }
 UNCLAIMED: dict[str, str] = {}
 
@@ -30,7 +32,10 @@ UNCLAIMED: dict[str, str] = {}
 class Loader:
     def __init__(self, task: Task) -> None:
         self.task = task
-        ray.init(num_cpus=max(task.workers, 1), include_dashboard=False, log_to_driver=False)
+        ray.init(
+            "local", num_cpus=max(task.workers, 1), include_dashboard=False, log_to_driver=False,
+            _temp_dir=tempfile.gettempdir(),
+        )  # fmt: skip
         ray.data.DataContext.get_current().execution_options.preserve_order = True
         self.rows = ray.data.range(SAMPLES, override_num_blocks=12)
 

@@ -22,7 +22,7 @@ LACKS = {
     "stream": "is for map-style datasets",
     "random-workers": "0 workers there are not",
 }
-UNCLAIMED: dict[str, str] = {}
+UNCLAIMED = {"worker": "drops what fails: `max_failures` is -1 unless a pipeline sets it"}
 
 
 class Loader(EpochLoop):

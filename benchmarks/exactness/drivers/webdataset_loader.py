@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,21 @@ SHARDS = 12
 
 
 class Loader:
-    """12 tars, which all numbers of readers divide; shuffled in a buffer of all samples."""
+    """12 tars, which all numbers of readers divide; shuffled in a buffer of all samples.
+
+    Workers are started for each epoch. With a seed they would begin each with the same generators,
+    and so in the same order; without one, they draw new ones.
+    """
 
     def __init__(self, task: Task) -> None:
         self.task = task
         tars = f"{task.folder}/{{00..{SHARDS - 1:02}}}.tar"
-        shuffled = {} if task.kind == "stream" else {"shardshuffle": SHARDS}
+        shuffles = task.kind != "stream"
         dataset = webdataset.WebDataset(
-            tars, nodesplitter=webdataset.split_by_node, seed=task.seed, **shuffled
+            tars, nodesplitter=webdataset.split_by_node, shardshuffle=SHARDS if shuffles else False
         )
-        if shuffled:
-            dataset = dataset.shuffle(SAMPLES, rng=random.Random(task.seed))
+        if shuffles:
+            dataset = dataset.shuffle(SAMPLES)
         dataset = dataset.map(_made).batched(task.batch)
         self.loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=task.workers)
         # Workers end with a batch that is not whole, so that samples are batched again.
