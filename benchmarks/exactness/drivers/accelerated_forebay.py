@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import forebay
-from benchmarks.exactness.data import Samples, second_source
-from benchmarks.exactness.drivers import accelerated
+from benchmarks.exactness.drivers import accelerated, forebay_loader
 
 TITLE = "Accelerate, forebay DataLoader"
 NEEDS = ("accelerate", "forebay")
@@ -20,16 +18,7 @@ class Loader(accelerated.Loader):
     """The epoch is the loader's, which counts them."""
 
     def made(self) -> Any:
-        dataset: Any = Samples()
-        if self.task.kind == "mixture":
-            dataset = forebay.mix({"a": (dataset, 0.75), "b": (second_source(), 0.25)})
-        return forebay.DataLoader(
-            dataset,
-            self.task.batch,
-            shuffle=True,
-            num_workers=self.task.workers,
-            seed=self.task.seed,
-        )
+        return forebay_loader.made(self.task)
 
     def batches(self) -> Iterator[Any]:
         with self.loader:

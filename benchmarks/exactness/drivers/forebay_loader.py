@@ -16,21 +16,27 @@ LACKS: dict[str, str] = {}
 UNCLAIMED: dict[str, str] = {}
 
 
+def made(task: Task, **options: Any) -> forebay.DataLoader[Any]:
+    """Return a loader of what the task reads, which counts the epochs itself."""
+    if task.kind == "stream":
+        dataset: Any = Stream(task.rank, task.ranks)
+    elif task.kind == "mixture":
+        dataset = forebay.mix({"a": (Samples(), 0.75), "b": (second_source(), 0.25)})
+    else:
+        dataset = Samples()
+    if task.kind == "stream":  # of which each rank reads its own share
+        options.pop("world_size", None)
+    else:
+        options["shuffle"] = True
+    return forebay.DataLoader(
+        dataset, task.batch, num_workers=task.workers, seed=task.seed, **options
+    )
+
+
 class Loader:
     def __init__(self, task: Task) -> None:
         self.task = task
-        options: dict[str, Any] = {"num_workers": task.workers, "seed": task.seed}
-        if task.ranks > 1:
-            options |= {"world_size": "auto"}
-        if task.kind == "stream":
-            dataset: Any = Stream(task.rank, task.ranks)
-        elif task.kind == "mixture":
-            dataset = forebay.mix({"a": (Samples(), 0.75), "b": (second_source(), 0.25)})
-        else:
-            dataset = Samples()
-        if task.kind != "stream":
-            options["shuffle"] = True
-        self.loader = forebay.DataLoader(dataset, task.batch, **options)
+        self.loader = made(task, world_size="auto")
 
     def batches(self) -> Iterator[Any]:
         with self.loader:
