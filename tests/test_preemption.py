@@ -105,6 +105,42 @@ def test_an_input_is_not_blamed_for_a_worker_that_was_told_to_end(tmp_path):
     assert sorted(report.metadata.column("tries").to_pylist()) == [0, 3]
 
 
+IN_A_CONTAINER = """
+import os, signal, sys
+from pathlib import Path
+import forebay
+from forebay.pools import processes
+
+def work(path):
+    if path.stem in "abc" and not path.with_suffix(".tried").exists():
+        path.with_suffix(".tried").touch()
+        os.kill(os.getppid(), signal.SIGTERM if path.stem == "a" else signal.SIGKILL)
+    return {}
+
+assert os.getpid() == 1
+processes.REAP_S = 60.0
+folder = Path(sys.argv[1])
+report = forebay.preprocess(work, folder / "*.txt", folder / "out", num_workers=2, progress=False)
+print(report.done, report.failed, [each for each in os.listdir("/proc") if each.isdigit()])
+"""
+
+
+@pytest.mark.slow
+def test_the_first_process_of_a_container_keeps_no_dead_workers(tmp_path):
+    """It is the parent of all whose own has ended, and nobody else waits for them."""
+    for name in "abcdefgh":
+        (tmp_path / f"{name}.txt").touch()
+    program = tmp_path / "program.py"
+    program.write_text(IN_A_CONTAINER)
+    command = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("no namespace of processes can be made here")
+    done = subprocess.run(
+        [*command, sys.executable, program, tmp_path], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "8 0 ['1']\n"), done.stderr
+
+
 # ---- without a handler ---------------------------------------------------------------------------
 
 

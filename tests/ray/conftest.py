@@ -72,6 +72,7 @@ CORE = {
     "test_each_death_of_a_worker_is_laid_to_its_input",
     "test_options_of_a_cluster_need_the_backend",
     "test_no_workers_are_refused",
+    "test_the_users_handler_stays_when_a_cluster_is_joined",
     "test_a_batch_whose_worker_is_killed_is_made_again",
     "test_losing_a_node_costs_no_input_a_try",
     "test_the_object_store_does_not_hold_them",

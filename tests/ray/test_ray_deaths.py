@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from clusters import STORE_BYTES, ray, start_cluster, start_driver, stop_cluster, until, zygotes
 from driving import calls, finish, make_inputs, published, staged
+from ray._raylet import GcsClient
+from ray.core.generated import autoscaler_pb2
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from same import assert_same
 from streams import Noisy
@@ -19,6 +22,7 @@ from works import copy
 
 import forebay
 from forebay.pools import ray_pool as pools
+from preempted import signal_all
 from runs import attempts, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_cluster")]
@@ -127,8 +131,27 @@ def last_of(cluster):
     return sorted(cluster.worker_nodes, key=raylet_of)[-1]
 
 
-@pytest.mark.parametrize("buffer", [None, "1MB"])
-def test_losing_a_node_changes_no_batch(buffer):
+def kill(cluster):
+    cluster.remove_node(last_of(cluster), allow_graceful=False)
+
+
+def terminate(cluster):
+    """Send SIGTERM to all processes of a node, its workers included."""
+    signal_all(signal.SIGTERM, raylet_of(last_of(cluster)))
+
+
+def drain(cluster):
+    """Do what a cluster's manager does that takes a node away: say so, then kill it."""
+    reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+    known, deadline = GcsClient(address=cluster.address), int(time.time() * 1000) + 60_000
+    assert known.drain_node(last_of(cluster).node_id, reason, "for a test", deadline)[0]
+    kill(cluster)
+
+
+@pytest.mark.parametrize(
+    ("lose", "buffer"), [(kill, None), (kill, "1MB"), (terminate, "1MB"), (drain, None)]
+)
+def test_losing_a_node_changes_no_batch(lose, buffer):
     """They are made again elsewhere, and are the same; no sample is blamed."""
     expected = list(forebay.DataLoader(Noisy(400), 4, num_workers=0, seed=5))
     with cluster_of(2) as cluster:
@@ -138,7 +161,7 @@ def test_losing_a_node_changes_no_batch(buffer):
         with loader:
             iterator = iter(loader)
             batches = [next(iterator) for _ in range(20)]
-            cluster.remove_node(last_of(cluster), allow_graceful=False)
+            lose(cluster)
             batches += iterator
             assert_same(batches, expected)
             assert loader.statistics().failures == 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas
 import pytest
+from clusters import start_driver
 from driving import (
     WORKS,
     calls,
@@ -297,3 +298,30 @@ def test_a_cluster_that_is_not_there_is_wrong_usage(tmp_path):
     assert code == 2, err
     assert "forebay: no Ray cluster answers at '127.0.0.1:1'" in err
     assert "ray start --head" in err
+
+
+SIGNALLED = """
+import os, signal
+from pathlib import Path
+import forebay
+
+calls, here, driver = [], Path(__file__).parent, os.getpid()
+signal.signal(signal.SIGTERM, lambda *_: calls.append(os.getpid()))
+
+def work(source):
+    if source.stem.endswith("3"):
+        os.kill(driver, signal.SIGTERM)
+    return {}
+
+options = {"backend": "ray", "progress": False}
+report = forebay.preprocess(work, here / "in" / "*.txt", here / "out", **options)
+print(report.done, report.failed, calls == [driver])
+"""
+
+
+@pytest.mark.full
+def test_the_users_handler_stays_when_a_cluster_is_joined(cluster, tmp_path):
+    """Ray's own one would end the program; the user's is called once, and the run goes on."""
+    make_inputs(tmp_path / "in", 10)
+    code, out, err = finish(start_driver(cluster, SIGNALLED, tmp_path))
+    assert (code, out) == (0, "10 0 True\n"), err

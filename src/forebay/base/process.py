@@ -316,6 +316,17 @@ def signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def handler_kept(number: int) -> Iterator[None]:
+    """Install the program's handler for a signal again, if it has one, after the block."""
+    before = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(number, before)
+
+
 def handled_signals() -> tuple[int, ...]:
     """Return those of `FOR_THE_PROGRAM` for which this process has a handler."""
     return tuple(each for each in FOR_THE_PROGRAM if callable(signal.getsignal(each)))

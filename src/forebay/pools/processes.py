@@ -12,6 +12,7 @@ import resource
 import selectors
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, final
@@ -35,6 +36,8 @@ from forebay.pools.zygote_handle import (
 
 # How long `close` waits for a worker to finish its task before killing it.
 CLOSE_S = 0.5
+# How long to wait for workers of a zygote that was killed, and how long between two looks.
+REAP_S, REAP_WAIT_S = 1.0, 0.005
 _WAKE = -1
 # What the driver needs besides two descriptors per worker: files, the ledger, the terminal.
 SPARE_DESCRIPTORS = 48
@@ -289,6 +292,8 @@ class ProcessPool(Pool):
         self._selector.unregister(ending)
         for message in ending.end(patience_s):
             self._handle_message(*message)
+        if os.getpid() == 1:
+            _reap_session(ending.pid)
         self._owed.clear()
 
     def _handle_message(self, what: str, incarnation: int, *facts: Any) -> None:
@@ -312,3 +317,26 @@ class ProcessPool(Pool):
         else:  # refused
             (failure,) = facts
             self._report_death(incarnation, WorkerDied(incarnation, failure))
+
+
+def _reap_session(session: int) -> None:
+    """Wait for those of a zygote's session that it has left to this process.
+
+    The first process of a container becomes the parent of all whose own parent has ended.
+    """
+    until = time.monotonic() + REAP_S
+    while (left := _children_in(session)) and time.monotonic() < until:
+        for pid in left:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(REAP_WAIT_S)
+
+
+def _children_in(session: int) -> list[int]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            _, parent, _, own = file.read().rpartition(b")")[2].split()[:4]
+            if (int(parent), int(own)) == (os.getpid(), session):
+                found.append(int(name))
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from forebay.base.process import handler_kept
 from forebay.errors import OptionError
 from forebay.pools.ray_internals import (
     ask_head,
@@ -224,7 +226,8 @@ def _connect(address: str | None, say: Callable[[str], None]) -> bool:
             return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no consent was given
     try:
-        ray.init(_LOCAL, include_dashboard=False, **options)
+        with handler_kept(signal.SIGTERM):
+            ray.init(_LOCAL, include_dashboard=False, **options)
     except Exception as error:  # Ray raises Exception itself when a process of its own died
         raise OptionError(
             f"{missing}, and none could be started on this machine: {first_line(error)}\n"
@@ -268,7 +271,8 @@ def _connect_to(address: str, at: str, options: dict[str, Any]) -> None:
     try:
         if "://" not in at:
             ask_head(at)
-        ray.init(address, **options)
+        with handler_kept(signal.SIGTERM):
+            ray.init(address, **options)
     # Ray says the same of another version as of a token that the cluster refuses.
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise OptionError(

@@ -286,6 +286,8 @@ class _Zygote:
             # The children of those that die become this process's own.
             while kill_descendants(os.getpid()):
                 os.waitid(os.P_ALL, 0, os.WEXITED)
+            while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
+                pass  # nobody else may wait for them: in a container, the driver is process 1
 
     def _execute_order(self) -> bool:
         """Execute the driver's next order; return False when the driver has ended."""
