@@ -14,15 +14,18 @@ import signal
 import sys
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.utils.data import Dataset
+received = []  # signals; the loop looks after each step
+for each in (signal.SIGTERM, signal.SIGUSR1):  # first: what follows takes seconds to import
+    signal.signal(each, lambda number, _: received.append(number))
 
-import forebay
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.data import Dataset  # noqa: E402
+
+import forebay  # noqa: E402
 
 TO_BE_CONTINUED = 75  # the exit status that asks for the same command again
-received = []  # signals; the loop looks after each step
 
 
 class Points(Dataset):
@@ -64,8 +67,6 @@ def main():
     parser.add_argument("--batch-size", type=int, default=16, help="over all ranks")
     parser.add_argument("--num-workers", type=int, default=2)
     given = parser.parse_args()
-    for each in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(each, lambda number, _: received.append(number))
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -33,7 +33,7 @@ PROGRAMS = [
     *(
         HOW_TO / f"{name}.md"
         for name in (
-            *("waiting", "slow-storage", "shuffling", "device", "packing", "tables"),
+            *("waiting", "slow-storage", "shuffling", "device", "packing", "tables", "preempted"),
             "models-in-workers",
         )
     ),
