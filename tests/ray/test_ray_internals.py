@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 from ray._private import auto_init_hook, state, worker
@@ -54,3 +55,17 @@ def test_ray_holds_up_a_call_whose_results_are_not_fetched():
     assert name in inspect.signature(ActorMethod.__init__).parameters or name in (
         inspect.getsource(ActorMethod)
     ), f"Ray does not know the option {name} any more; see ray_internals.py"
+
+
+@pytest.mark.parametrize("name", ray_internals.TRAIN)
+def test_ray_train_asks_for_the_sampler_and_puts_a_wrapper_around_a_loader(name):
+    """It is read, not imported, which needs packages that Ray itself does not."""
+    path = Path(ray.__file__).parents[1] / f"{name.replace('.', '/')}.py"
+    source = path.read_text(encoding="utf-8")
+    for part in (
+        "def prepare_data_loader(",
+        "add_dist_sampler: bool = True",
+        "isinstance(data_loader.sampler, DistributedSampler)",
+        "data_loader = _WrappedDataLoader(data_loader, device, auto_transfer)",
+    ):
+        assert part in source, f"Ray Train has no {part!r} any more; see loading/ray_train.py"
