@@ -354,11 +354,12 @@ REFUSED = """
 def train():
     from forebay import OptionError
 
+    rank = ray.train.get_context().get_world_rank()
     for options in ({"batch_sampler": [[0, 1]], "seed": 0}, {"world_size": 3, "rank": 1}):
         try:
             prepare_data_loader(DataLoader(Doubles(), **options))
         except OptionError as error:
-            print(f"refused: {error}")
+            print(f"{rank} refused: {error}")
     stock = torch.utils.data.DataLoader(Doubles(), batch_size=4, shuffle=True)
     plain = DataLoader(Doubles(), batch_size=4, shuffle=True)
     pairs = [prepare_data_loader(stock), prepare_data_loader(plain)]
@@ -367,10 +368,11 @@ def train():
         for loader in pairs:
             loader.sampler.set_epoch(epoch)
             found.append([batch["x"].tolist() for batch in loader])
-        print("as torch's:", found[0] == found[1], len(found[0]), pairs[1] is plain)
+        same = found[0] == found[1], len(found[0]), pairs[1] is plain
+        print(f"{rank}, epoch {epoch}, as torch's:", *same)
     plain = DataLoader(Doubles(), batch_size=4)
     whole = prepare_data_loader(plain, add_dist_sampler=False)
-    print("whole:", len(whole), whole is plain)
+    print(f"{rank} whole:", len(whole), whole is plain)
 
 
 """
@@ -381,7 +383,9 @@ def test_ray_train_divides_a_loader_as_torchs_or_says_why_not(tmp_path):
     """With torch's arguments alone the order is that of torch's class under Ray."""
     last = 'print("loss", trainer.fit().metrics["loss"])', "trainer.fit()"
     printed = train(tmp_path, "Ray Train", ("\ntrainer = ", REFUSED + "trainer = "), last)
-    assert printed.count("refused: the batches of a list cannot be divided among the 2") == 2
-    assert printed.count("refused: the loader was made for rank 1 of 3") == 2
-    assert printed.count("as torch's: True 12 True") == 4
-    assert printed.count("whole: 24 True") == 2
+    for rank in (0, 1):
+        assert f"{rank} refused: the batches of a list cannot be divided among the 2" in printed
+        assert f"{rank} refused: the loader was made for rank 1 of 3" in printed
+        for epoch in (0, 1):
+            assert f"{rank}, epoch {epoch}, as torch's: True 12 True" in printed
+        assert f"{rank} whole: 24 True" in printed
