@@ -16,10 +16,10 @@ LACKS: dict[str, str] = {}
 UNCLAIMED: dict[str, str] = {}
 
 
-def made(task: Task, **options: Any) -> forebay.DataLoader[Any]:
+def made(task: Task, stream: type[Stream] = Stream, **options: Any) -> forebay.DataLoader[Any]:
     """Return a loader of what the task reads, which counts the epochs itself."""
     if task.kind == "stream":
-        dataset: Any = Stream(task.rank, task.ranks)
+        dataset: Any = stream(task.rank, task.ranks)
     elif task.kind == "mixture":
         dataset = forebay.mix({"a": (Samples(), 0.75), "b": (second_source(), 0.25)})
     else:

@@ -17,8 +17,8 @@ NEEDS = ("lightning", "torch")
 DOCS = "https://lightning.ai/docs/pytorch/stable/common/checkpointing_basic.html"
 OWN_RANKS = True
 _STATE = "it warns that a loader without a state does not go on in the middle of an epoch"
-_RANKS = "a checkpoint is of one number of ranks"
-LACKS = {"stream": "see the libraries of streams", "mixture": "has no mixtures"}
+TREE = "Lightning ends a training at SIGTERM itself"
+LACKS = {"stream": "see the libraries of streams", "mixture": "has no mixtures", "tree": TREE}
 UNCLAIMED = {
     **dict.fromkeys(("first", "middle", "twice", "killed", "workers-3", "workers-0"), _STATE),
     **dict.fromkeys(("ranks-1-2", "ranks-2-3", "ranks-3-1", "random-resumed"), _STATE),
