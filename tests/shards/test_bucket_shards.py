@@ -138,6 +138,32 @@ def test_columns_of_tables_in_a_bucket_make_batches(endpoint, root):
     assert rows.lengths.tolist() == [each % 9 + 1 for each in range(2000)]
 
 
+def test_blocks_that_arrow_reads_are_held_meanwhile(endpoint, root, monkeypatch):
+    """Else another block could be written over the offsets that Arrow follows without a check."""
+    folder = root / "bucket" / "held"
+    folder.mkdir()
+    table = pa.table({"word": [f"w{each}" for each in range(400)]})
+    parquet.write_table(table, folder / "0.parquet", row_group_size=20)
+    read, were_held = bucket_reader.BucketReader._read_here, []
+
+    def read_here(self, left, found):
+        were_held.append({*left} <= {*self._local.held})
+        read(self, left, found)
+
+    monkeypatch.setattr(bucket_reader.BucketReader, "_read_here", read_here)
+    words = [f"w{each}" for each in np.random.default_rng(0).permutation(400)]
+    for dataset in (
+        opened("s3://bucket/held"),
+        forebay.from_table("s3://bucket/held/*.parquet", columns=["word"]),
+    ):
+        with forebay.DataLoader(dataset, batch_size=40, shuffle=True, seed=1) as loader:
+            batches = [batch["word"] for batch in loader]
+        assert sorted(sum(batches, [])) == sorted(words)
+        assert all(dataset[int(word[1:])]["word"] == word for word in words[:60])
+    assert were_held
+    assert all(were_held)
+
+
 def test_a_slow_bucket_is_named_as_the_cause(endpoint, tmp_path, monkeypatch):
     """By the diagnosis; the loader and `forebay top` count what was fetched."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

@@ -32,8 +32,9 @@ from forebay.memory.slab import Slab
 # A block is fetched whole if so large a share of it is read at once, if it is read in order, if it
 # is compressed, or if it is so small that its parts would be no less.
 WHOLE_SHARE, SMALL_BYTES = 0.25, 64 << 10
-# Blocks that are kept for the next call, and decoded ones that a process remembers.
-HELD, DECODED = 8, 4096
+# Blocks that are kept for the next call, at most, and their bytes if it is more than one; and
+# decoded ones that a process remembers.
+HELD, HELD_BYTES, DECODED = 8, 32 << 20, 4096
 # Parts of a block that are so near to each other are one part.
 GAP_BYTES = 16 << 10
 # How often a fetcher may end before a reader gives up.
@@ -164,6 +165,14 @@ class BucketReader(ABC):
     def _has_parts(self, block: int) -> bool:
         """Return whether some rows of a block can be read without the rest of it."""
 
+    def _may_change(self, block: int) -> bool:
+        """Return whether a block may be overwritten while it is read: by code that checks bounds.
+
+        Any other block is held by this connection meanwhile, since a library that trusts offsets
+        could end the process.
+        """
+        return True
+
     @abstractmethod
     def _place_of(self, block: int) -> tuple[int, int]:
         """Return in which object a block is, and where it begins there."""
@@ -197,7 +206,8 @@ class BucketReader(ABC):
     def _read_all(self, left: dict[int, list[tuple[int, int]]], found: list[Any]) -> None:
         """Read rows; a block is removed from `left` once its rows are read."""
         link = self.link()
-        self._read_here(left, found)
+        if all(block in self._local.held or self._may_change(block) for block in left):
+            self._read_here(left, found)
         while left:  # again for what was dropped while it was read
             whole = [block for block, rows in left.items() if self._is_whole(block, rows)]
             held: list[int] = self._local.held
@@ -205,13 +215,21 @@ class BucketReader(ABC):
             held += comes
             parted = {block: left[block] for block in left.keys() - comes}
             self._read_here(left, found)
-            if released := held[:-HELD]:
-                del held[:-HELD]
+            if released := held[: self._count_to_release(held)]:
+                del held[: len(released)]
                 link.post("release", blocks=released)
             if parted := {block: rows for block, rows in parted.items() if block in left}:
                 self._read_parts(link, parted, found)
                 for block in parted:
                     del left[block]
+
+    def _count_to_release(self, held: list[int]) -> int:
+        """Return how many of the blocks that are held, the oldest first, are to be released."""
+        sizes = [int(self.blocks.length[block]) for block in held]
+        count = max(len(held) - HELD, 0)
+        while count < len(held) - 1 and sum(sizes[count:]) > HELD_BYTES:
+            count += 1
+        return count
 
     def _is_whole(self, block: int, rows: list[tuple[int, int]]) -> bool:
         first, last = min(rows)[0], max(rows)[0]

@@ -199,6 +199,10 @@ class ShardBlocks:
         number = block - self.index.first_block(shard)
         return memoryview(self.decoder(shard).prepared(number, data)).cast("B")
 
+    def is_read_by_sample(self, block: int) -> bool:
+        """Return whether samples are stretches of a block; others are read by Arrow or a format."""
+        return not self._by_column and int(self.index.starts_at[block]) >= 0
+
     def reader(self, block: int, data: memoryview) -> Callable[[Sequence[int]], list[Any]]:
         """Return what reads samples of a block, given what `prepared` returned.
 
@@ -206,8 +210,8 @@ class ShardBlocks:
         """
         shard = self.index.shard_of(block)
         decoder, number = self.decoder(shard), block - self.index.first_block(shard)
-        starts = self.index.sample_starts(block)
-        if self._by_column or starts is None:
+        starts = self.index.sample_starts(block) if self.is_read_by_sample(block) else None
+        if starts is None:
             return self._reader(shard, decoder, number, data)
         first, at = int(self.first[block]), [*starts.tolist(), len(data)]
 

@@ -61,6 +61,9 @@ class ShardReader(BucketReader):
             and not self._blocks.is_prepared(block)
         )
 
+    def _may_change(self, block: int) -> bool:
+        return self._blocks.is_read_by_sample(block)
+
     def _place_of(self, block: int) -> tuple[int, int]:
         return self.index.shard_of(block), self._blocks.stretches(block)[0][0]
 
