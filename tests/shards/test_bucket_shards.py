@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -158,7 +159,7 @@ def test_blocks_that_arrow_reads_are_held_meanwhile(endpoint, root, monkeypatch)
     ):
         with forebay.DataLoader(dataset, batch_size=40, shuffle=True, seed=1) as loader:
             batches = [batch["word"] for batch in loader]
-        assert sorted(sum(batches, [])) == sorted(words)
+        assert sorted(chain.from_iterable(batches)) == sorted(words)
         assert all(dataset[int(word[1:])]["word"] == word for word in words[:60])
     assert were_held
     assert all(were_held)
