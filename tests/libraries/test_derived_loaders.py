@@ -180,7 +180,7 @@ seen = [[row["train_loss"] for row in net.history], net.predict(Pairs()).tolist(
 # The modules that have to be there, and the program.
 PROGRAMS = {
     "torchdata": ("torchdata", TORCHDATA),
-    "SpeechBrain": ("speechbrain", SPEECHBRAIN),
+    "SpeechBrain": ("speechbrain torchaudio", SPEECHBRAIN),
     "timm": ("timm torchvision", TIMM),
     "ultralytics": ("ultralytics torchvision", ULTRALYTICS),
     "PyTorch Geometric": ("torch_geometric", GEOMETRIC),
