@@ -8,7 +8,6 @@ from batch to batch.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import sys
 import time
@@ -21,8 +20,7 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from forebay.base.callers import RAY_TRAIN, library_call
-from forebay.base.torch_internals import torch_init
+from forebay.base.torch_internals import RAY_TRAIN, library_call, torch_init
 from forebay.buffer import Buffer, buffer_of
 from forebay.errors import OptionError, short_tracebacks
 from forebay.loading.arguments import ARGUMENTS
@@ -396,21 +394,28 @@ class DataLoader(InspectedLoader[_T_co]):
             self._loader_progress.close()
         self._iterator = None
 
+    @property
+    def sampler(self) -> Any:
+        """See torch. Ray Train, which asks whether it divides the samples, has the loader do so."""
+        asked = library_call("ray.train.", "prepare_data_loader", 1)
+        if asked is not None and asked["add_dist_sampler"] and self._is_initialized:
+            from forebay.loading.ray_train import divided_sampler
+
+            return divided_sampler(self)
+        if "sampler" not in vars(self):  # wrappers look elsewhere then
+            raise AttributeError(f"{type(self).__name__} object has no attribute 'sampler'")
+        return vars(self)["sampler"]
+
+    @sampler.setter
+    def sampler(self, value: Any) -> None:
+        vars(self)["sampler"] = value
+
+    @property
+    def _is_initialized(self) -> bool:
+        """Return whether `__init__` has ended; subclasses such as torchdata's may not call it."""
+        return "_loader_progress" in self.__dict__
+
     # ---- object protocol -----------------------------------------------------------------------
-
-    def __repr__(self) -> str:
-        """Return the dataset, its size and the main arguments in one line."""
-        if not self._is_initialized:
-            return super().__repr__()
-        return self._kind().described()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes of a fresh copy, without workers, batches and counts."""
-        # There is no `__setstate__`: wrappers that forward what they lack would call it.
-        if not self._is_initialized:
-            return self.__dict__
-        progress = copy.copy(self._loader_progress)
-        return {**self.__dict__, "_iterator": None, "_loader_progress": progress}
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; refuse those that must not change after `__init__`, as torch does."""

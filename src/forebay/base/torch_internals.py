@@ -1,4 +1,4 @@
-"""All private parts of torch that forebay uses.
+"""All private parts of torch that forebay uses, and which function of a library calls.
 
 Each of them has a test in `tests/base/test_torch_internals.py` that fails, and says why, when a new
 version of torch changes it.
@@ -23,10 +23,12 @@ from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data._utils.collate import default_collate, default_collate_fn_map
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from forebay.base.callers import library_call
 from forebay.errors import OptionError, without_credentials, without_middle
 
 __all__ = ["TypedStorage", "UntypedStorage"]
+
+# Where Ray Train prepares loaders.
+RAY_TRAIN = "ray.train.torch.train_loop_utils"
 
 # The class that libraries expect an iterator of a DataLoader to have.
 BaseIterator: Any = _BaseDataLoaderIter
@@ -168,6 +170,29 @@ def torch_init() -> Any:
     while "lightning" in getattr(init, "__globals__", {}).get("__name__", ""):
         init = init.__wrapped__
     return init
+
+
+def library_call(module: str, function: str | None, depth: int) -> dict[str, Any] | None:
+    """Return the variables of the nearest call of a library's function above the caller's caller.
+
+    Args:
+        module: How the name of the function's module begins.
+        function: Its name; None for any function of such a module.
+        depth: How many calls to look at; 1 for that of the caller's caller alone.
+
+    Returns:
+        Its variables by name; None if there is no such call.
+    """
+    frame = sys._getframe(1).f_back
+    for _ in range(depth):
+        if frame is None:
+            break
+        if function in (None, frame.f_code.co_name):
+            name = frame.f_globals.get("__name__")
+            if isinstance(name, str) and name.startswith(module):
+                return frame.f_locals
+        frame = frame.f_back
+    return None
 
 
 def refuse_stock_loader() -> None:

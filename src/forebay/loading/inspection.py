@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -10,7 +11,7 @@ from weakref import WeakMethod, ref
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from forebay.base.callers import library_call
+from forebay.base.torch_internals import library_call
 from forebay.errors import OptionError
 from forebay.failures import Failure
 from forebay.loading.kind import LoaderKind
@@ -68,32 +69,26 @@ class InspectedLoader(TorchDataLoader[_T_co]):
     def _is_accelerate_prepared(self, value: bool) -> None:
         """Accept what Accelerate sets on all that it has prepared."""
 
-    @property
-    def sampler(self) -> Any:
-        """See torch. Ray Train, which asks whether it divides the samples, has the loader do so."""
-        asked = library_call("ray.train.", "prepare_data_loader", 1)
-        if asked is not None and asked["add_dist_sampler"] and self._is_initialized:
-            from forebay.loading.ray_train import divided_sampler
-
-            return divided_sampler(self)
-        try:
-            return vars(self)["sampler"]
-        except KeyError:  # wrappers look elsewhere then
-            raise AttributeError(
-                f"{type(self).__name__} object has no attribute 'sampler'"
-            ) from None
-
-    @sampler.setter
-    def sampler(self, value: Any) -> None:
-        vars(self)["sampler"] = value
-
     def _kind(self) -> LoaderKind:
         raise NotImplementedError
 
     @property
     def _is_initialized(self) -> bool:
-        """Return whether `__init__` has ended; subclasses such as torchdata's may not call it."""
-        return "_loader_progress" in self.__dict__
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """Return the dataset, its size and the main arguments in one line."""
+        if not self._is_initialized:
+            return super().__repr__()
+        return self._kind().described()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes of a fresh copy, without workers, batches and counts."""
+        # There is no `__setstate__`: wrappers that forward what they lack would call it.
+        if not self._is_initialized:
+            return self.__dict__
+        progress = copy.copy(self._loader_progress)
+        return {**self.__dict__, "_iterator": None, "_loader_progress": progress}
 
     @property
     def epoch(self) -> int:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DistributedSampler, default_collate
 
-from forebay.base.callers import library_call
 from forebay.base.datasets import sequence_rows
-from forebay.base.torch_internals import accepts
+from forebay.base.torch_internals import accepts, library_call
 from forebay.buffer import warn_of_unfilled_buffer
 from forebay.devices.device import check_loader_device
 from forebay.errors import OptionError
