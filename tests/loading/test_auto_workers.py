@@ -101,7 +101,7 @@ def test_workers_that_die_while_it_grows_cost_no_batch(monkeypatch):
     found, killed, deadline = [], 0, time.monotonic() + DEADLINE_S
     with DataLoader(Waiting(), num_workers=AutoWorkers(max=6), **usual) as loader:
         # Until one is noticed: a worker may have ended before it is killed.
-        while min(loader.statistics().num_workers - 5, killed - 2, loader.statistics().restarts) < 1:
+        while (now := loader.statistics()).num_workers < 6 or killed < 3 or not now.restarts:
             assert time.monotonic() < deadline, loader.statistics()
             for batch in loader:
                 found.append(batch)
