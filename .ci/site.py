@@ -1,13 +1,15 @@
-"""What the site's builder is told of pages: how the search ranks them.
+"""What the site's builder is told of pages: how the search ranks them; and llms.txt beside them.
 
 Somebody who searches wants to do something, or to look a name up; not to read why a format is as it
 is, or what was changed when. The pages themselves stay plain Markdown, without a header for this.
 """
 
+import re
+from pathlib import Path
 from typing import Any
 
-# By how a page's path begins; the longest one counts. 1 is the builder's own. A word in a title counts
-# a thousand times, so what comes last has less than a thousandth.
+# By how a page's path begins; the longest one counts. 1 is the builder's own. A word in a title
+# counts a thousand times, so what comes last has less than a thousandth.
 BOOSTS = {
     "": 1.0,
     "README.md": 2.0,
@@ -34,3 +36,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Set the rank of a page; the builder calls this for each."""
     page.meta.setdefault("search", {})["boost"] = boost_of(page.file.src_uri)
     return markdown
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Write llms.txt, which programs look for at a site's root; its links lead to pages there."""
+    text = Path(config["config_file_path"]).with_name("llms.txt").read_text(encoding="utf-8")
+    text = re.sub(r"\]\(README\.md\)", "](index.html)", text)
+    text = re.sub(r"\]\(([^)]+)\.md\)", r"](\1.html)", text)
+    Path(config["site_dir"], "llms.txt").write_text(text, encoding="utf-8")

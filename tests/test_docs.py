@@ -23,24 +23,29 @@ from trainers import Trainers
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]
-HOW_TO = ROOT / "docs" / "how-to"
 COMMAND_LINE = ROOT / "docs" / "reference" / "command-line.md"
 WITH_COMMANDS = [
     each for each in (COMMAND_LINE, *TUTORIALS[1:]) if "\nforebay " in each.read_text("utf-8")
 ]
-PROGRAMS = [
-    *TUTORIALS,
-    *(
-        HOW_TO / f"{name}.md"
-        for name in (
-            *("waiting", "slow-storage", "shuffling", "device", "packing", "tables", "preempted"),
-            "models-in-workers",
-        )
-    ),
-]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-# What test_three_jobs.py runs, and looks at what it leaves.
-RUN_ELSEWHERE = ROOT / "docs" / "tutorial" / "three-jobs.md"
+# Documents whose blocks need something else, or leave what is looked at, and what runs them.
+RUN_ELSEWHERE = {
+    ROOT / "docs" / name: ROOT / "tests" / test
+    for name, test in (
+        ("tutorial/three-jobs.md", "test_three_jobs.py"),
+        ("how-to/cluster.md", "ray/test_ray_how_to.py"),
+        ("how-to/collate.md", "collating/test_collate.py"),
+        ("how-to/datasets.md", "collating/test_collate.py"),
+        ("how-to/metrics.md", "collating/test_collate.py"),
+        ("how-to/frameworks.md", "framework_scripts.py"),
+        ("how-to/watch.md", "show/test_watching_how_to.py"),
+    )
+}
+PROGRAMS = [
+    each
+    for each in DOCUMENTS
+    if each not in RUN_ELSEWHERE and program(each.read_text(encoding="utf-8")).strip()
+]
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -59,9 +64,7 @@ def relative(path: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "document", [each for each in PROGRAMS if each != RUN_ELSEWHERE], ids=relative
-)
+@pytest.mark.parametrize("document", PROGRAMS, ids=relative)
 def test_the_code_runs(document: Path, trainers: Trainers, tmp_path: Path) -> None:
     """Every Python block runs, in order, beside the examples, and prints what stands below it."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
@@ -73,6 +76,12 @@ def test_the_code_runs(document: Path, trainers: Trainers, tmp_path: Path) -> No
     done = trainers.run(script, cwd=tmp_path)
     assert done.code == 0, f"{relative(document)}:\n{done.out}\n{done.err}"
     assert list(disagreements(text, done.out)) == []
+
+
+@pytest.mark.parametrize("document", RUN_ELSEWHERE, ids=relative)
+def test_code_that_is_not_run_here_is_run_elsewhere(document: Path) -> None:
+    """So no document has a Python block that nothing runs."""
+    assert document.name in RUN_ELSEWHERE[document].read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

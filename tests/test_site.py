@@ -137,7 +137,13 @@ def test_there_is_one_place_for_the_repositorys_address() -> None:
     assert 's/^repository = "(.*)"$$/' in text_of("Makefile")
 
 
-def test_what_is_for_agents_leads_to_files_that_exist() -> None:
-    """llms.txt is no Markdown page of the site, so its links are looked at here."""
+def test_what_is_for_agents_leads_to_files_that_exist(tmp_path) -> None:
+    """llms.txt is no Markdown page of the site, so its links are looked at here: to files, in the
+    repository; to pages of these files, on the site."""
     links = re.findall(r"\]\(([^)]+)\)", text_of("llms.txt"))
     assert links and all((ROOT / each).is_file() for each in links)
+    build = runpy.run_path(str(ROOT / ".ci" / "site.py"))["on_post_build"]
+    build({"config_file_path": str(ROOT / "mkdocs.yml"), "site_dir": str(tmp_path)})
+    pages = re.findall(r"\]\(([^)]+)\)", (tmp_path / "llms.txt").read_text(encoding="utf-8"))
+    wanted = [each.removesuffix(".md") + ".html" for each in links]
+    assert pages == ["index.html" if each == "README.html" else each for each in wanted]

@@ -49,7 +49,7 @@ from forebay.runs.source_code import load_work
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(forebay.__version__, prog_name="forebay")
 def cli() -> None:
-    """Prepare data: run a function on every input, on every core, resumably."""
+    """Preprocess and predict, resumably, on every core; look at runs, loaders and reports."""
 
 
 for command in (
@@ -153,7 +153,9 @@ def _predict(
 @cli.command("index", short_help="Find the samples of shards, to train on them in place.")
 @click.argument("location", metavar="SHARDS", type=PATH)
 @click.argument("index", type=PATH)
-@click.option("--format", help="Of the shards, where suffixes do not say it: tar, parquet, …")
+@click.option(
+    "--format", help="Format of the shards, where suffixes do not say it: tar, parquet, …"
+)
 @options("num_workers", "backend", *CLUSTER, "timeout", "retries", "quiet")
 def index_command(location: str, index: str, **settings: Any) -> int:
     """Write to INDEX where the samples of SHARDS are, for forebay.open_shards(index=INDEX).

@@ -19,21 +19,22 @@ DONE, FAILURES = 0, 3
     "--after",
     type=click.IntRange(1),
     multiple=True,
-    help="After how many steps it is killed; may be repeated. A third and two thirds of all.",
+    help="After how many steps to kill it.  May be given several times.  Default: after a third "
+    "and after two thirds of them.",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     default=300.0,
     show_default=True,
-    help="Seconds without a step after which the script counts as hanging.",
+    help="Seconds without a step until the script counts as hanging.",
 )
 @click.argument("script", metavar="TRAIN.py", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", metavar="[ARGUMENTS]", nargs=-1, type=click.UNPROCESSED)
 def check_resume_command(
     script: str, arguments: tuple[str, ...], after: tuple[int, ...], timeout: float
 ) -> int:
-    """Check that TRAIN.py, killed and started again, trains on exactly the batches left.
+    """Check that TRAIN.py, killed and started again, trains on exactly the remaining batches.
 
     {folder} in ARGUMENTS, in quotes, stands for the folder of its checkpoints: an empty one for
     each history. The script runs once without interruption; for each --after it is killed with

@@ -65,7 +65,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "type": WorkerCount(0),
         "help": "Default: one per core.  auto: more while that makes the run faster.",
     },
-    "backend": {"type": click.Choice(BACKENDS)},
+    "backend": {"type": click.Choice(BACKENDS), "help": "How workers run.  Default: process."},
     "address": {"help": "Address of the Ray cluster; 'auto' finds it."},
     "num_cpus": {"type": float, "help": "CPUs of a worker on a cluster. Default: 1."},
     "num_gpus": {"type": float, "help": "GPUs of a worker on a cluster. Default: 0."},
@@ -74,12 +74,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "retries": {"type": click.IntRange(0), "help": "Retries of a failed input.  Default: 1."},
     "on_error": {
         "type": click.Choice(["skip", "raise"]),
-        "help": "Default: skip; with --limit, raise.",
+        "help": "What a failed input does.  Default: skip; with --limit, raise.",
     },
     "max_failures": {
         "type": _count_or_fraction,
-        "metavar": "TEXT",
-        "help": "Stop after more: a count, or a fraction such as 0.01.",
+        "metavar": "N",
+        "help": "Stop once more inputs have failed: a count, or a fraction such as 0.01.",
     },
     "limit": {
         "type": _COUNT,
@@ -91,7 +91,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "Process these inputs again, such as 'rec/*.wav'.  May be given several times.",
     },
     "restart": {"is_flag": True, "help": "Forget the earlier run; remove its outputs."},
-    "metadata": {"type": click.Choice(TABLE_FORMATS)},
+    "metadata": {
+        "type": click.Choice(TABLE_FORMATS),
+        "help": "Format of the table.  Default: parquet.",
+    },
     "save": {
         "metavar": "FILE.py:FUNCTION",
         "type": REFERENCE,

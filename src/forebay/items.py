@@ -132,7 +132,7 @@ def from_folder(
     root = Path(folder).expanduser().absolute()
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "does not exist"
-        raise InputError(f"from_folder: {root} {what}\n  Looked from the folder {os.getcwd()}.")
+        raise InputError(f"from_folder: {root} {what}\n  The working folder is {os.getcwd()}.")
     start, patterns = len(os.path.join(root, "")), patterns_of(pattern)
     names = (one.source[start:] for one in list_folder(os.path.join(root, "")))
     tables = tables_in(str(root))

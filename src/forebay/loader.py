@@ -60,9 +60,9 @@ _TAKEN = (
 
 
 class DataLoader(InspectedLoader[_T_co]):
-    """PyTorch's DataLoader, faster, more robust, and with a prefetch buffer of any size.
+    """PyTorch's DataLoader, with a prefetch buffer of any size and batches that can be repeated.
 
-    With only torch's arguments it behaves as torch's does. The additional arguments:
+    With only torch's arguments it behaves as torch's does. Those from `buffer` on are additional.
 
     Args:
         dataset: See torch, as for all up to `in_order`. Or a mixture, made by `forebay.mix`.
@@ -83,13 +83,14 @@ class DataLoader(InspectedLoader[_T_co]):
             the error is raised. With or without it, a warning says once where the workers are if
             nothing comes from them for a minute.
         worker_init_fn: See torch.
-        multiprocessing_context: See torch. Without it workers are forked, also where the program's
-            start method is forkserver, Python's default since 3.14; spawn holds.
+        multiprocessing_context: See torch. Without it workers are forked, even if the program's
+            start method is forkserver, Python's default since 3.14. If it is spawn, they are
+            spawned.
         generator: See torch. Not with `seed` or `world_size`, where it would have no effect.
         prefetch_factor: See torch; with `buffer` it has no effect on the size of the buffer.
         persistent_workers: See torch. With `buffer` workers always persist.
         pin_memory_device: See torch.
-        in_order: See torch.
+        in_order: See torch. With an additional argument, map-style batches are always in order.
         buffer: How much to prefetch, across epochs: bytes, a string such as "30GB" or "50%" (of the
             memory, for all ranks of a machine), or a `forebay.Buffer`. Workers fill it: without
             them it has no effect. Only one iterator is valid at a time: `iter(loader)` invalidates

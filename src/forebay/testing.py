@@ -99,7 +99,7 @@ def check_resume(
     kill: bool = True,
     timeout: float = 60.0,
 ) -> ResumeCheck:
-    """Check that a loader of any class continues, from a state, with exactly the batches left.
+    """Check that a loader of any class continues from a state with exactly the remaining batches.
 
     A run is `for epoch in range(epochs): for batch in loader`, in a forked process of its own. It
     is made twice without interruption. For each cut, another run takes `loader.state_dict()` after

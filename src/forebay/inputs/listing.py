@@ -131,7 +131,7 @@ def _list_path(name: str) -> Listing:
         mode = os.stat(name).st_mode
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         if _is_absent(error):
-            reason, advice = "no such file or folder", f"Looked from the folder {os.getcwd()}."
+            reason, advice = "no such file or folder", f"The working folder is {os.getcwd()}."
             if "\\" in name:
                 advice += " In a path of this system, folders are separated by '/', not '\\'."
         else:
@@ -198,7 +198,7 @@ def _list_glob(name: str, shown: str) -> Listing:
     folders = glob.glob(name, recursive=True) if is_of_files and not found else []
     reason = "this glob matches folders only" if folders else "this glob matches nothing"
     head, tail = (shown, "*") if folders else os.path.split(shown)
-    advice = f"Looked from the folder {os.getcwd()}."
+    advice = f"The working folder is {os.getcwd()}."
     if "[" in shown and not folders:
         advice += " In a glob, [ab] stands for one of the characters; for a bracket write [[]."
     if folders:

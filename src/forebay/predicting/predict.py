@@ -119,9 +119,8 @@ def predict(
             are accepted; with a new one every part is made again.
         accept_changes: Keep what is done although model or data changed, and use the new ones for
             the rest: for a change that does not affect predictions.
-        part_size: Samples per part, so that there are at most 100,000 parts. A kill costs less than
-            a part of work, and no more than about ten seconds of it. A run that is continued keeps
-            its part size.
+        part_size: Samples per part: so many that there are at most 100,000 parts. A kill costs no
+            more than about ten seconds of work. A run that is continued keeps its part size.
         progress: Show progress on stderr, in samples.
 
     Returns:

@@ -126,14 +126,15 @@ def open_shards(
 
     Args:
         location: A folder, a file, a glob such as `"data/*.tar"`, a pattern with braces such as
-            `"train-{000..999}.tar"`, or a list of these; paths, or fsspec URLs in one bucket. Of a
-            folder, all shards with a known suffix count, those in its folders too; they must have
-            one format, and beside shards of another suffix, .json files do not count. A shard may
-            be compressed as a whole (.gz, .zst).
+            `"train-{000..999}.tar"`, or a list of these; paths, or fsspec URLs in one bucket. In a
+            folder and its subfolders, every file with a known suffix is a shard, except .json files
+            beside others; all must have one format. A shard may be compressed as a whole (.gz,
+            .zst).
         index: The folder, or its URL, that `index_shards` wrote an index to. None to find all
-            samples now, which reads a tar or JSON lines once; an index that takes longer than a
-            second is kept in the user's cache folder, until a shard changes.
-        format: The name of the shards' format, where suffixes do not say it.
+            samples now, which reads a tar or JSON lines once as a whole; what takes longer than a
+            second to find is kept in the user's cache folder until a shard changes.
+        format: The format of the shards, where suffixes do not say it: "tar", "parquet", "arrow",
+            "jsonl", "mds", or the name of one that `register_format` got.
         transform: Called with each sample each time it is read; it may change it in place.
         columns: Names of the columns to read, in this order, where the format has columns.
         directory: For a URL: the local folder for what is kept.
