@@ -83,6 +83,26 @@ def test_it_works_without_proc(monkeypatch, tmp_path):
     assert rows["the folder"].startswith("unknown file system, ")
 
 
+def test_a_containers_limits_are_whole_on_their_lines(monkeypatch, tmp_path):
+    """Groups of both versions limit it, and it is said what the machine has."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    groups = "4:memory:/job\n3:pids:/job\n2:cpu,cpuacct:/job\n0::/\n"
+    (tmp_path / "proc" / "self" / "cgroup").write_text(groups)
+    files = {"memory/job/memory.limit_in_bytes": str(700 << 20), "pids/job/pids.max": "60"}
+    files |= {"pids/job/pids.current": "4"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    usable = machine.usable_memory(tmp_path / "proc", tmp_path)
+    monkeypatch.setattr("forebay.show.report.usable_memory", lambda: usable)
+    rows = rows_of(CliRunner().invoke(cli, QUICK, standalone_mode=False).stdout)
+    assert rows["memory"].startswith("734 MB usable of ")
+    assert "control group, 60, of which 4 are in use" in rows["limits"]
+    assert rows["limits"].endswith("(ulimit -n)")
+
+
 def test_the_file_system_is_that_of_the_nearest_mount(monkeypatch, tmp_path):
     """A folder whose name only begins like a mount is not on it; blanks are written in octal."""
     (tmp_path / "self").mkdir()

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from forebay.base.formatting import byte_size, duration, short_number
+from forebay.base.formatting import byte_size, counted, duration, short_number
 from forebay.base.machine import PROC, free_memory, process_limits
 from forebay.base.process import memory_file
 from forebay.errors import message_of, one_line
@@ -221,9 +221,9 @@ def _compared(seconds: float) -> str:
         for each in (turns[::2], turns[1::2])
     )
     return (
-        f"{short_number(ours)} batches/s of {byte_size(SAMPLES * NUMBERS * 4)} with {workers} "
-        f"workers, torch's {short_number(others)}; first batch after {duration(mine)}, torch's "
-        f"{duration(theirs)}"
+        f"{short_number(ours)} batches/s of {byte_size(SAMPLES * NUMBERS * 4)} with "
+        f"{counted(workers, 'worker')}, torch's {short_number(others)}; first batch after "
+        f"{duration(mine)}, torch's {duration(theirs)}"
     )
 
 

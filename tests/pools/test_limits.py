@@ -74,17 +74,18 @@ def test_a_thread_that_the_system_refuses_is_said_with_the_limits(monkeypatch):
 
 
 def test_a_worker_that_cannot_be_forked_is_said_with_the_limits_of_groups(tmp_path, monkeypatch):
-    """The number allowed in the control group, and in use."""
+    """The number allowed in the fullest control group, and in use."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
-    (tmp_path / "proc" / "self" / "cgroup").write_text("0::/job\n")
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "pids.max").write_text("20\n")
-    (tmp_path / "job" / "pids.current").write_text("19\n")
-    (tmp_path / "pids.max").write_text("max\n")
+    (tmp_path / "proc" / "self" / "cgroup").write_text("0::/job/step\n")
+    (tmp_path / "job" / "step").mkdir(parents=True)
+    for name, most, used in (("job", "20", "19"), ("job/step", "30", "2"), (".", "max", "300")):
+        (tmp_path / name / "pids.max").write_text(f"{most}\n")
+        (tmp_path / name / "pids.current").write_text(f"{used}\n")
     monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
     monkeypatch.setattr(machine, "GROUPS", tmp_path)
     error = process.refused("worker processes", OSError(11, "not now"))
     assert "the control group, 20, of which 19 are in use (pids.max" in str(error)
+    assert str(error).count("control group") == 1, "the fullest"
 
 
 @pytest.fixture

@@ -77,15 +77,21 @@ def _quota(folder: Path) -> float | None:
     return None
 
 
+def machine_memory() -> int | None:
+    """Return the bytes of memory of this machine; None if unknown."""
+    with suppress(ValueError, OSError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
 def usable_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
     """Return the bytes of memory of this machine, or of its control groups; None if unknown.
 
     Sources: Linux, Documentation/admin-guide/cgroup-v2.rst, memory.max; cgroup-v1/memory.rst,
     memory.limit_in_bytes, which is 2^63 less a page where there is no limit.
     """
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
+    memory = machine_memory()
+    if memory is None:
         return None
     return min([memory, *(limit for _, limit in _memory_limits(proc, groups))])
 
@@ -156,18 +162,21 @@ def _read_limits(proc: Path, groups: Path) -> Iterator[int]:
 
 
 def process_limits() -> Iterator[str]:
-    """Yield the limits of processes, threads and files, those of control groups with their use.
+    """Yield the limits of processes, threads and files; that of the fullest control group, too.
 
     Source: Linux, Documentation/admin-guide/cgroup-v2.rst, pids.max and pids.current.
     """
+    groups = []
     for folder in group_folders(PROC, GROUPS, ("pids",)):
         with suppress(OSError, ValueError):
             most = int((folder / "pids.max").read_text())
-            used = int((folder / "pids.current").read_text())
-            yield (
-                f"of processes and threads of the control group, {most:,}, of which {used:,} are "
-                "in use (pids.max, --pids-limit)"
-            )
+            groups.append((most - int((folder / "pids.current").read_text()), most))
+    if groups:
+        left, most = min(groups)
+        yield (
+            f"of processes and threads of the control group, {most:,}, of which {most - left:,} "
+            "are in use (pids.max, --pids-limit)"
+        )
     yield _limit("processes", resource.RLIMIT_NPROC, "-u")
     yield _limit("open files", resource.RLIMIT_NOFILE, "-n")
 

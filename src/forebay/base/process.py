@@ -240,12 +240,11 @@ def start_thread(thread: threading.Thread) -> None:
 
 def refused(what: str, error: BaseException) -> WorkerDiedError:
     """Return the error for processes or threads that the system refuses, with what to do."""
-    limits = dict.fromkeys(process_limits())
     return WorkerDiedError(
         f"{what} cannot be started: {error}\n"
         "  Nothing counts as failed because of it.\n"
-        f"  A limit may be reached: {'; '.join(limits)}; of memory; or of space for temporary "
-        "files (TMPDIR). Raise it, or lower num_workers."
+        f"  A limit may be reached: {'; '.join(process_limits())}; of memory; or of space for "
+        "temporary files (TMPDIR). Raise it, or lower num_workers."
     )
 
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from forebay.base.formatting import byte_size, byte_unit, counted, duration
-from forebay.base.machine import usable_memory
+from forebay.base.machine import machine_memory, usable_memory
 from forebay.errors import shown_location, without_credentials
 from forebay.failures import Failure, Group, grouped
 from forebay.observe.figures import numeric_values, shown_figures
@@ -90,9 +90,10 @@ def environment() -> dict[str, str]:
     found["system"] = f"{platform.system()} {platform.release()}, {platform.machine()}"
     cores, usable = os.cpu_count() or 1, whole_cores()
     found["cores"] = f"{usable}" if cores == usable else f"{usable} usable of {cores}"
-    memory = usable_memory()
-    if memory is not None:
-        found["memory"] = byte_size(memory)
+    total, free = machine_memory(), usable_memory()
+    if total is not None and free is not None:
+        whole = byte_size(total)
+        found["memory"] = whole if free == total else f"{byte_size(free)} usable of {whole}"
     return found
 
 
