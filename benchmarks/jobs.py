@@ -342,12 +342,13 @@ def main(peer: str, job: str, count: str, folder: str, output: str) -> None:
         if peer != "bare":
             del os.environ[name]
     function, name = JOBS[job]
-    paths = []
-    links = Path(output + "-inputs")
-    links.mkdir()
-    for at in range(int(count)):
-        paths.append(links / f"{at:05}-{name}")
-        os.link(Path(folder) / name, paths[-1])
+    # The inputs are links to one file, which can have 65,000: one set for all peers and turns.
+    links = Path(folder) / job
+    paths = [links / f"{at:05}-{name}" for at in range(int(count))]
+    if not links.exists():
+        links.mkdir()
+        for path in paths:
+            os.link(Path(folder) / name, path)
     with tempfile.TemporaryDirectory(dir=MEMORY if peer == "memory" else None) as folder:
         target = Path(folder, "output") if peer == "memory" else Path(output)
         began = time.perf_counter()
