@@ -78,7 +78,7 @@ _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": [
 def preprocess_command(
     work: str, paths: tuple[str, ...], report: str | None, **settings: Any
 ) -> int:
-    """Call FUNCTION(source) or (source, out) for each of INPUTS; publish its files in OUTPUT.
+    """Call FUNCTION(source), or FUNCTION(source, out), for each of INPUTS; publish files in OUTPUT.
 
     INPUTS is a folder, a glob (quote it), a manifest (.csv, .jsonl or .parquet), or the OUTPUT of
     an earlier step, which stands for its table. FILE.py:DATASET in place of FUNCTION has its own
@@ -113,14 +113,15 @@ def preprocess_command(
     *("version", "accept_changes", "report", "quiet"),
     timeout="Seconds one batch may take.",
     restart="Forget the earlier run; remove its predictions.",
+    version="Your name for the state of model and data; a new one redoes everything.",
 )
 def predict_command(model: str, data: str, output: str, **settings: Any) -> int:
     """Run MODEL over every sample of DATA; write Parquet parts to OUTPUT.
 
     MODEL is a module, a function of a batch, or a class or function that makes one. DATA is
-    FILE.py:DATASET; or files that --load makes samples of: a folder, a glob in quotes, a URL; or a
-    table (.csv, .jsonl, .parquet; or the folder that preprocess wrote one to; or the URL of
-    either), of whose rows it makes them.
+    FILE.py:DATASET. With --load, DATA is files (a folder, a glob in quotes, a URL) or a table
+    (.csv, .jsonl, .parquet, an OUTPUT of preprocess, or the URL of one), and the function makes a
+    sample of each file or row.
 
     The same command again continues where it stopped; samples that failed are left to `retry`.
     """
@@ -156,7 +157,11 @@ def _predict(
 @click.option(
     "--format", help="Format of the shards, where suffixes do not say it: tar, parquet, …"
 )
-@options("num_workers", "backend", *CLUSTER, "timeout", "retries", "quiet")
+@options(
+    *("num_workers", "backend", *CLUSTER, "timeout", "retries", "quiet"),
+    timeout="Seconds one shard may take.",
+    retries="Retries of a shard that could not be read.  Default: 1.",
+)
 def index_command(location: str, index: str, **settings: Any) -> int:
     """Write to INDEX where the samples of SHARDS are, for forebay.open_shards(index=INDEX).
 
@@ -228,7 +233,7 @@ def _with_recorded(
 @cli.command("verify", short_help="Check the output files of a run.")
 @click.argument("output", type=PATH)
 def verify_command(output: str) -> int:
-    """Check that every recorded output exists unaltered, and that there are no other files.
+    """Check that every recorded output is there with its size, and that there are no other files.
 
     Inputs whose outputs are missing or altered are set to be redone: repeat the command that
     made them.

@@ -74,7 +74,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "retries": {"type": click.IntRange(0), "help": "Retries of a failed input.  Default: 1."},
     "on_error": {
         "type": click.Choice(["skip", "raise"]),
-        "help": "What a failed input does.  Default: skip; with --limit, raise.",
+        "help": "Skip inputs that fail, or stop with the first error.  Default: skip; with "
+        "--limit, raise.",
     },
     "max_failures": {
         "type": _count_or_fraction,

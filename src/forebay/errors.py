@@ -30,7 +30,7 @@ class ForebayError(Exception):
     """The base class of all exceptions that forebay defines."""
 
     def __init__(self, *args: Any) -> None:
-        """Leave credentials out of the message; see `without_credentials`."""
+        """Leave passwords, tokens and signatures of URLs out of the message."""
         shown = (without_credentials(each) if isinstance(each, str) else each for each in args)
         super().__init__(*shown)
 

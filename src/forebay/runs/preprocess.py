@@ -85,24 +85,24 @@ def preprocess(
 
     The same call again continues: inputs that are done are skipped, those that failed are tried
     again after all others, and a changed input is processed again; its old outputs stay until the
-    new ones replace them. Of an input that cannot be seen, as when its folder is not mounted,
-    everything stays. An input is its path as written, so `a.wav` and `./a.wav` are two; one that is
-    not listed again keeps its outputs and leaves the table, with a note on stderr, until `forebay
-    prune`. Outputs that are no longer in the folder are made again.
+    new ones replace them. If an input cannot be seen, as when its folder is not mounted, all that
+    was made of it stays. An input is its path as written, so `a.wav` and `./a.wav` are two. An
+    input that is no longer listed leaves the table, with a note on stderr, and its outputs stay
+    until `forebay prune`. Outputs that are no longer in the folder are made again.
 
     Args:
         work: The function, or the Dataset.
         inputs: A list of paths, of files or of folders that are one input each; a folder, which
-            stands for the files in it (searched recursively), a glob, of folders if it ends with a
-            slash (neither finds hidden files, and a subfolder that cannot be read is an error), a
-            manifest (.csv, .tsv, .jsonl,
-            .ndjson or .parquet; text also compressed, as .csv.gz), or an fsspec URL of any of
-            these. An output folder of `preprocess` stands for its table: a manifest in which
-            `destination` is a path that can be opened from any working directory. Or a table in
-            memory: a DataFrame of pandas or polars, a `pyarrow.Table`, or a list of dicts. The same
-            rows again are the same inputs, whichever of these they come from. All values of a .csv
-            are strings. A URL may have a password or a signature: neither is written or shown, and
-            a renewed one is no other input.
+            stands for the files in it and its subfolders; a glob, which stands for folders if it
+            ends with a slash (neither finds hidden files, and a subfolder that cannot be read is an
+            error); a manifest (.csv, .tsv, .jsonl, .ndjson or .parquet; text also compressed, as
+            .csv.gz); or an fsspec URL of any of these. An output folder of `preprocess` stands for
+            its table: a manifest in which `destination` is a path that can be opened from any
+            working directory. Or a table in memory: a DataFrame of pandas or polars, a
+            `pyarrow.Table`, or a list of dicts. The same rows again are the same inputs, whichever
+            of these they come from. All values of a .csv are strings. A URL may have a password or
+            a signature: neither is written or shown, and
+            with a renewed one it is still the same input.
         output: Folder for the outputs, the table and forebay's own `.forebay`, created if missing;
             or the fsspec URL of one, such as "s3://bucket/pieces". It is never part of the
             inputs, and files in it that forebay did not make are left as they are.
