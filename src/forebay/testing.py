@@ -136,7 +136,7 @@ def check_resume(
     """
     if not callable(make_loader):
         raise OptionError(
-            "check_resume() needs a function that returns a new loader; got a "
+            "check_resume() needs a function that returns a new loader; got "
             f"{type(make_loader).__qualname__}\n"
             "  Nothing was run. Each run needs a loader of its own: pass lambda: DataLoader(...)."
         )

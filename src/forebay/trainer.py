@@ -84,7 +84,7 @@ def use(
     transformers = sys.modules.get("transformers")
     if transformers is None or not isinstance(trainer, transformers.Trainer):
         raise OptionError(
-            f"forebay.use() takes a transformers.Trainer, not a {type(trainer).__name__}\n"
+            f"forebay.use() takes a transformers.Trainer; got {type(trainer).__name__}\n"
             "  Nothing was changed. With Accelerate, pass a forebay.DataLoader to "
             "accelerator.prepare(); for others, see docs/how-to/frameworks.md."
         )

@@ -167,7 +167,10 @@ def test_a_drawn_seed_is_in_the_state():
 
 REFUSED = {
     "version": ({"version": 99}, "^the state has version 99, and this forebay reads version 4\n"),
-    "no version": ({"version": None}, "^the state has version None"),
+    "no version": (
+        {"version": None},
+        "^the state has no version, so no forebay.DataLoader saved it\n",
+    ),
     "seed": ({"seed": 6}, "^the state has seed=6, the loader has seed=5\n"),
     "kind": (
         DataLoader(Noisy(COUNT), batch_size=3).state_dict(),

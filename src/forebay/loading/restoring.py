@@ -51,8 +51,11 @@ def _position_of(state: Any, kind: LoaderKind) -> Position:
     """Return the position from a dict that `to_state` returned."""
     version = state.get("version") if isinstance(state, Mapping) else None
     if version != VERSION:
+        what = f"version {version!r}, and this forebay reads version {VERSION}"
+        if version is None:
+            what = "no version, so no forebay.DataLoader saved it"
         raise OptionError(
-            f"the state has version {version!r}, and this forebay reads version {VERSION}\n"
+            f"the state has {what}\n"
             "  Nothing was changed. Load what state_dict() of a forebay.DataLoader returned, "
             "with the forebay that saved it."
         )

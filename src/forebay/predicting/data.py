@@ -169,7 +169,7 @@ def table_of(
             return open_files(data, output)
         if folder is None:
             list_inputs(data)  # raises if there are none
-            raise _no_function(data, "names files", "one's path", "of them")
+            raise _no_function(data, "names files", "a file's path", "of them")
     elif is_named or (is_table(data) and not (is_list and not has_function)):
         if callable(load):
             return open_table(data, folder)
