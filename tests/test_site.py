@@ -63,6 +63,14 @@ def test_every_document_is_in_the_sites_navigation() -> None:
     assert sorted(listed) == sorted(str(path.relative_to(ROOT)) for path in files)
 
 
+def test_a_page_is_the_front_of_its_tab_only_where_that_is_meant() -> None:
+    """The builder leaves a README or index out of a tab's list, if it is the first in it."""
+    navigation = text_of("mkdocs.yml").split("\nnav:")[1]
+    fronts = re.findall(r"- (.*(?:README|index)\.md)$", navigation, re.M)
+    references = ["docs/reference/index.md", "docs/benchmarks/index.md"]
+    assert fronts == ["README.md", "All pages: docs/index.md", *references]
+
+
 def test_ci_runs_what_the_readme_says() -> None:
     """The README's two commands, and whatever its test command leaves out."""
     script = text_of(".ci/run")
