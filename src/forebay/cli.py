@@ -42,7 +42,7 @@ from forebay.runs.calls import open_place, recorded_settings, settings_shown
 from forebay.runs.commits import perform_pending
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.preprocess import preprocess, retry
-from forebay.runs.ranges import verb_of
+from forebay.runs.ranges import is_index, verb_of
 from forebay.runs.source_code import load_work
 
 
@@ -201,6 +201,11 @@ def retry_command(output: str, names: tuple[str, ...], **settings: Any) -> int:
     """
     meta = snapshot_of(output).meta
     verb = verb_of(meta)
+    if is_index(meta):
+        raise OptionError(
+            f"{shown_location(output)} is an index of shards, and retry is for inputs and samples\n"
+            "  Nothing was started. Repeat forebay index: it tries shards that failed again."
+        )
     if len(names) != len(_RETRIED[verb]):
         raise OptionError(_how_to_retry(verb, output, meta))
     call = retry if verb == "preprocess" else getattr(forebay, verb)
@@ -239,8 +244,9 @@ def verify_command(output: str) -> int:
     made them.
     """
     from forebay.runs.named_samples import absent_results
+    from forebay.shards.sources import INDEX_NAME
 
-    snapshot_of(output)  # leave alone a folder that forebay did not make
+    meta = snapshot_of(output).meta  # leave alone a folder that forebay did not make
     folder = open_place(output)
     with folder.ledger("verify") as ledger:
         missing, altered = perform_pending(ledger, folder), []
@@ -259,6 +265,7 @@ def verify_command(output: str) -> int:
             else:
                 altered.append(f"{shown}: {size:,} bytes recorded, {actual:,} found")
         known = {name for name, *_ in ledger.outputs()} | {*ledger.own_files()}
+        known |= {INDEX_NAME} if is_index(meta) else set()
         orphans = dict.fromkeys(found.keys() - known, "no input is known to have made it")
         left = {each.name: each.reason for each in ledger.leftovers() if each.name in found}
         left |= {each.name: each.reason for each in absent_results(ledger)}

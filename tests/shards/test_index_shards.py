@@ -102,6 +102,20 @@ def test_where_there_is_no_index_the_error_says_how_to_make_one(tars):
         opened(tars)
 
 
+def test_an_index_is_verified_and_not_retried(tars):
+    """Its own file is no orphan; a shard that failed is tried again by the same command."""
+    (tars / "train-003.tar").write_bytes(b"not a tar")
+    assert indexed(tars).failed == 1
+    index = str(tars.parent / "index")
+    verified = CliRunner().invoke(cli, ["verify", index], standalone_mode=False)
+    assert verified.return_value == 0 and " 0 orphans" in verified.output, verified.output
+    (tars.parent / "index" / "mine.txt").write_text("of somebody else")
+    verified = CliRunner().invoke(cli, ["verify", index], standalone_mode=False)
+    assert "orphan   mine.txt" in verified.output and "shards.index" not in verified.output
+    retried = CliRunner().invoke(cli, ["retry", index], standalone_mode=False)
+    assert "Repeat forebay index" in str(retried.exception)
+
+
 @pytest.mark.slow
 def test_the_command_indexes_shards_with_workers(tars):
     """With the exit code of other runs."""

@@ -218,6 +218,11 @@ def verb_of(meta: Mapping[str, str]) -> str:
     return verb
 
 
+def is_index(meta: Mapping[str, str]) -> bool:
+    """Return whether `index_shards` wrote a ledger: it is a run of `preprocess`."""
+    return ":_ShardIndexing" in meta.get("work", "")
+
+
 @contextmanager
 def read_run_state(
     output: str | os.PathLike[str],
