@@ -29,6 +29,8 @@ QUICK_DEATHS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # It would replace builtins.print for all tests that follow.
     "RAY_TQDM_PATCH_PRINT": "0",
+    # Ray 2.50 warns of what this will be in later versions.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Other programs of this machine must not have Ray kill workers.
     "RAY_memory_monitor_refresh_ms": "0",
 }

@@ -250,7 +250,7 @@ def _without_starting(
     """
     try:
         count = ctypes.c_int.in_dll(library, "blas_cpu_number")
-    except ValueError:  # this build does not export it
+    except ValueError:  # not exported, as of OpenBLAS 0.3.34, which NumPy 2.5 comes with
         return set_count
     return functools.partial(setattr, count, "value")
 
