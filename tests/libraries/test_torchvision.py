@@ -27,7 +27,11 @@ except RuntimeError as error:  # it does not fit each build of torch
 sys.path[:0] = [str(Path(__file__).parents[1] / "loading")]
 from same import assert_same  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # Removed from torchvision some day: then these are those of torchcodec.
+    pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning"),
+]
 
 CLASSES = ("cat", "dog", "eel")
 VOC = "voc/VOCdevkit/VOC2012"
