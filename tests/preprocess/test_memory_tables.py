@@ -130,7 +130,13 @@ def test_missing_values_are_none(tmp_path):
     """Whatever marks them: None, NaN, NaT, pandas' NA; also below."""
     rows = [
         {"n": 1, "x": {"y": float("nan")}, "t": pd.NaT, "a": pd.NA, "f": np.float64("nan")},
-        {"n": None, "x": [None], "t": None, "a": decimal.Decimal("nan"), "f": np.datetime64("NaT")},
+        {
+            "n": None,
+            "x": [None],
+            "t": None,
+            "a": decimal.Decimal("nan"),
+            "f": np.datetime64("NaT", "s"),
+        },
     ]
     assert made_of(rows, tmp_path / "1") == [
         {"n": 1, "x": {"y": None}, "t": None, "a": None, "f": None},
