@@ -70,8 +70,8 @@ def pack_sequences(
     a few numbers, and any number of ranks has the same global batches. The number of rows is the
     same in every epoch. Among the ranks of a global batch, rows are dealt by `cost`, longest first.
 
-    Samples are packed by their histogram: the longest one that is left, and those that fill its row
-    best. In each epoch, samples of equal length change places at random.
+    The longest sample that is left begins a row, and those that fill it best follow. In each epoch,
+    samples of equal length change places at random.
 
     Args:
         dataset: A map-style dataset. A sample is a tensor, array or list of tokens, or a container
@@ -79,17 +79,17 @@ def pack_sequences(
         lengths: The number of tokens of each sample: integers, one for each sample; the name of a
             column of a `cache`, of a Hugging Face dataset, of the table of `from_table` (with
             `load` or `columns`), or of `open_shards`, whose values are numbers, or lists to be
-            counted; or a function that returns either for the dataset. The column of a cached
-            sample that is a tensor itself is `sample`. Of JSON lines it is a field, and of tars an
-            extension, whose bytes are counted; of Parquet and Arrow files, only this column is
+            counted; or a function that returns either for the dataset. If a cached sample is itself
+            a tensor, its column is `sample`. For JSON lines a column is a field, and for tars an
+            extension, whose bytes are counted. From Parquet and Arrow files, only this column is
             read.
         size: Tokens of a row, at most.
         long: What to do with a sample of more than `size` tokens: "split" it into pieces,
             "truncate" it to its first `size` tokens, "drop" it, or "raise" an error.
         window: Samples that are packed together: the first `window` ones, the next, and so on.
-            None packs all of them together, which fills rows best. Of a dataset that a loader reads
-            by windows of blocks, it is how many samples the blocks have at least whose samples are
-            packed together, and None is 1,024; a loader reads the rows by windows then, too.
+            None packs all of them together, which fills rows best. For a dataset that a loader
+            reads by windows of blocks, the samples of consecutive blocks are packed together, of at
+            least so many samples; None is 1,024. The rows are then read by windows, too.
         cost: What a sample costs in a step, as a function of an array of lengths; None for the
             square of the length, which is what attention costs.
 
@@ -132,9 +132,9 @@ def batch_by_length(
     is at most `max_tokens`. Load it with `batch_size=None` and a `collate_fn` that pads:
     `forebay.DataLoader(groups, batch_size=None, collate_fn=forebay.collate.pad())`.
 
-    The batches come in random order with `shuffle=True`, are as many in every epoch, and every
-    rank has the same number of them. In each epoch, samples of nearly equal lengths (3 %) change
-    places at random.
+    With `shuffle=True` the batches come in random order. Every epoch has the same number of them,
+    and so has every rank. In each epoch, samples of nearly equal lengths (3 %) change places at
+    random.
 
     Args:
         dataset: A map-style dataset.

@@ -247,7 +247,7 @@ class Fetcher(FetchedBlocks):
         }
 
     def _tell_facts(self) -> None:
-        """Tell trainers what was fetched since they began, for all of the node."""
+        """Tell loaders what was fetched since they began, for all that read here."""
         totals, latencies = self._totals(), self._requests.counts.latencies or (0.0,)
         now = {f"p{part}_s": percentile(latencies, part / 100) for part in (50, 95)}
         now["on_disk"] = sum(int(self._lengths[block]) for block in self._files.on_disk)

@@ -133,9 +133,9 @@ class Statistics:
         ready_to: Epoch and number of the last ready batch, likewise.
         in_flight: Batches that were sent to workers and are not ready.
         waited_s: Seconds that the training loop waited for batches, in total.
-        wait_share: The share of the time since the first epoch began that was such a wait.
-        recent_wait_share: The same of the last 30 seconds before the last batch; 0 before the
-            second one.
+        wait_share: The share of the time since the first epoch began in which training waited.
+        recent_wait_share: The same for the 30 seconds before the last batch; 0 until there are
+            two batches.
         recent_rate: Batches per second in that time.
         wait_p50_s: The median of the last 4,096 waits for one batch, in seconds.
         wait_p95_s: The 95th percentile of these waits.
@@ -160,14 +160,14 @@ class Statistics:
         pinned_reason: Why not all of that memory is page-locked: what refused it, or the limit; ""
             if all of it is.
         fetched_bytes: For a cache or shards in a bucket: bytes that were fetched since the loader
-            began, for all processes of the node that read them, as the following. It is told once
-            in a second.
-        fetch_requests: Requests for them, those that failed included.
+            began, for all loaders and workers of this process, as the following numbers are.
+            Updated once per second.
+        fetch_requests: Requests for them, including those that failed.
         fetch_hits: Blocks that were there already when they were needed for a window.
         fetch_rate: Bytes per second while any request was under way.
         fetch_p50_s: The median time of the last 256 requests, in seconds.
         fetch_p95_s: The 95th percentile of these times.
-        fetch_lost_s: Seconds that requests took which failed, and pauses after them, in total.
+        fetch_lost_s: Seconds spent on requests that failed, and in the pauses after them, in total.
         throttled: Requests that the bucket refused because there were too many.
         disk_bytes: Bytes of their blocks that are on disk.
         worker_bytes: Bytes of memory that workers have of their own, all together, which they do

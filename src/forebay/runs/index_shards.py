@@ -54,7 +54,7 @@ def index_shards(
     Args:
         location: The shards, as in `open_shards`.
         index: Folder for the index, created if missing, or the fsspec URL of one.
-        format: The name of the shards' format, where suffixes do not say it.
+        format: The format of the shards, where suffixes do not say it, as in `open_shards`.
         num_workers: As in `preprocess`.
         backend: As in `preprocess`: "ray" for the nodes of a cluster.
         timeout: Seconds that one shard may take.

@@ -1,6 +1,6 @@
 """Shards in a bucket: what the fetcher has to know of their blocks.
 
-It decodes, or decompresses, a block once for all processes of the node.
+It decodes, or decompresses, a block once for all processes that it serves.
 """
 
 from __future__ import annotations
