@@ -38,6 +38,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return markdown
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Leave the link to the repository alone: its script asks the host for stars and forks."""
+    return output.replace(' data-md-component="source"', "")
+
+
 def on_post_build(config: Any, **_: Any) -> None:
     """Write llms.txt, which programs look for at a site's root; its links lead to pages there."""
     text = Path(config["config_file_path"]).with_name("llms.txt").read_text(encoding="utf-8")

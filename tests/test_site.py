@@ -54,6 +54,10 @@ def test_the_site_needs_no_server_and_nothing_from_elsewhere() -> None:
     assert "\n  - search\n  - offline" in config
     assert "use_directory_urls: false" in config
     assert "mermaid" not in config  # diagrams whose script comes from a server
+    # The theme's script finds a link to a repository by this, and asks its host for stars.
+    link = '<a href="https://github.com/a/b" class="md-source" data-md-component="source">'
+    on_post_page = runpy.run_path(str(ROOT / ".ci" / "site.py"))["on_post_page"]
+    assert on_post_page(link) == '<a href="https://github.com/a/b" class="md-source">'
 
 
 def test_every_document_is_in_the_sites_navigation() -> None:
