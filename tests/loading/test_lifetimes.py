@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 
@@ -107,3 +108,24 @@ def test_batches_may_be_read_and_dropped_in_other_threads(options):
         for reader in readers:
             reader.join()
     assert wrong == []
+
+
+@every_life
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_batch_that_a_fork_works_on_is_not_overwritten(options):
+    """It may write images to a disk, for example, while training goes on and drops the batch."""
+    with wide_loader(40, options) as loader:
+        batches = iter(loader)
+        batch, expected = next(batches), expected_batch(0).numpy().tobytes()
+        gate, ours = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(ours)
+            os.read(gate, 1)  # until the parent closes its end
+            os._exit(batch.numpy().tobytes() != expected)
+        os.close(gate)
+        del batch
+        assert sum(1 for _ in batches) == 19
+        os.close(ours)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(next(iter(loader)), expected_batch(0))  # in the memory that is free now

@@ -14,7 +14,7 @@ import torch
 from costs import blocks, descriptors
 
 from forebay.memory.layout import LEAST_CAPACITY
-from forebay.memory.slab import Slab
+from forebay.memory.slab import FORKS, Slab
 
 # Newer Pythons warn of a fork beside threads, of which torch has some; the children here only exit.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -117,6 +117,93 @@ def test_a_fork_that_drops_a_lease_gives_nothing_back(slab):
     assert slab.out == 0
 
 
+class Fork:
+    """A fork of this process that lives until it is told to end, then with the code of a check."""
+
+    def __init__(self, lease=None, content=b""):
+        gate, self.gate = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            os.close(self.gate)
+            os.read(gate, 1)  # until the parent closes its end, or dies
+            os._exit(bytes(lease or b"") != content)
+        os.close(gate)
+
+    def end(self):
+        os.close(self.gate)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_what_a_fork_has_is_not_overwritten_while_it_lives(slab):
+    """Its parent lets go and takes other slots; torch's batches are not overwritten either."""
+    before, slot = descriptors(), slab.take()
+    lease = slab.lease(slot, 64)
+    lease[:] = bytes([7]) * 64
+    fork = Fork(lease, bytes([7]) * 64)
+    later = slab.lease(slab.take(), 64)
+    del lease
+    assert slab.out == 2
+    for _ in range(8):
+        slab.view(slab.take())[:64] = bytes(64)
+    assert fork.end() == 0
+    assert slab.out == 9
+    assert slab.take() == slot
+    del later
+    assert descriptors() == before
+
+
+def test_what_is_leased_after_a_fork_comes_back_at_once(slab):
+    """The fork has the mapping, but knows of no batch there."""
+    held = slab.lease(slab.take(), 64)
+    fork = Fork()
+    slot = slab.take()
+    lease = slab.lease(slot, 64)
+    del lease
+    assert slab.take() == slot
+    fork.end()
+    del held
+
+
+def test_a_retired_slab_keeps_what_a_fork_has(slab):
+    """Its memory goes back to the system when the fork has ended, not before."""
+    slot = slab.take()
+    lease = slab.lease(slot, 64)
+    lease[:] = bytes([7]) * 64
+    fork = Fork(lease, bytes([7]) * 64)
+    slab.retire()
+    del lease
+    FORKS.settle()
+    assert blocks(slab) > 0
+    assert fork.end() == 0
+    FORKS.settle()
+    assert blocks(slab) == 0
+
+
+def test_forks_that_have_ended_leave_nothing(slab):
+    """One batch is kept for the whole program, which forks again and again."""
+    kept, before = slab.lease(slab.take(), 64), descriptors()
+    for _ in range(20):
+        Fork().end()
+    assert descriptors() <= before + 1
+    slot = slab.take()
+    kept = slab.lease(slot, 64)
+    fork = Fork()
+    del kept
+    fork.end()
+    assert slab.take() == slot
+    assert descriptors() == before
+
+
+def test_a_program_that_a_fork_executes_has_nothing(slab):
+    """It has none of its memory: the slot comes back while it runs."""
+    slot = slab.take()
+    lease = slab.lease(slot, 64)
+    program = subprocess.Popen(["cat"], stdin=subprocess.PIPE, preexec_fn=int)  # noqa: PLW1509
+    del lease
+    assert slab.take() == slot
+    program.communicate()
+
+
 def test_a_lease_outlives_a_closed_slab():
     """The mapping goes with the last of its batches, and its descriptor with it."""
     before = descriptors()
@@ -139,7 +226,7 @@ def test_a_lease_that_lives_to_the_end_of_the_program_is_quiet():
     """The interpreter goes down without a word."""
     code = """if True:
         import numpy
-        from forebay.memory.slab import Slab
+        from forebay.memory.slab import FORKS, Slab
         slab = Slab()
         lease = slab.lease(slab.take(), 64)
         cycle = [slab.lease(slab.take(), 64)]

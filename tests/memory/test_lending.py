@@ -171,3 +171,25 @@ def test_a_fork_of_the_borrower_returns_nothing(slab: Slab) -> None:
     assert [*lender.returned()] == []
     del found
     assert [*lender.returned()] == [slot]
+
+
+def test_what_a_fork_of_the_borrower_has_is_not_returned_while_it_lives(slab: Slab) -> None:
+    """The lender would write the next batch there."""
+    lender = Lender(slab)
+    borrower = Borrower(lender.offer)
+    slot = slab.take()
+    found = borrower.borrow(lender.lend(slot, 4))
+    gate, ours = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(ours)
+        os.read(gate, 1)  # until the parent closes its end
+        os._exit(0)
+    os.close(gate)
+    del found
+    assert [*lender.returned()] == []
+    os.close(ours)
+    os.waitpid(child, 0)
+    other = borrower.borrow(lender.lend(slab.take(), 4))
+    assert [*lender.returned()] == [slot]
+    del other

@@ -20,13 +20,14 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from forebay.base.process import memory_file
 from forebay.memory.layout import Slot
-from forebay.memory.slab import Slab
+from forebay.memory.slab import FORKS, Slab
 
 # The board: a random number, whether the offer was accepted, and the slots.
 _BOARD_BYTES = 4096
@@ -113,7 +114,9 @@ class Borrower:
 
     def borrow(self, loan: Loan) -> np.ndarray[Any, Any]:
         """Return the bytes of a slot, writable; it is returned when nothing views them any more."""
+        FORKS.settle()
         found = np.frombuffer(self._slab.view(loan.slot), np.uint8, loan.nbytes)
+        FORKS.hold((id(self._board), loan.number))
         back = weakref.finalize(found, _give_back, self._board, loan.number, os.getpid())
         back.atexit = False
         return found
@@ -121,7 +124,7 @@ class Borrower:
 
 def _give_back(board: mmap.mmap, number: int, borrower: int) -> None:
     if os.getpid() == borrower:  # a fork drops its copies of arrays that the borrower still reads
-        board[_FIRST + number] = 0
+        FORKS.let_go((id(board), number), partial(board.__setitem__, _FIRST + number, 0))
 
 
 def _open(pid: int, descriptor: int) -> int:

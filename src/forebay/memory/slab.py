@@ -16,10 +16,13 @@ import contextlib
 import errno
 import mmap
 import os
+import select
 import tempfile
+import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 
 import numpy as np
 
@@ -95,7 +98,7 @@ class Slab:
 
     def take(self) -> Slot | None:
         """Return an unused slot, or None if the system grants no more addresses."""
-        if self._returned.slots:
+        if self._returned.slots or FORKS.late:
             self._drain()
         space = self._space
         slot = space.take()
@@ -148,6 +151,7 @@ class Slab:
         self.free(slot)  # the disk may have had room for a part
 
     def _drain(self) -> None:
+        FORKS.settle()
         slots = self._returned.slots
         while slots:
             slot = slots.popleft()
@@ -169,7 +173,7 @@ class Slab:
         `take` returns None from now on.
         """
         self._returned.is_retired = True
-        self._drain()
+        self._drain()  # of workers, which have ended: they are forks too
         for slot in self._space.trim():
             self.free(slot)
 
@@ -224,7 +228,8 @@ class Slab:
         """
         number, start = divmod(slot.offset, self.extent)
         owner = np.frombuffer(self._extents[number], np.uint8, nbytes, start)
-        back = weakref.finalize(owner, self._returned.add, slot, os.getpid())
+        FORKS.hold((id(self._returned), slot.offset))
+        back = weakref.finalize(owner, self._returned.end_lease, slot, os.getpid())
         back.atexit = False
         return owner.data
 
@@ -246,8 +251,14 @@ class _Returned:
 
     def add(self, slot: Slot, owner: int) -> None:
         # A fork of the owner drops its copies of the arrays, which the owner may still read.
-        if os.getpid() != owner:
-            return
+        if os.getpid() == owner:
+            self._add(slot)
+
+    def end_lease(self, slot: Slot, owner: int) -> None:
+        if os.getpid() == owner:
+            FORKS.let_go((id(self), slot.offset), partial(self._add, slot))
+
+    def _add(self, slot: Slot) -> None:
         if self.is_retired or self.frees_at_once:  # retired: the slab was closed
             self.free(slot)
         if not self.is_retired:
@@ -260,6 +271,99 @@ class _Returned:
             # Some file systems cannot punch holes; there, the pages stay until the slab is closed.
             with contextlib.suppress(OSError):
                 mapping.madvise(mmap.MADV_REMOVE, start, slot.capacity)
+
+
+class _Forks:
+    """Keeps memory that this process shares with its forks until those that may read it have ended.
+
+    A fork has the batches that its parent held, in the same memory, and no way to give them back.
+    Each fork has an end of a pipe, which the system closes with it; memory that was held when it
+    was forked is not used again while the other end says that the fork lives. Finalizers let go at
+    any point of a program, so that takes no lock.
+    """
+
+    def __init__(self) -> None:
+        self.late: deque[tuple[int, int, Callable[[], object]]] = deque()  # let go, but shared
+        self._held: dict[Hashable, int] = {}  # what is held -> the last fork that has not got it
+        self._count, self._under_way = 0, set[int]()
+        self._ends: dict[int, int] = {}  # forks that may live -> descriptor, -1 for none
+        self._settling = threading.Lock()
+        self._own = threading.local()  # of the fork that a thread is about to make
+
+    def hold(self, key: Hashable) -> None:
+        """Record that this process begins to hold some memory."""
+        self._held[key] = min(self._under_way, default=self._count + 1) - 1
+
+    def let_go(self, key: Hashable, give_back: Callable[[], object]) -> None:
+        """Call `give_back`, now or once the forks that may read the memory have ended."""
+        since, until = self._held.pop(key, self._count), self._count
+        if self._may_read(since, until):
+            self.late.append((since, until, give_back))
+            self.settle()
+        else:
+            give_back()
+
+    def settle(self) -> None:
+        """Give back what had to wait for forks that have ended."""
+        if not (self._ends or self.late) or not self._settling.acquire(blocking=False):
+            return
+        try:
+            self._forget_ended()
+            for _ in range(len(self.late)):
+                since, until, give_back = self.late.popleft()
+                if self._may_read(since, until):
+                    self.late.append((since, until, give_back))
+                else:
+                    give_back()
+        finally:
+            self._settling.release()
+
+    def _may_read(self, since: int, until: int) -> bool:
+        return any(since < fork <= until for fork in [*self._ends])
+
+    def _forget_ended(self) -> None:
+        ended = select.poll()
+        for descriptor in self._ends.values():
+            if descriptor >= 0:
+                ended.register(descriptor, 0)  # that the other end was closed is always reported
+        closed = {descriptor for descriptor, _ in ended.poll(0)}
+        for fork in [fork for fork, descriptor in self._ends.items() if descriptor in closed]:
+            os.close(self._ends.pop(fork))
+
+    def before(self) -> None:
+        """Prepare for a fork by this thread."""
+        self._own.fork, self._own.theirs = 0, -1
+        self.settle()
+        if not self._held:
+            return
+        self._own.fork = fork = self._count = self._count + 1
+        self._under_way.add(fork)
+        self._ends[fork] = -1
+        with contextlib.suppress(OSError):  # without a pipe, it counts as alive
+            self._ends[fork], self._own.theirs = os.pipe()
+
+    def after_in_parent(self) -> None:
+        """Keep this process's end of the pipe."""
+        self._under_way.discard(self._own.fork)
+        if self._own.theirs >= 0:
+            os.close(self._own.theirs)
+
+    def after_in_child(self) -> None:
+        """Keep the child's end, until it ends or executes another program; begin anew."""
+        for descriptor in self._ends.values():
+            if descriptor >= 0:
+                os.close(descriptor)
+        for each in (self.late, self._held, self._under_way, self._ends):
+            each.clear()
+        self._settling = threading.Lock()
+
+
+FORKS = _Forks()
+os.register_at_fork(
+    before=FORKS.before,
+    after_in_parent=FORKS.after_in_parent,
+    after_in_child=FORKS.after_in_child,
+)
 
 
 def _file_in(directory: str | os.PathLike[str]) -> int:
