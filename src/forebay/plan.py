@@ -167,7 +167,7 @@ class Plan:
             room = [share_of(end - sample, replace(self, rank=rank)).samples for rank in ranks]
             indices, positions = self._dealt(before, epoch, np.array([sample]), room)
             if share.repeated:
-                again = self.rank + self.world_size * np.arange(share.repeated)
+                again = np.array(repeated_by(end - sample, self))
                 samples = self._indices(before, epoch, again % self.length, 1)
                 indices = np.concatenate([indices, samples.reshape(1, -1)], axis=1)
                 if positions.ndim > 1:
@@ -232,3 +232,15 @@ def share_of(samples: int, plan: Plan) -> Share:
     most = -(-samples // plan.world_size)
     repeated = most - (end - begin) if plan.tail == "repeat" else 0
     return Share(begin, end - begin, repeated)
+
+
+def repeated_by(samples: int, plan: Plan) -> range:
+    """Return which samples one rank repeats, from the first on, after `samples` in the last batch.
+
+    Whole batches are filled in the order of the ranks, as Accelerate fills them.
+    """
+    repeated = share_of(samples, plan).repeated
+    if plan.tail == "fill":
+        begin = max(plan.rank * plan.batch_size - samples, 0)
+        return range(begin, begin + repeated)
+    return range(plan.rank, plan.rank + repeated * plan.world_size, plan.world_size)

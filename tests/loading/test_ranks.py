@@ -168,6 +168,23 @@ def test_the_mask_names_what_is_repeated():
     assert len({index for own in seen for index in own}) == 14
 
 
+@pytest.mark.parametrize("sampler", [None, [*range(25, -1, -1)]])
+def test_a_filled_tail_goes_on_with_the_beginning_of_the_epoch(sampler):
+    """As Accelerate fills it, rank by rank, also after a resume; in a plan's order or a sampler's."""
+    order = sampler or [*range(26)]
+    whole = [
+        DataLoader(range(26), 6, sampler=sampler, world_size=4, rank=rank, tail="fill")
+        for rank in range(4)
+    ]
+    gathered = [list(loader) for loader in whole]
+    last = [index for own in gathered for index in own[-1].tolist()]
+    assert last == [*order[24:], *order[:22]]
+    begun = iter(whole[1])
+    next(begun)
+    whole[2].load_state_dict(whole[1].state_dict())
+    assert [batch.tolist() for batch in whole[2]] == [gathered[2][-1].tolist()]
+
+
 def test_an_uneven_tail_repeats_nothing():
     """A tail of two over four ranks: two ranks have a step less, as they say themselves."""
     loaders = [

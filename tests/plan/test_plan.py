@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -101,14 +102,16 @@ def test_at_most_one_sample_is_repeated_on_a_rank(world):
 @pytest.mark.parametrize("world", WORLDS[1:])
 @pytest.mark.parametrize("mixture", [None, KINDS["mixture"]["mixture"]])
 def test_ranks_fill_their_last_batches_one_after_the_other(world, mixture):
-    """What they gather begins with the samples of the tail, in order, and has no others before."""
+    """What they gather is the samples of the tail, and then those of the epoch's beginning."""
     for length in [*range(1, 60)] if mixture is None else [103]:
         plan = replace(PLAN, length=length, tail="fill", mixture=mixture)
         found = [batches(rank) for rank in ranks(plan, world)]
         assert {len(indices) for own in found for indices, _, _ in own} == {24 // world}
         last = [index for own in found for index in own[-1][0]]
         tail = global_batches([replace(plan, tail="repeat")])[-1]
-        assert last[: len(tail)] == tail
+        first = itertools.chain(*global_batches([replace(plan, tail="repeat")]))
+        again = itertools.islice(itertools.cycle(first), 24 - len(tail))
+        assert last == tail + [*again]
         assert sum(own[-1][2] for own in found) == 24 - len(tail)
         assert set(last) <= set(range(length))
 

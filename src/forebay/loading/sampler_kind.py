@@ -36,7 +36,7 @@ from forebay.loading.samplers import (
 from forebay.loading.selections import CHUNK, Drawn, Reached, Reader, Selection, Start
 from forebay.loading.snapshots import Snapshots
 from forebay.mixing import MixedDataset
-from forebay.plan import Plan, share_of
+from forebay.plan import Plan, repeated_by, share_of
 from forebay.seeds import SAMPLER, seed_of
 
 # Each rank of a DistributedSampler counts positions from `rank << RANK_BITS`: none occurs twice.
@@ -206,15 +206,16 @@ class ReadsSampler(LoaderKind):
 
     def _of_rank(self, sampler: Any, start: Start, plan: Plan) -> Iterator[Selection]:
         """Yield this rank's part of the batches that all ranks make together."""
-        size, position = plan.global_batch_size, start.sample
-        indices = itertools.islice(iter(sampler.sampler), position, None)
+        size, position, every = plan.global_batch_size, start.sample, iter(sampler.sampler)
+        first = list(itertools.islice(every, size))
+        indices = itertools.islice(itertools.chain(first, every), position, None)
         while together := list(itertools.islice(indices, size)):
             if len(together) < size and plan.drop_last:
                 return
             share = share_of(len(together), plan)
             own = together[share.first : share.first + share.samples]
-            again = range(plan.rank, plan.rank + share.repeated * plan.world_size, plan.world_size)
-            own += [together[each % len(together)] for each in again]
+            again = repeated_by(len(together), plan)
+            own += [first[each % len(first)] for each in again]
             if own:
                 yield Selection(own, position + share.first, share.repeated)
             position += len(together)
