@@ -6,7 +6,6 @@ from typing import Any
 
 from benchmarks.exactness.data import Stream
 from benchmarks.exactness.drivers import forebay_loader, lightning_torch
-from benchmarks.exactness.histories import SAMPLES
 from benchmarks.exactness.record import Record, Task
 
 TITLE = "Lightning, forebay DataLoader"
@@ -17,17 +16,10 @@ LACKS = {"tree": lightning_torch.TREE}
 UNCLAIMED: dict[str, str] = {}
 
 
-class Sized(Stream):
-    """With a length; without one, Lightning takes a batch ahead, as that page says."""
-
-    def __len__(self) -> int:
-        return SAMPLES // self.ranks
-
-
 def run(task: Task, record: Record) -> None:
     """Train with a Trainer."""
     lightning_torch.run(task, record, _made)
 
 
 def _made(task: Task) -> Any:
-    return forebay_loader.made(task, Sized, world_size="auto")
+    return forebay_loader.made(task, Stream, world_size="auto")

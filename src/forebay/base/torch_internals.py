@@ -172,11 +172,13 @@ def torch_init() -> Any:
     return init
 
 
-def library_call(module: str, function: str | None, depth: int) -> dict[str, Any] | None:
+def library_call(
+    module: str | tuple[str, ...], function: str | None, depth: int
+) -> dict[str, Any] | None:
     """Return the variables of the nearest call of a library's function above the caller's caller.
 
     Args:
-        module: How the name of the function's module begins.
+        module: How the name of the function's module begins; or several such beginnings.
         function: Its name; None for any function of such a module.
         depth: How many calls to look at; 1 for that of the caller's caller alone.
 
@@ -193,6 +195,11 @@ def library_call(module: str, function: str | None, depth: int) -> dict[str, Any
                 return frame.f_locals
         frame = frame.f_back
     return None
+
+
+def lightning_is_imported() -> bool:
+    """Return whether the program has imported Lightning, which has two names."""
+    return "lightning.pytorch" in sys.modules or "pytorch_lightning" in sys.modules
 
 
 def refuse_stock_loader() -> None:

@@ -229,6 +229,23 @@ class IterableKind(TorchKind):
         start = rest.start._replace(batch=0, sample=0, by_sample=False)
         return rest._replace(start=start, next_worker=0, worker_states=(), skip=position.batch)
 
+    def left(self, position: Position, epoch: int) -> Position:
+        """Return the beginning of an epoch, before which another is left at a position.
+
+        Workers that live on keep their copies of the dataset.
+        """
+        if not position.batch and position.epoch == epoch:
+            return position
+        known = position.kind_state["worker_states"] if self.keeps_workers or self.is_local else ()
+        own = {
+            "worker_states": [list(WorkerState(*each).before_epoch()) for each in known],
+            "next_worker": 0,
+            "generator": None,
+            "draws_base_seed": not self.persistent_workers,
+        }
+        own = {**position.kind_state, **own}
+        return replace(position, epoch=epoch, batch=0, sample=0, kind_state=own)
+
     def may_have_returned(self, position: Position) -> bool:
         """See `LoaderKind`."""
         whole = position.batch * int(position.made_with["global_batch_size"])

@@ -16,13 +16,14 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from forebay.base.batches import pinned
 from forebay.base.randomness import generators_kept
-from forebay.base.torch_internals import BaseIterator, profiler_is_on
+from forebay.base.torch_internals import BaseIterator, lightning_is_imported, profiler_is_on
 from forebay.errors import FailuresError, WorkerDiedError, cut_below_entry, shortened
 from forebay.failures import Failure
 from forebay.loading.kind import RETRIES, LoaderKind
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.open_feeds import CLOSED
 from forebay.loading.progress import LoaderProgress, Pipeline
+from forebay.loading.samplers import heed_same_epoch
 from forebay.observe.progress import log_samples_failed
 from forebay.pools.processes import ProcessPool
 
@@ -125,7 +126,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         assert kind.num_workers or not kind.timeout, "num_workers=0 requires timeout == 0"
         progress, began = self._progress, time.perf_counter()
         progress.trace.begin(began)
-        self._is_over, self._is_unread = False, True
+        self._is_over, self._is_unread, self._is_early = False, True, False
         self._workers: list[WorkerHandle] = []
         self.pipeline, start = progress.next_start(kind, self.pipeline)
         with self.one_at_a_time:
@@ -212,10 +213,26 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         if self._is_unread:
             self._is_unread = False
             self._heed_set_epoch()
-        found: tuple[BatchRequest, Result] | None = self._planner.take()
+            if lightning_is_imported():
+                from forebay.loading.lightning import takes_early
+
+                self._is_early = takes_early()
+        found = self._taken_early() if self._is_early else self._planner.take()
         if found is None:
             self._end()
             raise StopIteration
+        return found
+
+    def _taken_early(self) -> tuple[BatchRequest, Result] | None:
+        """Take a batch while the one before is not used yet: after that one is the position."""
+        progress, kind = self._progress, self.pipeline.kind
+        heed_same_epoch(kind.index_sampler)
+        earlier, progress.before = progress.before, None
+        here = progress.position(kind), progress.last
+        progress.before = earlier  # if there is an error: nobody will use the batch before, either
+        found: tuple[BatchRequest, Result] | None = self._planner.take()
+        if found is None or isinstance(found[1], BatchResult):
+            progress.before = None if found is None else here
         return found
 
     def _handed_out(self, request: BatchRequest, result: BatchResult) -> Any:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from forebay.base.datasets import OwnedGenerators
 from forebay.base.randomness import generators_kept, generators_locked
+from forebay.base.torch_internals import lightning_is_imported
 from forebay.errors import OptionError
 from forebay.failures import Failure, FailureLog
 from forebay.loading.kind import LoaderKind
@@ -32,6 +33,7 @@ from forebay.ranks import Ranks, check_agreement
 if TYPE_CHECKING:  # imported where a loader needs it
     from forebay.loading.feed import Feed
     from forebay.loading.hand_out import HandOut
+    from forebay.loading.iterable_kind import IterableKind
     from forebay.loading.local_feed import LocalFeed
     from forebay.loading.plan_kind import PlanKind
     from forebay.loading.workers import WorkerTuning
@@ -246,6 +248,8 @@ class LoaderProgress:
         pipeline: The pipeline of the last iteration; None before the first.
         setup: How the loader was set up when that began; None before the first.
         next_epoch: The epoch that follows the last iteration.
+        before: Position and last batch before the one that was returned last, if a library takes
+            each batch a step early; None otherwise, and at the end of an epoch.
     """
 
     def __init__(self, resumed: Position | None = None, trace: Trace | None = None) -> None:
@@ -253,6 +257,7 @@ class LoaderProgress:
         self.trace = Trace() if trace is None else trace
         self.pipeline: Pipeline | None = None
         self.setup: Setup | None = None
+        self.before: tuple[Position, Any] | None = None
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()  # those in use
         self.next_epoch = 0 if resumed is None else resumed.epoch
 
@@ -286,6 +291,7 @@ class LoaderProgress:
         Args:
             own: The pipeline of a persistent iterator, which continues with its workers; else None.
         """
+        late = self._heed_lightning(kind) if lightning_is_imported() else ""
         position, last = self.resumed, self._last_order
         if position is None:
             planner, epoch = (
@@ -296,7 +302,24 @@ class LoaderProgress:
             position = Position(epoch=epoch, kind_state={"origin": origin})
         self.pipeline = own or self.pipeline_for(kind, is_new=not kind.keeps_pipeline)
         self.pipeline.is_resumed = self.resumed is not None
-        return self.pipeline, kind.as_asked(position, last)
+        return self.pipeline, kind.as_asked(position, last, late=late)
+
+    def _heed_lightning(self, kind: LoaderKind) -> str:
+        """Begin with the epoch that Lightning counts; return `late` for `as_asked`."""
+        from forebay.loading.lightning import counted_epoch
+
+        counted, position = counted_epoch(), self.resumed
+        if counted is None:
+            return ""
+        epoch, is_over = counted
+        set_epoch = getattr(kind.sampler, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)  # as it does itself, too late if it takes a batch before
+        elif position is None:
+            self.next_epoch = epoch
+        elif is_over and kind.kind_name == "iterable":
+            self.resumed = cast("IterableKind", kind).left(position, epoch)
+        return "" if position is None else "resumed"
 
     @property
     def _last_order(self) -> int | None:
@@ -314,7 +337,7 @@ class LoaderProgress:
 
     def began(self, epoch: int) -> None:
         """Note that an epoch has begun, from the start of it or from a loaded state."""
-        self.resumed, self.next_epoch = None, epoch + 1
+        self.resumed, self.next_epoch, self.before = None, epoch + 1, None
 
     def pipeline_for(self, kind: LoaderKind, *, is_new: bool) -> Pipeline:
         """Return the pipeline of the last iteration; a new one if none fits, or `is_new`."""
@@ -350,6 +373,8 @@ class LoaderProgress:
         """Return the position; at the end of an epoch it is the start of the next one."""
         if self.resumed is not None:
             return self.resumed
+        if self.before is not None:
+            return self.before[0]
         made_with: Mapping[str, Any] | None = None
         if self.pipeline is not None:
             kind = kind.follow(self.pipeline.kind)
@@ -395,20 +420,26 @@ class LoaderProgress:
     @property
     def last(self) -> tuple[BatchRequest, tuple[Failure, ...]] | None:
         """The last batch that was returned; see `Pipeline.last`."""
+        if self.before is not None:
+            last: tuple[BatchRequest, tuple[Failure, ...]] | None = self.before[1]
+            return last
         return None if self.pipeline is None else self.pipeline.last
 
     def resume(self, position: Position) -> None:
         """Begin the next iteration at a position; iterators that began before return no more."""
         if self.pipeline is not None:
             self.pipeline.reader = None
-        self.pipeline = None
+        self.pipeline = self.before = None
         self.resumed, self.next_epoch = position, position.epoch
 
     def set_weights(self, kind: LoaderKind, weights: tuple[float, ...]) -> None:
         """Use other weights for the sources of a mixture, starting with the next batch."""
         pipeline = self.pipeline_for(kind, is_new=False)
+        planned = cast("PlanKind", pipeline.kind)  # which all mixtures have
+        if self.before is not None:
+            position, last = self.before
+            self.before = planned.reweighted(position, weights), last
         if self.resumed is None:
             pipeline.set_weights(weights)
         else:
-            planned = cast("PlanKind", pipeline.kind)  # which all mixtures have
             self.resumed = planned.reweighted(self.resumed, weights)

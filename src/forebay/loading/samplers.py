@@ -336,6 +336,13 @@ def heed_epoch(sampler: Any) -> None:
         planned.heeded, planned.asked = planned.asked, None
 
 
+def heed_same_epoch(sampler: Any) -> None:
+    """Note that `set_epoch` asked for the epoch that has begun, after its first batch."""
+    planned = planned_within(sampler)
+    if planned is not None and planned.asked == planned.heeded:
+        planned.asked = None
+
+
 def restore_epoch(sampler: Any, epoch: int | None) -> None:
     """Restore the argument of `set_epoch` that the epoch of a state had."""
     planned = planned_within(sampler)
