@@ -170,7 +170,7 @@ def test_the_mask_names_what_is_repeated():
 
 @pytest.mark.parametrize("sampler", [None, [*range(25, -1, -1)]])
 def test_a_filled_tail_goes_on_with_the_beginning_of_the_epoch(sampler):
-    """As Accelerate fills it, rank by rank, also after a resume; in a plan's order or a sampler's."""
+    """As Accelerate fills it, rank by rank, also after a resume; of a plan or of a sampler."""
     order = sampler or [*range(26)]
     whole = [
         DataLoader(range(26), 6, sampler=sampler, world_size=4, rank=rank, tail="fill")

@@ -111,7 +111,7 @@ def test_ranks_fill_their_last_batches_one_after_the_other(world, mixture):
         tail = global_batches([replace(plan, tail="repeat")])[-1]
         first = itertools.chain(*global_batches([replace(plan, tail="repeat")]))
         again = itertools.islice(itertools.cycle(first), 24 - len(tail))
-        assert last == tail + [*again]
+        assert last == [*tail, *again]
         assert sum(own[-1][2] for own in found) == 24 - len(tail)
         assert set(last) <= set(range(length))
 
