@@ -54,6 +54,7 @@ from benchmarks.concurrency import concurrency
 from benchmarks.crash import crash
 from benchmarks.diagnosis.tables import diagnose
 from benchmarks.disk import disk
+from benchmarks.exactness.histories import MEANINGS
 from benchmarks.exactness.table import exactness
 from benchmarks.gpu import gpu
 from benchmarks.jobs import jobs
@@ -136,6 +137,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few inputs, one run: does it work?")
     parser.add_argument("--kills", type=int, default=0, help="of each process, in bucket-kills")
     parser.add_argument("--loaders", nargs="+", default=(), help="in exactness: only these")
+    parser.add_argument(
+        "--histories", nargs="+", default=(), choices=[*MEANINGS], help="in exactness: only these"
+    )
     parser.add_argument("--page", action="store_true", help="in exactness: write its page")
     options = parser.parse_args()
     if options.page and options.quick:
@@ -158,6 +162,7 @@ def main() -> None:
                 QUICK_SOURCES if options.quick else SOURCES,
                 options.kills,
                 tuple(options.loaders),
+                tuple(options.histories),
                 options.page,
             )
             for name in dict.fromkeys(chain.from_iterable(chosen.values())) or USUAL:

@@ -42,6 +42,7 @@ class Ground:
     Attributes:
         kills: How often a process is killed in tables that do so; 0 for as often as usual.
         loaders: Which loaders are driven in `exactness`; empty for all.
+        histories: Through which histories; empty for all.
         page: Whether `exactness` stores its results and writes its page.
     """
 
@@ -51,9 +52,11 @@ class Ground:
         count: int,
         kills: int = 0,
         loaders: tuple[str, ...] = (),
+        histories: tuple[str, ...] = (),
         page: bool = False,
     ) -> None:
-        self.root, self.kills, self.loaders, self.page = root, kills, loaders, page
+        self.root, self.kills, self.page = root, kills, page
+        self.loaders, self.histories = loaders, histories
         self.sources = root / SOURCES
         self._count = count
         self._probes = root / "probes"

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from benchmarks.exactness.checker import Cell, Seen, judge
-from benchmarks.exactness.histories import HISTORIES, MEANINGS, SAMPLES, History, Life
+from benchmarks.exactness.histories import (
+    HISTORIES,
+    MEANINGS,
+    SAMPLES,
+    SIGNAL_AT,
+    SIGNAL_MORE,
+    History,
+    Life,
+)
 from benchmarks.exactness.life import said
 from benchmarks.exactness.measured import Measured, store, stored
 from benchmarks.exactness.page import page
@@ -19,6 +28,7 @@ FILE = ROOT / "docs" / "benchmarks" / "exactness.json"
 PAGE = FILE.with_suffix(".md")
 FIRST = Life()
 CUT = History("cut", "", "", ((FIRST, Life(begin=5)),))
+SIGNAL = next(each for each in HISTORIES if each.check == "signal")
 
 
 def epochs(count=2, batch=4, seed=0):
@@ -40,6 +50,12 @@ def cut(batches, resumed, **options):
     """Return the verdict on a training that was cut after five batches."""
     whole = seen(batches)
     return judge(CUT, [[whole, seen(resumed, **options)]], whole)
+
+
+def signalled(*lives):
+    """Return the verdict on trainings that got a signal; one stands for all."""
+    every = lives if len(lives) > 1 else lives * len(SIGNAL.trials)
+    return judge(SIGNAL, [[each] for each in every], None)
 
 
 def test_a_resume_that_goes_on_is_exact():
@@ -132,13 +148,27 @@ def test_draws_that_differ_are_named_by_their_generator():
 
 def test_a_signal_is_survived_by_the_batches_that_come_and_one_handler():
     """The handler of the program runs in its own process."""
-    history = next(each for each in HISTORIES if each.check == "signal")
-    batches = epochs(10)[:110]
-    assert str(judge(history, [[seen(batches, handlers=1)]], None)) == "exact"
-    assert judge(history, [[seen(batches, handlers=3)]], None).word == "wrong"
+    batches = epochs(10)[: SIGNAL_AT + SIGNAL_MORE]
+    assert str(signalled(seen(batches, handlers=1))) == "exact"
+    assert signalled(seen(batches, handlers=3)).word == "wrong"
     error = "RuntimeError: DataLoader worker (pid 7) exited unexpectedly"
-    found = judge(history, [[seen(batches[:12], error=error, handlers=1)]], None)
-    assert (found.word, found.detail[:14]) == ("refused", "2 of 100 batch")
+    found = signalled(seen(batches[: SIGNAL_AT + 2], error=error, handlers=1))
+    assert (found.word, found.detail[:22]) == ("refused", "3 of 3: 2 of 100 batch")
+    again = batches[:6] + batches[5:-1]
+    found = signalled(seen(again, handlers=1))
+    assert (found.word, found.detail[-32:]) == ("wrong", "samples lost or twice in an epoch"[-32:])
+
+
+def test_a_signal_is_sent_several_times_while_workers_have_batches():
+    """The worst run counts: what comes depends on when it reaches whom."""
+    batches = epochs(10)[: SIGNAL_AT + SIGNAL_MORE]
+    good, error = seen(batches, handlers=1), "ConnectionResetError: [Errno 104] Connection reset"
+    bad = seen(batches[:SIGNAL_AT], error=error, handlers=1)
+    found = signalled(good, bad, good)
+    assert (found.word, found.detail[:24]) == ("crashed", "1 of 3: 0 of 100 batches")
+    assert found.detail.endswith("; 2 exact")
+    assert len({*SIGNAL.trials}) == 3
+    assert SIGNAL_AT + 2 * max(life.workers for (life,) in SIGNAL.trials) < SAMPLES // 4
 
 
 @pytest.mark.parametrize("name", DRIVERS)
@@ -175,6 +205,19 @@ def test_a_loader_that_is_measured_again_takes_the_place_of_its_earlier_results(
     store([measured("a", "exact"), measured("b", "wrong", "1 lost")], file)
     store([measured("b", "exact")], file)
     assert stored(file) == [measured("a", "exact"), measured("b", "exact")]
+
+
+def test_a_history_that_is_measured_again_takes_the_place_of_its_earlier_cell(tmp_path):
+    """The others' stay, if they are of the same versions."""
+    file = tmp_path / "exactness.json"
+    store([measured("a", "exact")], file)
+    again = replace(measured("a", "exact"), cells={"tree": Cell("wrong", "1 lost")}, seconds=1)
+    store([again], file)
+    assert stored(file) == [
+        replace(again, cells=measured("a", "exact").cells | again.cells, seconds=0)
+    ]
+    with pytest.raises(ValueError, match=r"with 1\.0 and is 2\.0 now: measure all"):
+        store([replace(again, versions="2.0")], file)
 
 
 def test_the_page_has_each_cell_and_the_words_behind_it():

@@ -69,7 +69,11 @@ def judge(history: History, trials: Sequence[Sequence[Seen]], whole: Seen | None
     worst = min(cells, key=lambda cell: ORDER.index(cell.word))
     like = [cell for cell in cells if cell.word == worst.word]
     if len(cells) > 1 and worst.word != "exact":
-        return Cell(worst.word, f"{len(like)} of {len(cells)}: {worst.detail}".rstrip(": "))
+        detail = f"{len(like)} of {len(cells)}: {worst.detail}".rstrip(": ")
+        if history.check == "signal":
+            rest = Counter(each.word for each in cells if each.word != worst.word)
+            detail = "; ".join([detail, *(f"{count} {word}" for word, count in rest.items())])
+        return Cell(worst.word, detail)
     return worst
 
 
@@ -97,13 +101,21 @@ def _trial(history: History, lives: Sequence[Life], seen: Sequence[Seen], whole:
     cell = _difference(Counter(ids), once, ids == expected)
     if cell.word == "wrong":
         return cell
-    parts = [ids[begin : begin + SAMPLES] for begin in range(0, len(ids), SAMPLES)]
-    mixed = sum(len(part) - len({*part}) for part in parts)
-    if mixed:
+    parts = _epochs(ids)
+    if mixed := _repeated(parts):
         return Cell("wrong", f"{mixed} twice in an epoch, and as many lost")
     if history.check == "orders" and len({*map(tuple, parts)}) < len(parts):
         return Cell("wrong", "two epochs in one order")
     return cell
+
+
+def _epochs(ids: list[int]) -> list[list[int]]:
+    return [ids[begin : begin + SAMPLES] for begin in range(0, len(ids), SAMPLES)]
+
+
+def _repeated(epochs: list[list[int]]) -> int:
+    """Return how many samples came more than once in an epoch; the last one may be begun only."""
+    return sum(len(each) - len({*each}) for each in epochs)
 
 
 def _difference(found: Counter[int], wanted: Counter[int], same: bool) -> Cell:
@@ -135,7 +147,12 @@ def _failed(error: str) -> Cell:
 
 
 def _signal(seen: Seen) -> Cell:
-    more = max(len(_steps(seen)) - SIGNAL_AT, 0)
+    steps = _steps(seen)
+    more = max(len(steps) - SIGNAL_AT, 0)
+    if _repeated(_epochs([*chain.from_iterable(steps)])):  # how many is not known without an end
+        return Cell(
+            "wrong", f"{more} of {SIGNAL_MORE} batches, and samples lost or twice in an epoch"
+        )
     handlers = f"; the handler ran in {seen.handlers} processes" if seen.handlers != 1 else ""
     if more >= SIGNAL_MORE and not handlers:
         return Cell("exact", f"{more} of {SIGNAL_MORE} batches")

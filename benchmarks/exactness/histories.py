@@ -8,8 +8,9 @@ from dataclasses import dataclass
 SAMPLES, BATCH, SHARED_BATCH = 48, 4, 12
 # The second source of a mixture has ids from here on.
 SECOND_SOURCE = 100
-# A signal to the whole tree comes after this batch; so many more are then asked for.
-SIGNAL_AT, SIGNAL_MORE = 10, 100
+# A signal to the whole tree comes after this batch, while workers have others; so many more are
+# then asked for. What comes depends on when it reaches whom, so each loader has several trials.
+SIGNAL_AT, SIGNAL_MORE, SIGNAL_TRIALS = 4, 100, 3
 KILL_AT = 3
 # The last batch after which a life is cut, and after which one is that began from a state.
 CUT_LAST, CUT_AGAIN = 12, 4
@@ -29,6 +30,7 @@ class Life:
         last: After how many of its batches it is killed; None if it ends by itself.
         fault: "worker": a worker that has made a batch is killed. "tree": SIGTERM to all
             processes.
+        trial: Tells lives that are otherwise equal.
     """
 
     workers: int = 2
@@ -38,6 +40,7 @@ class Life:
     begin: int | None = None
     last: int | None = None
     fault: str = ""
+    trial: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,13 @@ HISTORIES = (
     History("ranks-2-3", "2 to 3 ranks", WORLD, (_shared(2, 3),)),
     History("ranks-3-1", "3 to 1 ranks", WORLD, (_shared(3, 1),)),
     History("worker", "a worker killed", OTHER, ((Life(fault="worker"),),)),
-    History("tree", "SIGTERM to all", OTHER, ((Life(fault="tree", epochs=10),),), check="signal"),
+    History(
+        "tree",
+        "SIGTERM to all",
+        OTHER,
+        tuple((Life(fault="tree", epochs=10, trial=each),) for each in range(SIGNAL_TRIALS)),
+        check="signal",
+    ),
     History("stream", "a stream, resumed", OTHER, (_resumed(5),), kind="stream"),
     History("mixture", "a mixture, resumed", OTHER, (_resumed(5),), kind="mixture"),
     History(
@@ -125,8 +134,9 @@ MEANINGS = {
     "ranks-2-3": "cut on two ranks, resumed on three",
     "ranks-3-1": "cut on three ranks, resumed on one",
     "worker": "SIGKILL to a worker that has made a batch, as by the kernel out of memory",
-    "tree": "SIGTERM to all processes after batch 10, whose program has a handler: how many of "
-    f"the next {SIGNAL_MORE} batches come, and in how many processes the handler runs",
+    "tree": f"SIGTERM to all processes after batch {SIGNAL_AT} of {SAMPLES // BATCH}, whose "
+    f"program has a handler: how many of the next {SIGNAL_MORE} batches come, and in how many "
+    f"processes the handler runs; the worst of {SIGNAL_TRIALS} runs",
     "stream": "an iterable dataset, cut after 5 batches",
     "mixture": "two datasets mixed 3 to 1, cut after 5 batches",
     "random-workers": "random draws of `random`, NumPy, torch and a generator in the dataset: the "

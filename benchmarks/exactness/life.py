@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from benchmarks.exactness.record import SERVER, Record, Task
+from benchmarks.exactness.record import ENDED_BY, SERVER, Record, Task
 
 # A line that ends a quoted traceback.
 QUOTED = re.compile(r"[\w.]*(Error|Exception|Died)\b.*")
@@ -83,7 +83,7 @@ def main(driver: str, task: Task) -> None:
             train(module.Loader, task, record, "resume" not in module.LACKS)
     except Exception as error:  # noqa: BLE001 - whatever the library says is what is reported
         traceback.print_exc()
-        print(said(error))
+        print(f"\n{ENDED_BY}{said(error)}")
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(3)

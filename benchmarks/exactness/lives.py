@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.call import Call
 from benchmarks.exactness.checker import Seen
 from benchmarks.exactness.histories import Life
-from benchmarks.exactness.record import Task
+from benchmarks.exactness.record import ENDED_BY, Task
 
 # A life hangs if its processes take less than this of processor time while so many seconds pass,
 # or if it has not ended in the longest time. So one of a busy machine does not.
@@ -162,13 +162,19 @@ def _live(server: Server, task: Task) -> Seen:
     for rank, pid in enumerate(pids):
         status = server.status(pid)
         if status and not hangs:
-            printed = (Path(task.record) / f"output-{rank}").read_text().strip().splitlines()
-            words = printed[-1] if printed else "no word"
+            words = _last_words((Path(task.record) / f"output-{rank}").read_text())
             errors.append(words if status > 0 else f"ended by signal {-status}: {words}")
     shutil.rmtree(temporary, ignore_errors=True)
     # That of a rank that was killed after another had failed says nothing.
     errors.sort(key=lambda error: error.startswith("ended by signal"))
     return _read(Path(task.record), task.ranks, errors[0] if errors else "", hangs)
+
+
+def _last_words(printed: str) -> str:
+    """Return the error that a rank says it ended by, or the last line: others print there, too."""
+    lines = printed.strip().splitlines() or ["no word"]
+    errors = [line.removeprefix(ENDED_BY) for line in lines if line.startswith(ENDED_BY)]
+    return errors[-1] if errors else lines[-1]
 
 
 def _wait(server: Server, pids: list[int]) -> bool:

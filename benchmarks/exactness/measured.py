@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.exactness.checker import Cell
@@ -50,9 +50,28 @@ def stored(file: Path = FILE) -> list[Measured]:
     ]
 
 
+def _beside(known: Measured, new: Measured) -> Measured:
+    """Return new cells with those of other histories that are known of the same versions."""
+    rest = {name: cell for name, cell in known.cells.items() if name not in new.cells}
+    if not rest or new.missing:
+        return new
+    if known.versions != new.versions:
+        raise ValueError(
+            f"{new.title} was measured with {known.versions} and is {new.versions} now: measure "
+            "all of its histories"
+        )
+    cells, date = known.cells | new.cells, min(known.date, new.date)
+    return replace(new, cells=cells, date=date, seconds=known.seconds)
+
+
 def store(measured: Iterable[Measured], file: Path = FILE) -> None:
-    """Write what was measured into the file, in place of what it has of the same drivers."""
-    found = {each.driver: each for each in [*stored(file), *measured]}
+    """Write what was measured into the file, in place of what it has of the same drivers.
+
+    Cells of histories that were not measured now stay.
+    """
+    found = {each.driver: each for each in stored(file)}
+    for each in measured:
+        found[each.driver] = _beside(found[each.driver], each) if each.driver in found else each
     lines = [
         asdict(each) | {"cells": {name: [c.word, c.detail] for name, c in each.cells.items()}}
         for _, each in sorted(found.items())

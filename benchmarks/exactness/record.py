@@ -15,6 +15,8 @@ import numpy as np
 from benchmarks.call import own_processes
 from benchmarks.exactness.histories import CUT_AGAIN, CUT_LAST, KILL_AT, SIGNAL_AT, SIGNAL_MORE
 
+# What a process of the training prints before the error that ended it.
+ENDED_BY = "ended by: "
 # The process that forked this one, and that is no process of the training.
 SERVER = "EXACTNESS_SERVER"
 

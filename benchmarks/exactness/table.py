@@ -16,7 +16,7 @@ from types import ModuleType
 from benchmarks.call import Call
 from benchmarks.exactness import checker
 from benchmarks.exactness.checker import Cell
-from benchmarks.exactness.histories import HISTORIES, History
+from benchmarks.exactness.histories import HISTORIES, MEANINGS, History
 from benchmarks.exactness.histories import quick as less
 from benchmarks.exactness.lives import LONGEST_S, Lives
 from benchmarks.exactness.measured import Measured, store
@@ -30,7 +30,8 @@ DRIVERS = tuple(sorted(path.stem for path in (Path(__file__).parent / "drivers")
 
 def exactness(ground: Ground, quick: bool) -> None:
     """Print what each loader gave in each history."""
-    histories = tuple(less(each) for each in HISTORIES) if quick else HISTORIES
+    wanted = [each for each in HISTORIES if each.name in (ground.histories or MEANINGS)]
+    histories = tuple(less(each) if quick else each for each in wanted)
     found = []
     modules = {name: _module(name) for name in ground.loaders or DRIVERS}
     with ThreadPoolExecutor(2) as pool:

@@ -22,7 +22,8 @@ LACKS = {
     "stream": "is for map-style datasets",
     "random-workers": "0 workers there are not",
 }
-UNCLAIMED = {"worker": "drops what fails: `max_failures` is -1 unless a pipeline sets it"}
+_DROPS = "drops what fails: `max_failures` is -1 unless a pipeline sets it"
+UNCLAIMED = {"worker": _DROPS, "tree": _DROPS}
 
 
 class Loader(EpochLoop):
