@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import threading
@@ -10,7 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    SubsetRandomSampler,
+)
 
 import forebay
 from forebay.loading.sample_check import compared
@@ -138,6 +146,71 @@ def test_impossible_checks_are_refused():
         forebay.DataLoader(Odd(drawn), batch_size=1, seed=0).check(samples=0)
     with pytest.raises(forebay.OptionError, match="with samples"):
         forebay.DataLoader(Odd(drawn, 0), batch_size=1, seed=0).check()
+
+
+class Named(Dataset):
+    """Looks its samples up by name."""
+
+    def __init__(self):
+        self.samples = {f"name {each}": torch.tensor(float(each)) for each in range(6)}
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, name):
+        return self.samples[name]
+
+
+NAMES = [*Named().samples]
+
+
+class Pairs(Sampler):
+    """A batch sampler that counts how often it is iterated."""
+
+    count = 0
+
+    def __iter__(self):
+        self.count += 1
+        yield from (NAMES[at : at + 2] for at in (4, 0, 2))
+
+    def __len__(self):
+        return 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_sampler": Pairs()},
+        {"sampler": SubsetRandomSampler(NAMES, torch.Generator().manual_seed(0)), "batch_size": 2},
+        {"sampler": NAMES, "batch_size": None, "seed": 0},
+    ],
+    ids=["batch_sampler", "sampler", "no batches"],
+)
+def test_the_samples_of_a_sampler_are_checked(options):
+    """Keys that are no indices, as torch asks for what its sampler yields; it is read by a copy."""
+    untouched = copy.deepcopy(options)
+    loader = forebay.DataLoader(Named(), **options)
+    found = loader.check(samples=3)
+    assert (bool(found), found.samples) == (True, 3)
+    assert getattr(loader.batch_sampler, "count", 0) == 0
+    expected = DataLoader(Named(), **{n: each for n, each in untouched.items() if n != "seed"})
+    assert [*map(torch.Tensor.tolist, loader)] == [*map(torch.Tensor.tolist, expected)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_key_that_a_dataset_does_not_have_is_said_with_what_to_do(num_workers):
+    """Without a sampler it is asked for 0, 1, …, as in torch: by iterating and by check()."""
+    loader = forebay.DataLoader(Named(), batch_size=2, num_workers=num_workers)
+    for read in (lambda: list(loader), loader.check):
+        with pytest.raises(KeyError) as caught:
+            read()
+        last = caught.value.__notes__[-1]
+        assert last.startswith("forebay: the dataset has no sample 0. Without a sampler it is ")
+        assert "asked for the indices 0 to len(dataset) - 1, as in torch" in last
+        assert "torch.utils.data.Subset(dataset, keys), or sampler=keys" in last
+    for advised in ({"dataset": Subset(Named(), NAMES)}, {"dataset": Named(), "sampler": NAMES}):
+        assert len(list(forebay.DataLoader(**advised, batch_size=2))) == 3
 
 
 class InOneFile(Dataset):

@@ -14,7 +14,7 @@ import operator
 import resource
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
@@ -42,6 +42,14 @@ from forebay.memory.slab import Slab
 from forebay.observe.measurements import SlowSample, Timing
 from forebay.observe.record import FINEST_S, MEASURED_S, SAMPLED_S
 from forebay.pools.events import Answer, Assignment
+
+# What a dataset raises that looks its samples up in a dict or by the labels of a table's rows.
+_NO_SUCH_KEY = (
+    "forebay: the dataset has no sample {}. Without a sampler it is asked for the indices 0 to "
+    "len(dataset) - 1, as in torch. If its samples have other keys: "
+    "torch.utils.data.Subset(dataset, keys), or sampler=keys."
+)
+
 
 # ---- time ----------------------------------------------------------------------------------------
 # Measured in the worker's own thread.
@@ -261,7 +269,7 @@ class BatchJob:
     def raised(self, request: BatchRequest, error: BaseException, index: Any) -> BatchError:
         """Describe an exception for the trainer, which raises it."""
         cut_own_frames(error)
-        return BatchError(error, self._notes(request, index))
+        return BatchError(error, self._notes(request, index, error))
 
     def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
         self._spec.fetcher.ended_by(error)
@@ -326,13 +334,18 @@ class BatchJob:
             fetcher.open(request)
         return fetcher
 
-    def _notes(self, request: BatchRequest, index: Any) -> tuple[str, ...]:
+    def _notes(self, request: BatchRequest, index: Any, error: BaseException) -> tuple[str, ...]:
         """Return the notes for an exception: sample, batch, and how to reproduce it."""
         every = request.index.tolist() if torch.is_tensor(request.index) else request.index
         what = f"sample {index!r}" if index is not None else f"samples {shortened(every)}"
         where = self.where.format(self._worker_id).removeprefix("in DataLoader ")
-        note = f"forebay: {what}, {request}, {where}"
-        return (note,) if self._spec.seed is None else (note, request.replay_note)
+        notes = [f"forebay: {what}, {request}, {where}"]
+        if self._spec.seed is not None:
+            notes.append(request.replay_note)
+        asked = every if index is None and isinstance(every, Iterable) else [index]
+        if type(error) is KeyError and str(error) in map(repr, asked):
+            notes.append(_NO_SUCH_KEY.format(error))
+        return tuple(notes)
 
 
 class ProcessJob(BatchJob):
@@ -406,7 +419,7 @@ class ProcessJob(BatchJob):
             self._on_class(type(error))
         cut_own_frames(error)
         wrapped = torch_internals.wrapped_error(error, self.where.format(self._worker_id))
-        return BatchError(wrapped, self._notes(request, index))
+        return BatchError(wrapped, self._notes(request, index, error))
 
     def _before_collation(self, request: BatchRequest) -> None:
         assert self._packer is not None

@@ -217,7 +217,8 @@ class InspectedLoader(TorchDataLoader[_T_co]):
         four times the time of these samples, and does not affect the iteration.
 
         Args:
-            samples: How many, at least 1; they are spread over the dataset.
+            samples: How many, at least 1: spread over the dataset, or the first ones of a sampler
+                of yours.
 
         Returns:
             What differs: samples and their fields, in bits and in the states of objects. It is true

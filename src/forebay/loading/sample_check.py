@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from forebay.base.batch_digests import differing, digested, not_compared, unread
 from forebay.base.formatting import counted
@@ -17,6 +19,7 @@ from forebay.base.process import moved_since, read_positions
 from forebay.base.randomness import generators_kept
 from forebay.errors import OptionError
 from forebay.loading.kind import LoaderKind
+from forebay.loading.sampler_kind import ReadsSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,23 @@ def spread_indices(count: int, length: int) -> list[int]:
     return [number * (length - 1) // max(count - 1, 1) for number in range(count)]
 
 
+def _indices(kind: LoaderKind, count: int) -> list[Any]:
+    """Return the indices of at most `count` samples that the loader reads.
+
+    They are the first ones of a sampler of the user. It is copied: the loader reads the original.
+    """
+    sampler = kind.index_sampler
+    inner = getattr(sampler, "sampler", None) if type(sampler) is BatchSampler else sampler
+    other = None
+    if isinstance(kind, ReadsSampler) and type(inner) not in (RandomSampler, SequentialSampler):
+        with suppress(Exception):  # it refuses to be copied
+            other = copy.deepcopy(sampler, {id(kind.dataset): kind.dataset})
+    if other is None:
+        return spread_indices(count, kind.length) if kind.length else []
+    batches = other if kind.auto_collation else ([each] for each in other)
+    return [*islice(chain.from_iterable(batches), count)]
+
+
 def compared(
     indices: Sequence[Any], made: Callable[[int], Sequence[Any]], seed: int | None
 ) -> SampleCheck:
@@ -151,12 +171,14 @@ def check_samples(kind: LoaderKind, samples: int, loader: Callable[..., Any]) ->
     Args:
         loader: Makes a `DataLoader`.
     """
-    dataset, length = kind.dataset, kind.length
-    if isinstance(dataset, IterableDataset) or not length:
-        raise OptionError("check() needs a map-style dataset with samples")
+    dataset = kind.dataset
     if samples < 1:
         raise OptionError(f"check() needs a number of samples of at least 1; got {samples!r}")
-    indices, here = spread_indices(samples, length), apart(dataset)
+    with generators_kept():
+        indices = [] if isinstance(dataset, IterableDataset) else _indices(kind, samples)
+    if not indices:
+        raise OptionError("check() needs a map-style dataset with samples")
+    here = apart(dataset)
 
     def made(num_workers: int) -> list[Any]:
         with (
