@@ -6,7 +6,7 @@ import inspect
 from pathlib import Path
 
 import pytest
-from ray._private import auto_init_hook, state, worker
+from ray._private import auto_init_hook, node, state, worker
 from ray.actor import ActorMethod
 
 import ray
@@ -69,3 +69,12 @@ def test_ray_train_asks_for_the_sampler_and_puts_a_wrapper_around_a_loader(name)
         "data_loader = _WrappedDataLoader(data_loader, device, auto_transfer)",
     ):
         assert part in source, f"Ray Train has no {part!r} any more; see loading/ray_train.py"
+
+
+def test_ray_tells_where_the_raylet_of_this_machine_listens():
+    """A connection there fails at once when it has ended, which calls of Ray do not."""
+    assert isinstance(getattr(node.Node, "raylet_socket_name", None), property), (
+        "Ray's Node has no raylet_socket_name any more; see ray_internals.py"
+    )
+    assert hasattr(worker, "_global_node"), "Ray's worker has no _global_node any more"
+    assert not ray_internals.is_raylet_gone()

@@ -17,10 +17,28 @@ from forebay.errors import OptionError
 from forebay.pools.ray_internals import (
     ask_head,
     free_resources,
+    is_raylet_gone,
     kill_own_cluster,
     set_auto_connect,
     shutdown_guard,
+    use_known_token,
 )
+
+
+class RayletGoneError(ConnectionError):
+    """Ray's process on this machine has ended."""
+
+    advice = (
+        "  Ray cannot connect this program again, and may end it within a minute: save what it "
+        "has, and start it again.\n"
+    )
+
+    def __init__(self) -> None:
+        """Say what may have happened."""
+        super().__init__(
+            "Ray was stopped on this machine, or its raylet died, and raylet.out says why"
+        )
+
 
 # ---- nodes ---------------------------------------------------------------------------------------
 # Choose the node for the next worker: a pure function of plain records.
@@ -134,6 +152,8 @@ def join_cluster(address: str | None, say: Callable[[str], None]) -> None:
         _pools += 1
         try:
             if ray.is_initialized():
+                if is_raylet_gone():
+                    raise RayletGoneError
                 _check_connection(address)
             else:
                 _ours = None
@@ -222,6 +242,8 @@ def _connect(address: str | None, say: Callable[[str], None]) -> bool:
             if address is not None or whose == _BY_ENVIRONMENT:
                 raise OptionError(f"{missing}: {first_line(error)}\n{_START_ONE}") from error
         else:
+            if whose == _BY_RAY:
+                use_known_token()
             _connect_to(address or _AUTO, at, options)
             return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no consent was given
@@ -310,6 +332,8 @@ def nodes() -> list[Node]:
         for each in listed:
             if each["NodeID"] == here:
                 _check_own_node(each)
+    except RayletGoneError:
+        raise
     except Exception as error:  # whatever Ray raises when its head does not answer
         raise ConnectionError(first_line(error)) from error
     return [
@@ -325,10 +349,7 @@ def nodes() -> list[Node]:
 
 
 def _check_own_node(node: Mapping[str, Any]) -> None:
-    """Raise ConnectionError if Ray's process for this machine has died.
-
-    Ray ends a program some seconds after it has noticed that, without an exception.
-    """
+    """Raise RayletGoneError if Ray's process for this machine has died."""
     is_dead = not node["Alive"]
     if os.path.exists(node["RayletSocketName"]):  # of a `ray://` address it is another machine's
         try:
@@ -339,7 +360,7 @@ def _check_own_node(node: Mapping[str, Any]) -> None:
         except OSError:  # too busy to answer: Ray's head decides about that
             pass
     if is_dead:
-        raise ConnectionError("Ray's raylet on this machine has died; its raylet.out says why")
+        raise RayletGoneError
 
 
 def _check_port(address: str) -> None:

@@ -11,6 +11,7 @@ that time, makes one, or drops a reference crashes the whole process.
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import time
@@ -51,6 +52,37 @@ def free_resources() -> dict[str, dict[str, float]]:
     return look()
 
 
+def is_raylet_gone() -> bool:
+    """Return whether Ray's process on this machine, which this one is connected to, has ended.
+
+    No call to Ray can tell: it would wait until Ray ends this process, or crash it.
+    """
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    path = None if node is None else node.raylet_socket_name
+    if path is None:
+        return False
+    with socket.socket(socket.AF_UNIX) as own:
+        try:
+            own.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return True
+        except OSError:  # too busy to answer
+            return False
+    return False
+
+
+def use_known_token() -> None:
+    """Have a token of this user sent to a cluster of this machine, as `ray.init("auto")` does."""
+    try:
+        from ray._private.authentication import authentication_token_setup
+    except ImportError:  # an earlier Ray
+        return
+    known: Any = authentication_token_setup
+    known.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
 def ask_head(address: str) -> None:
     """Raise what Ray raises, after 40 s, if the head of a cluster accepts connections but is stuck.
 
@@ -69,6 +101,19 @@ def kill_own_cluster() -> None:
     node: Any = worker._global_node
     if node is not None:
         node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+
+# Ray sends arguments of less than 100 KiB with a call, unless they are 10 MiB together.
+SMALL_BYTES = 64 << 10
+
+
+def as_argument(value: Any) -> Any:
+    """Return a value as an argument of several calls: itself if it is small, or a reference."""
+    import cloudpickle
+
+    import ray
+
+    return value if len(cloudpickle.dumps(value)) < SMALL_BYTES else ray.put(value)
 
 
 def stream_options(ahead: int) -> dict[str, Any]:

@@ -259,9 +259,14 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLost:
-    """The cluster does not answer, or this process disconnected from it."""
+    """The cluster does not answer, or this process disconnected from it.
+
+    Attributes:
+        advice: What to do before the call is made again, as a line of a message; empty for nothing.
+    """
 
     why: str
+    advice: str = ""
 
 
 def monitor(
@@ -280,7 +285,8 @@ def monitor(
             refused = check_new(nodes)
         except Exception as error:  # noqa: BLE001 - whatever Ray raises when the cluster is gone
             if not over.is_set():
-                report(ClusterLost(f"the Ray cluster is gone: {ray_cluster.first_line(error)}"))
+                why = f"the Ray cluster is gone: {ray_cluster.first_line(error)}"
+                report(ClusterLost(why, getattr(error, "advice", "")))
             return
         bad |= refused.keys()
         report(ClusterState([node for node in nodes if node.id not in bad], refused))

@@ -20,7 +20,7 @@ from forebay.pools import ray_cluster
 from forebay.pools.events import Event, TaskFailed, WorkerDied
 from forebay.pools.ray_cluster import Node, capacity, place
 from forebay.pools.ray_host import Host, Hosting
-from forebay.pools.ray_internals import CALL_S, shutdown_guard, stream_options
+from forebay.pools.ray_internals import CALL_S, as_argument, shutdown_guard, stream_options
 from forebay.pools.ray_nodes import PATIENCE_S, ClusterLost, ClusterState, environment_of
 from forebay.pools.worker import failure_of
 
@@ -143,7 +143,6 @@ class RayHosts:
 
     num_workers = 1
     _actor: Any  # the class of hosts, as Ray's
-    _hosting: Any  # a reference to what every host is given
     _nodes: list[Node]
 
     def __init__(self, hosting: Hosting, where: Ray, most: int | None, ahead: int) -> None:
@@ -151,6 +150,7 @@ class RayHosts:
         import ray
 
         self._ray = ray
+        self._hosting = hosting
         self._where = where
         self._need = worker_resources(where)
         self._most = most
@@ -190,8 +190,9 @@ class RayHosts:
         chosen = place(wanted, self._nodes, self._need, placed, self._fresh) if wanted else []
         self._fresh.update(chosen)
         shares = Counter(chosen).items() if self._is_shared else [(node, 1) for node in chosen]
+        hosting = self._argument() if chosen else None
         for node, count in shares:
-            self._start_host(node, self._take_waiting(count))
+            self._start_host(node, self._take_waiting(count), hosting)
         if not self._waiting:
             self._waiting_since = None
         elif self._waiting_since is None:
@@ -211,7 +212,18 @@ class RayHosts:
             self._hosts[number].workers[incarnation] = worker_id
             self._members[incarnation] = number
 
-    def _start_host(self, node: str, workers: list[tuple[int, int]]) -> None:
+    def _argument(self) -> Any:
+        """Return what hosts are given as an argument, or as a reference to that.
+
+        Nothing holds the reference when they have started: it is to an object in the store of this
+        machine, and when that is gone (`ray stop`), Ray ends a program that has objects there,
+        without an exception.
+        """
+        with suppress(Exception), ray_cluster.up():  # Ray is gone, which the monitor reports
+            return as_argument(self._hosting)
+        return self._hosting
+
+    def _start_host(self, node: str, workers: list[tuple[int, int]], hosting: Any) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         where, room = self._where, len(workers)
@@ -225,7 +237,7 @@ class RayHosts:
                     resources={name: each * room for name, each in (where.resources or {}).items()},
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                     **environment_of(where),
-                ).remote(self._hosting, self._collect_s, os.getcwd(), list(sys.path))
+                ).remote(hosting, self._collect_s, os.getcwd(), list(sys.path))
                 order = actor.order.options(concurrency_group="orders")
             listener = threading.Thread(
                 target=listen,

@@ -40,7 +40,7 @@ from forebay.pools.events import (
 )
 from forebay.pools.ray_cluster import Node, capacity, why_waiting
 from forebay.pools.ray_host import Hosting
-from forebay.pools.ray_internals import shutdown_guard
+from forebay.pools.ray_internals import is_raylet_gone, shutdown_guard
 from forebay.pools.ray_nodes import (
     PATIENCE_S,
     ClusterLost,
@@ -64,6 +64,17 @@ ROOM_S, HOSTS_S = 900.0, 3 * PENDING_S
 # How long `wait` may hear nothing at all: the monitor alone reports every second. And how long to
 # wait for that at a time, so that a pause of this process counts only once.
 SILENT_S, LISTEN_S = 90.0, 5.0
+
+
+_AGAIN = "  Make the same call again, on a cluster or on this machine."
+
+
+def _not_started(error: ConnectionError) -> WorkerDiedError:
+    """Return the error for a cluster that is gone before there is a worker."""
+    advice = getattr(error, "advice", "")
+    return WorkerDiedError(
+        f"the Ray cluster is gone: {error}\n  Nothing was started.\n{advice}{_AGAIN}"
+    )
 
 
 class AnswerReceiver:
@@ -103,7 +114,10 @@ class RayPool(RayHosts, Pool):
         say: Callable[[str], None],
     ) -> None:
         """Join the cluster, and check its nodes."""
-        ray_cluster.join_cluster(where.address, say)
+        try:
+            ray_cluster.join_cluster(where.address, say)
+        except ConnectionError as error:
+            raise _not_started(error) from error
         import ray
 
         most = most if most is not None else where.max_workers
@@ -114,6 +128,7 @@ class RayPool(RayHosts, Pool):
         self._silent_s = 0.0
         self._said_at = 0.0
         self._gone: str | None = None
+        self._advice = ""
         self._owner = os.getpid()
         self._monitor: threading.Thread | None = None
         # Ray disconnects when the interpreter exits, and any later call ends the process. Exit
@@ -127,15 +142,14 @@ class RayPool(RayHosts, Pool):
                 check_nodes, known=set(), where=where, check=check, over=self._closed, alive=alive
             )
 
-            def prepare() -> tuple[tuple[str, str], list[Node], Any]:
+            def prepare() -> tuple[tuple[str, str], list[Node]]:
                 session, nodes = ray_cluster.session(), ray_cluster.nodes()
                 for error in checks(nodes).values():
                     raise error
-                with ray_cluster.up():
-                    return session, nodes, ray.put(hosting)
+                return session, nodes
 
             limit_s = PATIENCE_S + SILENT_S
-            session, self._nodes, self._hosting = ray_cluster.call_within(
+            session, self._nodes = ray_cluster.call_within(
                 limit_s, "a first look at its nodes", prepare
             )
             thread = threading.Thread(
@@ -150,10 +164,7 @@ class RayPool(RayHosts, Pool):
             self._adapt()
         except ConnectionError as error:
             self.close()
-            raise WorkerDiedError(
-                f"the Ray cluster is gone: {error}\n"
-                "  Nothing was started. Make the same call again, on a cluster or on this machine."
-            ) from error
+            raise _not_started(error) from error
         except BaseException:
             self.close()
             raise
@@ -211,7 +222,7 @@ class RayPool(RayHosts, Pool):
             if self._gone is not None:
                 raise WorkerDiedError(
                     f"{self._gone}\n  All workers are lost with it; nothing counts as failed.\n"
-                    "  Make the same call again, on a cluster or on this machine."
+                    f"{self._advice}{_AGAIN}"
                 )
             now = time.monotonic()
             if until is not None and now > until:
@@ -224,6 +235,11 @@ class RayPool(RayHosts, Pool):
                 message = self._messages.get(timeout=patience_s)
             except queue.Empty:
                 self._silent_s += patience_s
+                if self._silent_s >= LISTEN_S and is_raylet_gone():
+                    # Ray ends this program before a call of the monitor's would return.
+                    gone = ray_cluster.RayletGoneError()
+                    self._gone, self._advice = f"the Ray cluster is gone: {gone}", gone.advice
+                    continue
                 if self._silent_s >= SILENT_S:
                     self._gone = (
                         f"the Ray cluster is gone: nothing was heard of it for {SILENT_S:g} s"
@@ -260,7 +276,7 @@ class RayPool(RayHosts, Pool):
             self._join_listeners(CLOSE_S)
             with suppress(ConnectionError), shutdown_guard().held():
                 self._hosts.clear()
-                self._hosting, self._receiver = None, AnswerReceiver()  # which may hold memory
+                self._receiver = AnswerReceiver()  # the other one may hold memory
             if self._monitor is not None:
                 self._monitor.join(CLOSE_S)
             atexit.unregister(self.close)
@@ -303,7 +319,7 @@ class RayPool(RayHosts, Pool):
             case ClusterState():
                 return self._update_nodes(message)
             case ClusterLost():
-                self._gone = message.why
+                self._gone, self._advice = message.why, message.advice
         return []
 
     def _event(self, sent: Any, host_number: int | None) -> Event:
