@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from forebay.errors import cut_own_frames, message_of, traceback_of
 from forebay.failures import Failure
@@ -43,17 +43,39 @@ MAX_EXCEPTION_BYTES = 1 << 20
 def perform(incarnation: int, job: Job, assignment: Assignment) -> TaskFinished | TaskFailed:
     """Run one task and return the event that reports the outcome."""
     task, attempt, _ = assignment
-    began = time.perf_counter()
+    process, began = os.getpid(), time.perf_counter()
     try:
         result, nbytes = job.run(assignment)
     except Refusal as error:
         failure, final = failure_of(error.__cause__ or error, error.kind), True
     except BaseException as error:  # noqa: BLE001 - SystemExit too: a task must not end its worker
+        if os.getpid() != process:
+            end_fork(error)
         failure, final = failure_of(error), False
     else:
+        if os.getpid() != process:
+            end_fork()
         fields = incarnation, task, attempt, result, nbytes, time.perf_counter() - began
         return tuple.__new__(TaskFinished, fields)  # calls no Python code
     return TaskFailed(incarnation, task, attempt, failure, time.perf_counter() - began, final)
+
+
+def end_fork(error: BaseException | None = None) -> NoReturn:
+    """End this process, which user code forked and then left, as a program ends.
+
+    The process that it was forked from goes on: it alone answers, and has the outputs.
+    """
+    code: Any = 0
+    if isinstance(error, SystemExit):
+        code = error.code or 0
+    elif error is not None:
+        code = traceback_of(error, error.__traceback__)
+    if not isinstance(code, int):
+        with suppress(AttributeError, OSError, ValueError):  # the stream is None, or closed
+            sys.stderr.write(f"{code}\n")
+        code = 1
+    flush_streams()
+    os._exit(code & 0xFF)
 
 
 def failure_of(error: BaseException, kind: str = "exception") -> Failure:

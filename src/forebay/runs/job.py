@@ -23,6 +23,7 @@ from forebay.inputs.row_paths import located, with_open_path
 from forebay.ledger.records import FileFields, key_of
 from forebay.outputs.staging import Output, Staging, current
 from forebay.pools.events import Answer, Assignment, Refusal
+from forebay.pools.worker import end_fork
 from forebay.runs.returned import encode, files_in, rows_of_files, rows_returned
 
 # Errors of the machine, not of the input: every other input would fail with them too.
@@ -238,9 +239,7 @@ class PreprocessJob:
         if self._kind == "indices":
             token = current.set(out)
             try:
-                sample = self._work[int(opens)]
-                returned = sample if self._save is None else self._save(sample, out)
-                return files_in(_exhausted(returned)), out.name_of
+                return self._worked(self._saved, int(opens), out), out.name_of
             finally:
                 current.reset(token)
         if row is not None:
@@ -267,12 +266,33 @@ class PreprocessJob:
     def _returned_for(self, given: Any, out: Output) -> _Returned:
         """Return what the function returned, for a path or a row."""
         if self._gives_out:
-            return files_in(_exhausted(self._work(given, out)))
+            return self._worked(self._work, given, out)
         token = current.set(out)
         try:
-            return files_in(_exhausted(self._work(given)))
+            return self._worked(self._work, given)
         finally:
             current.reset(token)
+
+    def _saved(self, index: int, out: Output) -> Any:
+        """Return a sample, or what `save` returned for it."""
+        sample = self._work[index]
+        return sample if self._save is None else self._save(sample, out)
+
+    def _worked(self, call: Callable[..., Any], *given: Any) -> _Returned:
+        """Return what the user's code returned; a process that it forked, and left, ends here.
+
+        Not later: it would publish, or remove, the files of this process.
+        """
+        process = os.getpid()
+        try:
+            returned = _exhausted(call(*given))
+        except BaseException as error:
+            if os.getpid() != process:
+                end_fork(error)
+            raise
+        if os.getpid() != process:
+            end_fork()
+        return files_in(returned)
 
     def _call_fetched(
         self, fetch: Fetch, source: str, opens: str, out: Output
