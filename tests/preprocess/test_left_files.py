@@ -147,6 +147,18 @@ def shape(source, out):
     return {"n": 1}
 
 
+def of_speaker(source, out):
+    (out / "speaker").mkdir()
+    (out / "speaker" / source.name).write_text("x")
+    return {"n": 1}
+
+
+def test_one_file_in_a_folder_of_several_inputs_is_named_itself(tmp_path, inputs):
+    """The next step opens what `destination` names: not a folder with the files of others."""
+    report = run(of_speaker, inputs, tmp_path / "out")
+    assert destinations(report) == [f"speaker/{each.name}" for each in sorted(inputs.iterdir())]
+
+
 @pytest.mark.parametrize("folder", ["", "shapes/", "{}/"])
 def test_files_beside_a_named_one_are_outputs_of_the_same_input(tmp_path, inputs, folder):
     """Of each input, also of the first that leaves any; and the row names the one."""

@@ -187,10 +187,10 @@ def encode(
 
 
 def _one_output(names: Sequence[str], asked: Sequence[str]) -> str:
-    """Return the output of an input if there is one, a file or a folder with all files; else ""."""
+    """Return the output of an input if there is one, a file, or a folder with several; else ""."""
     if len(asked) == 1:
         return asked[0]
-    if asked or not names:
+    if asked or len(names) < 2:
         return names[0] if len(names) == 1 else ""
     first = names[0].partition("/")[0]
     return first if all(name == first or name.startswith(f"{first}/") for name in names) else ""
