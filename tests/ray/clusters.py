@@ -47,9 +47,10 @@ def start_cluster(nodes: int = 2, **arguments: object) -> Cluster:
             "object_store_memory": STORE_BYTES,
         },
     )
+    # To the head, which tests leave alone: Ray 2.50 connects to any node of this machine.
+    ray.init(cluster.address, log_to_driver=False, configure_logging=False)
     for _ in range(nodes):
         cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, **arguments)
-    ray.init(cluster.address, log_to_driver=False, configure_logging=False)
     cluster.wait_for_nodes()
     return cluster
 

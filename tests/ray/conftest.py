@@ -17,6 +17,12 @@ from clusters import Cluster, start_cluster, stop_cluster, zygotes  # noqa: E402
 from driving import PATIENCE_S  # noqa: E402
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let be what Ray 2.50 does not close when it starts the processes of a cluster."""
+    unclosed = "unclosed file <_io.TextIOWrapper name='/dev/null'"
+    config.addinivalue_line("filterwarnings", f"ignore:{unclosed}:ResourceWarning")
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
     """Fail a test that leaves a worker; what Ray itself keeps is Ray's."""
