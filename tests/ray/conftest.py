@@ -19,7 +19,7 @@ from driving import PATIENCE_S  # noqa: E402
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let be what Ray 2.50 does not close when it starts the processes of a cluster."""
-    unclosed = "unclosed file <_io.TextIOWrapper name='/dev/null'"
+    unclosed = r"unclosed file <_io\.\w+ name='/dev/null'"
     config.addinivalue_line("filterwarnings", f"ignore:{unclosed}:ResourceWarning")
 
 
