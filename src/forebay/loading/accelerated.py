@@ -164,8 +164,8 @@ def _check(loader: Any, accelerator: Any, ranks: Ranks) -> None:
             is_stream and world_size > 1,
             f"an iterable dataset cannot be divided among {world_size} processes: only a map-style "
             "dataset can\n"
-            "  Nothing was prepared. Use a map-style dataset; or a loader with torch's arguments "
-            "alone, whose batches Accelerate sends from one process.",
+            "  Nothing was prepared. Use a map-style dataset; or torch's arguments alone, without "
+            "forebay.use(): then Accelerate sends the batches from one process.",
         ),
         (
             is_stream and steps > 1,
