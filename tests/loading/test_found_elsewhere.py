@@ -670,5 +670,5 @@ def test_a_loader_that_ray_train_has_wrapped_is_an_error(prepare_data_loader):
 
 def test_use_takes_a_trainer_of_transformers():
     """Anything else is refused in words."""
-    with pytest.raises(OptionError, match=r"takes a transformers\.Trainer, not a DataLoader"):
+    with pytest.raises(OptionError, match=r"takes a transformers\.Trainer; got DataLoader"):
         forebay.use(DataLoader(range(8)), seed=0)
