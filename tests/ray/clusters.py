@@ -104,7 +104,7 @@ def zygotes() -> list[int]:
         except OSError:
             continue
         mark = f"{MARK}={os.getpid()}".encode()
-        if b"forebay.pools.zygote" in command and mark in environment.split(b"\0"):
+        if b"forebay.pools import zygote" in command and mark in environment.split(b"\0"):
             found.append(int(name))
     return found
 
