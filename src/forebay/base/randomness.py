@@ -114,14 +114,17 @@ class Turns:
         self.is_dirty = False
         self._beside: set[int] = set()  # those in _together, and those that lend their turn
         self._found: States | None = None
-        self._changed = threading.Condition()
+        # Taken as itself: a Condition is written in Python, and would stay locked if a signal's
+        # handler raised an exception while it is taken.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._together: set[int] = set()
         self._alone: int | None = None  # the thread that runs alone, or is the next to do so
         self._depth = 0  # its nested blocks; 0 while it waits for the others to end
 
     def join(self, thread: int, is_refused: Callable[[], bool]) -> States | None:
         """Wait until no thread runs alone, then run side by side with others, unless refused."""
-        with self._changed:
+        with self._lock:
             self._wait_for(lambda: self._alone is None or is_refused())
             if is_refused():
                 return None
@@ -133,7 +136,7 @@ class Turns:
 
     def take(self, thread: int) -> None:
         """Begin to run alone. A thread that already runs side by side does not wait for others."""
-        with self._changed:
+        with self._lock:
             while self._alone != thread:  # again, if another thread was faster
                 # The thread that is next waits for those in _together, so they must not wait for
                 # it.
@@ -156,7 +159,7 @@ class Turns:
 
     def lend(self, thread: int) -> Callable[[], None]:
         """Let others run while a thread waits for them; return a function that undoes it."""
-        with self._changed:
+        with self._lock:
             depth, is_beside = self._depth, thread in self._together
             is_alone = self._alone == thread
             self._together.discard(thread)
@@ -167,7 +170,7 @@ class Turns:
         def take_back() -> None:
             if is_alone:
                 self.take(thread)
-            with self._changed:
+            with self._lock:
                 if is_alone:
                     self._depth = depth
                 if is_beside:
@@ -178,7 +181,7 @@ class Turns:
 
     def give(self, thread: int) -> None:
         """End a block alone."""
-        with self._changed:
+        with self._lock:
             if self._alone == thread:
                 self._depth -= 1
                 if not self._depth:
@@ -199,7 +202,7 @@ class Turns:
 
     def leave(self, thread: int) -> bool:
         """End all turns of a thread; return whether it ran, and did not only wait."""
-        with self._changed:
+        with self._lock:
             ran = thread in self._together or (self._alone == thread and self._depth > 0)
             for threads in (
                 *(self._together, self._beside, self.disturbed),
@@ -228,6 +231,11 @@ def _reset_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def end_turns() -> None:
+    """End what an exception from a signal's handler may have left open in this thread."""
+    process_turns.leave(threading.get_ident())
 
 
 @contextmanager

@@ -42,7 +42,7 @@ from forebay.loading.messages import (
     WorkerExhausted,
     WorkerState,
 )
-from forebay.loading.open_feeds import CLOSED, LEAVE_S, OPEN_FEEDS, leave_at_exit
+from forebay.loading.open_feeds import CLOSED, INTERRUPTED, LEAVE_S, OPEN_FEEDS, leave_at_exit
 from forebay.loading.selections import RELEASED_TOGETHER
 from forebay.loading.workers import (
     CLUSTER_START_S,
@@ -77,6 +77,8 @@ class Feed:
         request_more: Refers to a function that puts more requests, for the thread that runs the
             engine to call after each of its steps; None if only the trainer puts requests.
         in_use: Held by the thread that takes batches, if there may be several threads.
+        is_midway: Whether that thread is changing what belongs together, such as results and
+            requests: an exception that comes then, from the handler of a signal, closes the feed.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Feed:
         self.request_more: weakref.WeakMethod[Callable[[], None]] | None = None
         self.in_use = threading.RLock()
         self._owner = os.getpid()
-        self._closed = False
+        self._closed = self.is_midway = False
         self._error: BaseException | None = None  # why there will be no more results
         self._timeout_s = limits.timeout_s
         self._start_s = START_S if kind.cluster is None else CLUSTER_START_S
@@ -105,6 +107,7 @@ class Feed:
             limits = replace(limits, num_workers=tuning.num_workers)
         self._trace, self._tuning, trace.num_workers = trace, tuning, limits.num_workers
         self._asked_at = 0.0  # when the trainer asked for a batch that it has not got yet
+        self._found = 0  # how many results were there when it last began to wait
         self._taken: list[int] = []  # and not released yet
         self._may_stop = kind.may_stop_workers
         self._taken_at, self._stopped = time.monotonic(), 0  # `_stopped`: how many workers
@@ -189,17 +192,22 @@ class Feed:
 
     # ---- results -------------------------------------------------------------------------------
 
-    def take(self) -> tuple[int, Result]:
-        """Return the next result and its task, waiting for it."""
+    def wait(self) -> None:
+        """Wait until there is a result to take."""
         if self._may_stop:
             self._taken_at = time.monotonic()  # before `_stopped` is read: see `stop_if_idle`
             if self._stopped and os.getpid() == self._owner:
                 self._driver.call(self._start_again)
-        count = len(self.ready)
-        asked_at, self._asked_at = self._asked_at, 0.0  # 0 where nothing has to be waited for
-        if not count or self._closed or os.getpid() != self._owner:
-            asked_at = asked_at or time.perf_counter()
+        self._found = len(self.ready)
+        if not self._found or self._closed or os.getpid() != self._owner:
+            asked_at, self._asked_at = self._asked_at or time.perf_counter(), 0.0
             self._wait()
+            self._asked_at = asked_at
+
+    def take(self) -> tuple[int, Result]:
+        """Return the next result and its task, after `wait`."""
+        count = self._found
+        asked_at, self._asked_at = self._asked_at, 0.0  # 0 where nothing had to be waited for
         outcome = self.ready.popleft()
         self._gone += 1
         task = outcome.task
@@ -353,11 +361,8 @@ class Feed:
         During a wait it does no harm. At any other time it may have left an inconsistent state,
         so the feed is closed: continuing could hang or lose batches.
         """
-        if self._closed or not self._driver.was_at_rest():
-            self._error = self._error or RuntimeError(
-                "this iterator was interrupted during its work and cannot continue\n"
-                "  Its workers were ended. Begin a new epoch: iter(loader)."
-            )
+        if self._closed or self.is_midway or not self._driver.was_at_rest():
+            self._error = self._error or RuntimeError(INTERRUPTED)
             self.close()
 
     def close(self) -> None:

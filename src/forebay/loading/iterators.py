@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 
 from forebay.base.batches import pinned
-from forebay.base.randomness import generators_kept
+from forebay.base.randomness import end_turns, generators_kept
 from forebay.base.torch_internals import BaseIterator, lightning_is_imported, profiler_is_on
 from forebay.errors import FailuresError, WorkerDiedError, cut_below_entry, shortened
 from forebay.failures import Failure
@@ -170,6 +170,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
 
     def _next_data(self) -> Any:
         pipeline = self.pipeline
+        result: Result | None = None
         try:
             with self.one_at_a_time:
                 while True:
@@ -187,9 +188,16 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
                         raise _died(result, request, self._timeout)
                     assert isinstance(result, BatchError)
                     result.reraise()
-        except KeyboardInterrupt:
-            if pipeline.feed is not None:
-                pipeline.feed.interrupted()
+        except StopIteration:
+            raise
+        except BaseException as error:
+            feed = pipeline.feed
+            # From a signal's handler: Ctrl-C, or any other exception that comes where forebay
+            # raises none, nor code that it calls.
+            if feed is not None and (feed.is_midway or isinstance(error, KeyboardInterrupt)):
+                feed.interrupted()
+            if result is None:
+                end_turns()
             raise
 
     def results(self) -> Iterator[tuple[BatchRequest, Result]]:
@@ -208,8 +216,11 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
 
     def _take(self) -> tuple[BatchRequest, Result]:
         """Return the next request and its result; raise StopIteration at the end."""
-        if self.pipeline.reader != id(self) or self.pipeline.feed is None:
+        feed = self.pipeline.feed
+        if self.pipeline.reader != id(self) or feed is None:
             self._refuse()
+        elif feed.is_midway:  # since an exception came there
+            feed.check()
         if self._is_unread:
             self._is_unread = False
             self._heed_set_epoch()

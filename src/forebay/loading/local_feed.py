@@ -31,7 +31,7 @@ from forebay.loading.messages import (
     WorkerExhausted,
     WorkerState,
 )
-from forebay.loading.open_feeds import EXIT, LEAVE_S, OPEN_FEEDS, leave_at_exit
+from forebay.loading.open_feeds import EXIT, INTERRUPTED, LEAVE_S, OPEN_FEEDS, leave_at_exit
 from forebay.loading.selections import Generators
 from forebay.observe.record import FINEST_S, Trace
 from forebay.pools.events import Assignment, Refusal
@@ -82,7 +82,7 @@ class LocalJob(BatchJob):
 class LocalFeed:
     """A `Feed` without workers. An exception of the user's code becomes a `BatchError`."""
 
-    is_open, in_flight, ready_ends, fill, pool, request_more = True, 0, 0, (0, 0), None, None
+    in_flight, ready_ends, fill, pool, request_more = 0, 0, (0, 0), None, None
     # For `close`: an ending interpreter has removed global names.
     _ending, _leave_s = EXIT, LEAVE_S
 
@@ -95,7 +95,10 @@ class LocalFeed:
         self._trace, trace.num_workers = trace, 0
         self._is_slow = True  # so that measuring a batch takes a small part of it
         self._made_s = self._step_s = 0.0
-        self._taken_at = time.perf_counter()
+        self._taken_at = self._waited_at = time.perf_counter()
+        self.is_open, self.is_midway = True, False  # see `Feed`
+        self._result: Result | None = None  # made and not taken; how many others were made then
+        self._found = 0
         self._queue: deque[NewTask] = deque()
         # Those before the queue's: None or a cancelled one is left to the caller.
         self._ahead: deque[tuple[NewTask, Future[Result] | None]] = deque()
@@ -119,6 +122,7 @@ class LocalFeed:
 
     def forget(self, before: int) -> None:
         """Drop every task with a lower number."""
+        self._result = None
         while self._ahead and self._ahead[0][0].task < before:
             task, made = self._ahead.popleft()
             self._job.drop(task.payload)
@@ -127,29 +131,44 @@ class LocalFeed:
         while self._queue and self._queue[0].task < before:
             self._job.drop(self._queue.popleft().payload)
 
-    def take(self) -> tuple[int, Result]:
-        """Make the next batch, or wait for the thread that does, and return it with its task."""
+    def wait(self) -> None:
+        """Make the next batch, or wait for the thread that does.
+
+        If it is interrupted, the batch is made when it is waited for again.
+        """
+        self.check()
         if self._has_ended:
             leave_at_exit()
+        if self._result is not None:  # it was interrupted before that was taken
+            return
+        self._waited_at, self._found = time.perf_counter(), 0
+        self.is_midway = True
         if os.getpid() != self._owner:  # in a fork of the trainer there is no such thread
             self._queue.extendleft(task for task, _ in reversed(self._ahead))
             self._ahead.clear()
             self._owner, self._most_ahead = os.getpid(), 0
         if not self._ahead:
             self._ahead.append((self._queue.popleft(), None))
-        began, ready = time.perf_counter(), 0
         if self._most_ahead:
-            step_s = min(began - self._taken_at, self._made_s)  # between epochs it may be very long
+            # Between epochs it may be very long.
+            step_s = min(self._waited_at - self._taken_at, self._made_s)
             self._step_s += (step_s - self._step_s) / SMOOTHED
             self._send_ahead()
-            ready = len(self.ready)
+            self._found = len(self.ready)
+        self.is_midway = False
         task, made = self._ahead[0]
-        result = self._make(task) if made is None or made.cancel() else made.result()
-        self._ahead.popleft()  # not before: if it was interrupted, it is made when asked for again
+        self._result = self._make(task) if made is None or made.cancel() else made.result()
+
+    def take(self) -> tuple[int, Result]:
+        """Return the batch that was made, and its task, after `wait`."""
+        result, self._result = self._result, None
+        assert result is not None
+        task, _ = self._ahead.popleft()
+        began = self._waited_at
         if isinstance(result, BatchResult):
             if result.timing is not None:
                 self._trace.made(result.timing, 0)
-            self._trace.taken(began, time.perf_counter() - began, ready)
+            self._trace.taken(began, time.perf_counter() - began, self._found)
         elif isinstance(result, WorkerExhausted):
             self.exhausted[result.worker_id] = task.task
         self._taken_at = time.perf_counter()
@@ -218,9 +237,13 @@ class LocalFeed:
             self.in_use.release()
 
     def interrupted(self) -> None:
-        """Do nothing: there are no workers to stop."""
+        """Handle an exception that came from a signal: at most times it does no harm."""
+        self.is_open = self.is_open and not self.is_midway
 
-    check = interrupted
+    def check(self) -> None:
+        """Raise an error if it was interrupted where that did harm."""
+        if not self.is_open:
+            raise RuntimeError(INTERRUPTED)
 
 
 def _made(job: LocalJob, request: Any) -> Result:

@@ -15,6 +15,10 @@ CLOSED = (
     "this iterator was closed, with its loader or with its workers\n"
     "  It returns no more batches. Begin a new epoch: iter(loader)."
 )
+INTERRUPTED = (
+    "this iterator was interrupted during its work and cannot continue\n"
+    "  It returns no more batches. Begin a new epoch: iter(loader)."
+)
 
 OPEN_FEEDS: weakref.WeakSet[Any] = weakref.WeakSet()
 EXIT = threading.Event()

@@ -145,18 +145,21 @@ class Planner:
         while True:
             if not self._requests:
                 feed.check()
+                feed.is_midway = True
+                ask_for = self._put_missing if self._asks_ahead else self._request
                 with self._requesting:
-                    if self._asks_ahead:
-                        self._put_missing(at_least=1)
-                    else:
-                        self._request(1)
+                    ask_for(1)
+            feed.is_midway = False
             if not self._has_requests():
                 reader = self._epochs[0].reader
                 error, reader.error = reader.error, None
                 if error is not None:
+                    feed.is_midway = self.kind.is_arithmetic  # then no sampler has raised it
                     raise error
                 self.is_over = True
                 return None
+            feed.wait()
+            feed.is_midway = True
             task, result = feed.take()
             request = self._requests.pop(task)
             self._answered += 1
@@ -175,6 +178,7 @@ class Planner:
                 self.kind.reached(self.start, self.batch - self.start.batch)
             elif not self._is_driven:
                 self._put_missing()
+            feed.is_midway = False
             return request, result
 
     def _has_requests(self) -> bool:
@@ -374,6 +378,7 @@ class Planner:
         self, epoch: PlannedEpoch, selection: Selection, worker: int | None = None
     ) -> NewTask:
         task, preceding = self._next_task, 0
+        self._next_task += 1
         if worker is not None and epoch.turns is not None:
             preceding = epoch.turns.assign(worker)
         index, position, repeated, states = selection
@@ -393,7 +398,6 @@ class Planner:
         if states is not None:
             self._sampler_states[task] = states
         self._requests[task] = self.kind.kept(request)
-        self._next_task += 1
         epoch.batch += 1
         return NewTask(task, request, worker)
 
@@ -436,15 +440,11 @@ class Planner:
         if self.turns is not None:
             turns = self.turns.opened(task, next_worker, is_rest=start.epoch == self.epoch)
         reader, seed = self.kind.open(start, order), self.kind.worker_seed(start.epoch)
-        self._epochs.append(
-            PlannedEpoch(start, order, task, reader, states, turns, seed, start.batch)
-        )
+        opened = PlannedEpoch(start, order, task, reader, states, turns, seed, start.batch)
+        self._epochs.append(opened)
 
     def _leave(self, epoch: PlannedEpoch) -> None:
-        """Let the user's sampler end an epoch that the user ended early, if it keeps a state.
-
-        That state must not depend on how many batches were requested.
-        """
+        """Let a sampler with a state end an epoch that was left early, whatever was requested."""
         has_states = epoch.sampler_states is not None or self.kind.follows
         if not (self._epochs or epoch.reader.is_complete) and has_states:
             self.kind.leave(epoch.reader, epoch.batch)

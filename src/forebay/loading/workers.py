@@ -229,7 +229,9 @@ class BackgroundDriver(CallerDriver):
         """Start the thread; it calls `idle` each time that it has waited and nothing has come."""
         super().__init__(engine, pool, outcomes)
         self._ready, self._idle, self._waits = ready, idle, False
-        self._arrived = threading.Condition()
+        # Released when something has arrived. Not a Condition or an Event: they are written in
+        # Python, and stay locked if a signal's handler raises an exception while they are taken.
+        self._arrived = threading.Lock()
         self._inbox: deque[Callable[[], None]] = deque()
         self._thread = threading.Thread(target=self._run, name="forebay-driver", daemon=True)
         try:
@@ -246,27 +248,23 @@ class BackgroundDriver(CallerDriver):
 
     def call_and_wait(self, function: Callable[[], None]) -> None:
         """Make the thread call a function, and return afterwards."""
-        done = threading.Event()
+        done = threading.Lock()
+        done.acquire()
 
         def call() -> None:
             function()
-            done.set()
+            done.release()
 
         self.call(call)
-        while not done.wait(LONGEST_WAIT_S) and not self._is_over:
+        while not done.acquire(timeout=LONGEST_WAIT_S) and not self._is_over:
             pass
-
-    def wait(self, is_ready: Callable[[], bool], until: float | None) -> None:
-        """Wait until something is ready, the thread has ended, or the time `until` has come."""
-        with self._arrived:
-            super().wait(is_ready, until)
 
     def poll(self, seconds: float | None) -> None:
         """Wait for at most `seconds`: the thread processes all events."""
-        with self._arrived:
-            self._waits = True
-            self._arrived.wait(LONGEST_WAIT_S if seconds is None else min(seconds, LONGEST_WAIT_S))
-            self._waits = False
+        self._waits = True
+        longest = LONGEST_WAIT_S if seconds is None else min(seconds, LONGEST_WAIT_S)
+        self._arrived.acquire(timeout=longest)
+        self._waits = False
 
     def was_at_rest(self) -> bool:
         """See `CallerDriver`."""
@@ -288,19 +286,25 @@ class BackgroundDriver(CallerDriver):
                 outcomes = engine.step(None, COLLECT_S if is_ahead else 0.0)
                 if outcomes:
                     self._outcomes(outcomes)
-                    with self._arrived:
-                        self._arrived.notify_all()
+                    self._wake()
                 else:
                     self._idle()
                 del outcomes  # while it waits for the next ones, nothing holds these
         except BaseException as error:  # noqa: BLE001 - the trainer raises it
             self.error = error
         finally:
-            with self._arrived:
-                self._is_over = True
-                self._arrived.notify_all()
+            self._is_over = True
+            self._wake()
             with suppress(Exception):
                 engine.close()
+
+    def _wake(self) -> None:
+        """Wake the trainer; only the engine's thread calls this.
+
+        If the lock is free, whoever waited is about to look again.
+        """
+        if self._arrived.locked():
+            self._arrived.release()
 
 
 # ---- how many ------------------------------------------------------------------------------------
