@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ class DeviceBatches:
         limit = MOST if memory is None else min(MOST, memory // SHARE)
         self._window = PinnedWindow(device, limit, reason)
         if device.reuses:
-            slots.slab.before_free = self._window.forget
+            slots.slab.before_free = partial(_forget, self._window, transfers)
 
     # ---- the engine's thread -------------------------------------------------------------------
 
@@ -213,3 +214,9 @@ class DeviceBatches:
         except Exception as error:  # noqa: BLE001 - a class of the user's; it is raised by `open`
             copied.error = error
         copied.is_complete = rebuilt.is_complete
+
+
+def _forget(window: PinnedWindow, transfers: Transfers, address: int, nbytes: int) -> None:
+    """Unlock the pages of a slot that is freed; this refers to no batches, which keep the slab."""
+    window.forget(address, nbytes)
+    transfers.pinned_bytes = window.nbytes
