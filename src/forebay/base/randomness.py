@@ -234,8 +234,9 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def end_turns() -> None:
-    """End what an exception from a signal's handler may have left open in this thread."""
-    process_turns.leave(threading.get_ident())
+    """End what an exception from a signal's handler may have left open, in the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        process_turns.leave(threading.get_ident())
 
 
 @contextmanager
