@@ -411,8 +411,11 @@ def test_a_trainer_that_is_killed_leaves_nothing(endpoint, tmp_path):
             cached = forebay.open_cache({URL!r}, disk="50MB", directory={str(tmp_path)!r})
             loader = forebay.DataLoader(cached, 24, shuffle=True, seed=3, num_workers=2,
                                         collate_fn=list, buffer="1MB")
-            for batch in loader:
-                pass
+            fetched = None
+            while not fetched or fetched.on_disk < fetched.total:  # they are written meanwhile
+                for batch in loader:
+                    pass
+                fetched = loader._loader_progress.trace.fetched
             print("read", flush=True)
             next(iter(loader))
             input()
