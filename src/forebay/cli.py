@@ -243,7 +243,7 @@ def verify_command(output: str) -> int:
     Inputs whose outputs are missing or altered are set to be redone: repeat the command that
     made them.
     """
-    from forebay.runs.named_samples import absent_results
+    from forebay.runs.sample_numbers import absent_results
     from forebay.shards.sources import INDEX_NAME
 
     meta = snapshot_of(output).meta  # leave alone a folder that forebay did not make
@@ -297,7 +297,7 @@ def prune_command(output: str, *, dry_run: bool) -> int:
     Also those of changed inputs that failed when they were done again. An input that is listed
     again afterwards is processed again. Files that forebay did not make stay.
     """
-    from forebay.runs.named_samples import absent_results, forget_earlier
+    from forebay.runs.sample_numbers import absent_results, forget_earlier
 
     snapshot_of(output)  # leave alone a folder that forebay did not make
     folder = open_place(output)
