@@ -40,15 +40,20 @@ from forebay.ledger.database import (
     storable,
     storables,
 )
-from forebay.ledger.identity import SAME, identity_change, is_of_folder
+from forebay.ledger.identity import AFTERWARDS, SAME, identity_change
 from forebay.ledger.records import Done, FailedInput, FileChange, Unpublished
 
 
 class Recorded(NamedTuple):
-    """The outcome of recording one batch of results."""
+    """The outcome of recording one batch of results.
+
+    Attributes:
+        rewritten: The inputs whose files changed while they were worked on.
+    """
 
     file_changes: list[FileChange]
     failed: list[FailedInput]
+    rewritten: Sequence[int] = ()
 
 
 _outputs_of = attrgetter("outputs")
@@ -119,6 +124,8 @@ def record_results(
     refused = [_clash(db, each, *clashes[each.ordinal], away) for each in lost]
     all_failed = [*failed, *refused]
     _write(db, winners, all_failed, contested, new)
+    contents = {one.ordinal: one.content for one in winners if one.content}
+    rewritten = _record_contents(db, contents) if contents else ()
     _clear_outputs(db, refused)
     file_changes = _file_changes(winners, removals)
     add_file_changes(db, file_changes)
@@ -128,7 +135,7 @@ def record_results(
         done=len(winners) - len(again) - len(withdrawn),
         failed=len(all_failed) - failed_before,
     )
-    return Recorded(file_changes, all_failed)
+    return Recorded(file_changes, all_failed, rewritten)
 
 
 def _of_inputs(db: sqlite3.Connection, ordinals: Sequence[int]) -> list[tuple[int, int, Any]]:
@@ -365,8 +372,6 @@ def _write(
                 strict=True,
             ),
         )
-    if hashed := {one.ordinal: one.content for one in winners if one.content}:
-        _record_contents(db, hashed)
     db.executemany(
         "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, "
         "metadata = ?, error = ? WHERE ordinal = ?",
@@ -386,15 +391,26 @@ def _write(
         db.execute("INSERT OR REPLACE INTO meta VALUES('_contested', '1')")
 
 
-def _record_contents(db: sqlite3.Connection, hashed: Mapping[int, str]) -> None:
-    """Add to the identities of files the hashes of what was read, unless they changed meanwhile.
+def _record_contents(db: sqlite3.Connection, found: Mapping[int, str]) -> list[int]:
+    """Write the identities of files as workers saw them; return the inputs that have others now.
 
-    That of a folder is replaced: its outputs are in it, too.
+    A hash is added to an identity unless the file changed since it was listed. But what was looked
+    at after the call stands in any case: the call itself may have changed it.
     """
-    rows = select_in(db, "SELECT identity, ordinal FROM inputs WHERE ordinal IN ({})", hashed)
-    as_listed = (
-        (hashed[ordinal], ordinal)
-        for identity, ordinal in rows
-        if is_of_folder(hashed[ordinal]) or identity_change(hashed[ordinal], identity) == SAME
+    rows = select_in(db, "SELECT ordinal, identity FROM inputs WHERE ordinal IN ({})", found)
+    seen = [(*each, found[each[0]]) for each in rows]
+    changed = [
+        ordinal
+        for ordinal, identity, content in seen
+        if content.startswith(AFTERWARDS)
+        and identity_change(content.removeprefix(AFTERWARDS), identity) != SAME
+    ]
+    db.executemany(
+        "UPDATE inputs SET identity = ? WHERE ordinal = ?",
+        (
+            (content.removeprefix(AFTERWARDS), ordinal)
+            for ordinal, identity, content in seen
+            if content.startswith(AFTERWARDS) or identity_change(content, identity) == SAME
+        ),
     )
-    db.executemany("UPDATE inputs SET identity = ? WHERE ordinal = ?", as_listed)
+    return changed

@@ -17,6 +17,7 @@ from forebay.base.datasets import is_map_style
 from forebay.errors import InputError, LedgerError, OptionError, short_tracebacks, shortened
 from forebay.inputs.listing import KINDS, Listing, is_table, list_inputs
 from forebay.inputs.own_outputs import keep_apart, without_outputs
+from forebay.inputs.row_paths import RowFiles
 from forebay.ledger.database import DONE, reading
 from forebay.ledger.records import Todo, key_of
 from forebay.options import PreprocessOptions, Ray
@@ -176,7 +177,7 @@ def preprocess(
     ) as session:
         gives_out = listing.samples is not None or _takes_output(work, _PARAMETERS)
         session.start_workers(
-            listing.kind, inputs, folder=listing.folder, save=save, gives_out=gives_out
+            listing.kind, inputs, files=listing.files, save=save, gives_out=gives_out
         )
         if listing.samples is not None:
             from forebay.runs.samples import sample_listing
@@ -235,6 +236,7 @@ def retry(
             if kind not in KINDS:
                 raise ValueError(kind)
             folder = None if call["folder"] is None else str(call["folder"])
+            files = RowFiles(folder, tuple(map(str, call["watched"])))
             is_private = bool(call.get("is_private")) or session.ledger.needs_listing
         if is_private:
             raise OptionError(
@@ -245,7 +247,7 @@ def retry(
             )
         todo = None if samples is None else _found_again(session, samples)
         gives_out = samples is not None or _takes_output(work, _PARAMETERS)
-        session.start_workers(kind, folder=folder, save=save, gives_out=gives_out)
+        session.start_workers(kind, files=files, save=save, gives_out=gives_out)
         return session.process_inputs(failed_only=True, todo=todo)
 
 

@@ -35,6 +35,7 @@ from forebay.errors import (
 )
 from forebay.failures import MAX_KEPT
 from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inputs
+from forebay.inputs.row_paths import NO_FILES, RowFiles
 from forebay.inputs.search import away_folders
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
@@ -161,7 +162,7 @@ class Session:
         kind: str,
         inputs: Any = None,
         doing: Any = None,
-        folder: str | None = None,
+        files: RowFiles = NO_FILES,
         save: Any = None,
         *,
         gives_out: bool = True,
@@ -181,7 +182,7 @@ class Session:
             self.folder.staging(),
             fetch,
             turns,
-            folder,
+            files,
             save,
             gives_out=gives_out,
             seeds_owned=seeds_owned,
@@ -204,7 +205,7 @@ class Session:
         if self._has_table and not self.starts_over:
             self._find_missing()
         folder = None if listing.folder is None else shown_location(listing.folder)
-        call: dict[str, object] = {"kind": listing.kind, "folder": folder}
+        call = {"kind": listing.kind, "folder": folder, "watched": listing.files.watched}
         call["is_private"] = folder != listing.folder
         self._call["call"] = json.dumps(call)
 
@@ -304,9 +305,8 @@ class Session:
         kept = generators_kept if options.workers == 0 else fewer_collections
         with generators_restored() if options.backend == "thread" else kept():
             times = processing.run(todo, self._kind, seen, at_once=at_once)
-        if unstaged := processing.commits.unstaged:
-            folder, function = shown_location(self.output), self._user[0]
-            self.notes.append(notes.note_on_unstaged(*unstaged, folder, function))
+        where = shown_location(self.output), self._user[0]
+        self.notes += notes.notes_on_results(processing.commits.unstaged, ledger.rewritten, *where)
         self._changed |= times.committed > 0
         self.perform_pending()
         if self._has_table:
