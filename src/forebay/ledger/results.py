@@ -345,6 +345,19 @@ def _overwritten(db: sqlite3.Connection, held: dict[str, _Holder]) -> dict[str, 
     return earlier
 
 
+def record_sizes(db: sqlite3.Connection, sizes: Mapping[str, tuple[int, int]]) -> None:
+    """Record other sizes of outputs.
+
+    Args:
+        sizes: By name: the input, and the size that the output has now.
+    """
+    for ordinal in {ordinal for ordinal, _ in sizes.values()}:
+        (text,) = db.execute("SELECT outputs FROM inputs WHERE ordinal = ?", (ordinal,)).fetchone()
+        with reading("outputs"):
+            found = [(name, sizes.get(name, (0, size))[1]) for name, size in files_of(text)]
+        db.execute("UPDATE inputs SET outputs = ? WHERE ordinal = ?", (json.dumps(found), ordinal))
+
+
 def _clear_outputs(db: sqlite3.Connection, lost: Iterable[FailedInput]) -> None:
     """Forget the outputs of inputs of which none is kept."""
     ordinals = ((one.ordinal,) for one in lost)
