@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import itertools
 import os
 import re
@@ -154,6 +155,33 @@ def atomic_file(path: Path, *, is_ours: bool = True) -> Iterator[BinaryIO]:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def own_positions() -> None:
+    """Open the files again that this process got open for reading from the one that forked it.
+
+    Both have one position in each of them: what one reads, or seeks, moves that of the other.
+    """
+    with suppress(OSError):  # a system without /proc
+        for name in os.listdir(_DESCRIPTORS):
+            with suppress(OSError):  # it may not be opened again; that of the listing is closed
+                _reopen(int(name))
+
+
+_DESCRIPTORS = "/proc/self/fd"
+
+
+def _reopen(descriptor: int) -> None:
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    is_read = flags & os.O_ACCMODE == os.O_RDONLY
+    if not is_read or not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return
+    own = os.open(f"{_DESCRIPTORS}/{descriptor}", flags)
+    try:
+        os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.dup2(own, descriptor, os.get_inheritable(descriptor))
+    finally:
+        os.close(own)
 
 
 def refuse_foreign(private: Path) -> None:

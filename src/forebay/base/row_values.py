@@ -172,14 +172,14 @@ def _of_object(value: Any, string: Callable[[str], Any] | None, is_returned: boo
 def _of_array(value: Any, string: Callable[[str], Any] | None, is_returned: bool) -> Any:
     """Return a number or an array of numpy, torch or pandas as numbers and lists."""
     kind = getattr(value.dtype, "kind", "")
-    dtype = str(value.dtype).removeprefix("torch.")
-    if is_returned and value.ndim == 1 and len(value) and dtype in VECTORS:
-        return {f"{MARK}vector": [value.tolist(), dtype]}
     if kind not in ("m", "M"):
         try:
             found = value.tolist()
         except (ValueError, RuntimeError) as error:  # such as a sparse tensor
             raise TypeError(f"a value of type {type(value).__name__}: {error}") from error
+        dtype = str(value.dtype).removeprefix("torch.")
+        if is_returned and value.ndim == 1 and len(found) and dtype in VECTORS:
+            return {f"{MARK}vector": [found, dtype]}
         is_plain = (
             is_returned and kind in ("b", "i", "u", "f") and type(value).__module__ == "numpy"
         )
