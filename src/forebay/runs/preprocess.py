@@ -81,8 +81,8 @@ def preprocess(
     is the metadata, in any JSON-serializable form. The table's `source` is
     `dataset.source_of(i)`, the path or ID of a sample, if the Dataset has this method, as those of
     `from_folder`, `from_table` and `from_ids` do, also within a `Subset`, a `ConcatDataset` or a
-    mixture; otherwise it is the index. A sample is processed again if its name changes, or the file
-    of that name.
+    mixture; `train-00003.tar#17` of shards; otherwise it is the index. A sample is processed again
+    if its name changes, or a file that it is made of.
 
     The same call again continues: inputs that are done are skipped, those that failed are tried
     again after all others, and a changed input is processed again; its old outputs stay until the
