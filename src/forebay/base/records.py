@@ -18,7 +18,8 @@ def record_of(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, str | bytes | list | type):
         return None
     if isinstance(value, tuple):
-        return value._asdict() if hasattr(kind, "_fields") and hasattr(kind, "_asdict") else None
+        as_dict = getattr(value, "_asdict", None)
+        return dict(as_dict()) if callable(as_dict) and hasattr(kind, "_fields") else None
     if fields := getattr(kind, "__dataclass_fields__", None):
         return {name: getattr(value, name) for name in fields if hasattr(value, name)}
     if attributes := getattr(kind, "__attrs_attrs__", None):

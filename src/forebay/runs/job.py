@@ -22,6 +22,7 @@ from forebay.errors import OutputError
 from forebay.inputs.row_paths import (
     NO_FILES,
     RowFiles,
+    files_named,
     files_of_row,
     identity_of_files,
     located,
@@ -204,15 +205,12 @@ class PreprocessJob:
             return seen_identity(source) if _may_have_changed(source, since_ns) else ""
         if self._folder is None:
             return ""
-        named = files_of_row(_read_json(row)[0], self._files.watched)
-        found = list[str]()
-
-        def seen(path: str) -> str:
-            found.append(path)
-            return seen_identity(path)
-
-        identity = identity_of_files(named, self._folder, seen)
-        return identity if any(_may_have_changed(path, since_ns) for path in found) else ""
+        folder, watched = self._files
+        named = files_of_row(_read_json(row)[0], watched) if watched else [(source, "path")]
+        found = (path for each in named for path in files_named(*each, folder))
+        if not any(_may_have_changed(path, since_ns) for path in found):
+            return ""
+        return identity_of_files(named, folder, seen_identity)
 
     def _results(self, source: str, row: str | None, opens: str, out: Output) -> tuple[Files, str]:
         """Call the function for one input; return its files, and the metadata as JSON."""

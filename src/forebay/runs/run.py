@@ -204,10 +204,10 @@ class Session:
         self._settle()
         if self._has_table and not self.starts_over:
             self._find_missing()
-        folder = None if listing.folder is None else shown_location(listing.folder)
-        call = {"kind": listing.kind, "folder": folder, "watched": listing.files.watched}
-        call["is_private"] = folder != listing.folder
-        self._call["call"] = json.dumps(call)
+        where, watched = listing.files
+        folder = None if where is None else shown_location(where)
+        call = {"kind": listing.kind, "folder": folder, "watched": watched}
+        self._call["call"] = json.dumps(call | {"is_private": folder != where})
 
     def _merge(self, listing: Listing, ahead: int | None) -> None:
         limit = self.options.limit

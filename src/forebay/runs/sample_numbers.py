@@ -159,7 +159,8 @@ def _expanded(
 ) -> npt.NDArray[np.int64]:
     """Return the numbers of the samples of some parts."""
     found: npt.NDArray[np.int64] = np.repeat(starts[parts], sizes[parts])
-    return found + _counted_up(sizes[parts])
+    found += _counted_up(sizes[parts])
+    return found
 
 
 # ---- ranges --------------------------------------------------------------------------------------

@@ -265,7 +265,9 @@ class ShardIndex:
         ends = np.append(self.first, self.samples)[self.block_ends]
         last = np.append(0, self.extent_ends)[self.block_ends]  # of the stretches of each shard
         stretches = itertools.pairwise([0, *last.tolist()])
-        lengths = [zlib.crc32(np.ascontiguousarray(self.length[slice(*at)])) for at in stretches]
+        lengths = [
+            zlib.crc32(np.ascontiguousarray(self.length[slice(*at)]).data) for at in stretches
+        ]
         return tuple(
             Origin(shown_location(name), f"{size}-{crc32:08x}:{tag}", count)
             for name, size, crc32, tag, count in zip(
