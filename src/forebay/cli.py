@@ -242,7 +242,7 @@ def _with_recorded(
     type=click.Choice(["keep", "redo"]),
     help="Of altered outputs: record them as they are, or have the next run make them again.",
 )
-def verify_command(output: str, *, altered: str | None) -> int:
+def verify_command(output: str, *, altered: str | None = None) -> int:
     """Check that every recorded output is there with its size, and that there are no other files.
 
     Inputs whose outputs are missing are set to be redone: repeat the command that made them. An

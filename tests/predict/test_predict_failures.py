@@ -519,7 +519,8 @@ def test_tuples_for_a_model_of_one_argument_are_said_once(tmp_path, workers, is_
     data = torch.utils.data.TensorDataset(torch.ones(10, 4), torch.ones(10))
     model = torch.nn.Linear(4, 2)
     given = (lambda: model) if is_factory else model
-    with pytest.raises(forebay.OptionError, match=r"since the samples are tuples.*not list"):
+    words = r"the first 3 samples all failed alike, with TypeError.*not list(.|\n)*collate_fn="
+    with pytest.raises(forebay.FailuresError, match=words):
         forebay.predict(given, data, tmp_path, num_workers=workers, progress=False)
     taken = lambda batch: model(batch[0])  # noqa: E731
     report = forebay.predict(taken, data, tmp_path, num_workers=0, resume=False, progress=False)

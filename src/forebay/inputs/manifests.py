@@ -28,6 +28,7 @@ from forebay.inputs.row_paths import (
     file_columns,
     files_of_row,
     identity_of_files,
+    path_in,
     seen_identity,
 )
 from forebay.ledger.records import Input, shown_input
@@ -74,7 +75,7 @@ class Manifest:
         names_paths, watched = not set(PATH_COLUMNS).isdisjoint(self.columns), self.watched
         for row, text in self.rows(first - 1):
             named = files_of_row(row, watched) if names_paths or watched else []
-            source = named[0][0] if named else ""
+            source = path_in(row)[0] if names_paths else named[0][0] if named else ""
             identity = identity_of_files(named, self.folder, seen) if named else ""
             if "://" not in text or not _may_hide(text):
                 yield tuple.__new__(Input, (source, text, identity))  # calls no Python code

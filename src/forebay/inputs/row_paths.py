@@ -148,11 +148,15 @@ def identity_of_files(
         folder: That of the table.
         seen: Returns what changes with the file or folder at a path; NOT_SEEN for none.
     """
-    return joined_identity(
-        # A request for each row's URL could take longer than the work.
-        "" if is_url(path) else _first_seen(files_named(path, column, folder), seen)
-        for path, column in named
-    )
+    found = []
+    for path, column in named:
+        one = ""
+        if not is_url(path):  # a request for each row's URL could take longer than the work
+            for each in files_named(path, column, folder):
+                if (one := seen(each)) != NOT_SEEN:
+                    break
+        found.append(one)
+    return found[0] if len(found) == 1 else joined_identity(found)
 
 
 def seen_identity(path: str) -> str:
@@ -166,10 +170,6 @@ def seen_identity(path: str) -> str:
         return folder_identity(path)
     except (OSError, ValueError):  # what is worked on raises a better message
         return NOT_SEEN
-
-
-def _first_seen(paths: Sequence[str], seen: Callable[[str], str]) -> str:
-    return next((found for path in paths if (found := seen(path)) != NOT_SEEN), NOT_SEEN)
 
 
 def _ending(value: str) -> str:
@@ -193,8 +193,12 @@ def _is_file(value: Any, folder: str | None) -> bool:
 def with_open_paths(
     row: dict[str, Any], watched: Sequence[str], folder: str | None
 ) -> dict[str, Any]:
-    """Return a row whose paths can be opened, although they are relative to the table."""
-    for path, _ in files_of_row(row, watched):
+    """Return a row whose paths can be opened, although they are relative to the table.
+
+    Beside a column with a usual name all others stay as they are.
+    """
+    usual, _ = path_in(row)
+    for path in [usual] if usual else [path for path, _ in files_of_row(row, watched)]:
         row = _with_open_path(row, path, folder)
     return row
 

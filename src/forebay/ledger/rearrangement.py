@@ -106,20 +106,26 @@ def load_listing(db: sqlite3.Connection, known: int, remaining: Iterator[Input])
 def list_away(db: sqlite3.Connection, known: int, is_away: IsAway) -> None:
     """Add the done files whose folder is away to the loaded listing, in the order of the paths.
 
-    A folder is not away if it was renamed: all of its files are elsewhere, as they were.
+    A folder is not away if it was renamed: some of its files are elsewhere, as they were.
     """
     db.create_function("file_name", 1, lambda path: path.rpartition("/")[2], deterministic=True)
     db.execute("CREATE TEMP TABLE away(source TEXT)")
     db.execute("CREATE INDEX temp.listing_identity ON listing(identity)")
-    unlisted = db.execute(
+    unlisted = (
         f"SELECT source FROM inputs i WHERE ordinal > ? AND row IS NULL AND state = {DONE} "
         f"AND NOT EXISTS (SELECT 1 FROM listing l WHERE {_KEY.format('l.')} = i.source) "
-        "AND NOT EXISTS (SELECT 1 FROM listing l WHERE "
-        "l.identity = substr(i.identity, 1, instr(i.identity || '#', '#') - 1) "
-        "AND file_name(l.source) = file_name(i.source))",
-        (known,),
     )
-    gone = (row for row in unlisted if is_away(row[0]))
+    elsewhere = (
+        "AND EXISTS (SELECT 1 FROM listing l WHERE "
+        "l.identity = substr(i.identity, 1, instr(i.identity || '#', '#') - 1) "
+        "AND file_name(l.source) = file_name(i.source))"
+    )
+    renamed = {row[0].rpartition("/")[0] for row in db.execute(unlisted + elsewhere, (known,))}
+    gone = (
+        row
+        for row in db.execute(unlisted, (known,))
+        if row[0].rpartition("/")[0] not in renamed and is_away(row[0])
+    )
     if db.executemany("INSERT INTO away VALUES(?)", gone).rowcount > 0:
         db.execute(
             "CREATE TEMP TABLE merged AS SELECT source, row, identity FROM listing "

@@ -16,7 +16,7 @@ from forebay.base.randomness import seed_generators
 from forebay.base.torch_internals import version_of
 from forebay.collating.rules import described_value
 from forebay.devices.device import Device, device_of
-from forebay.errors import ChangedError, OptionError
+from forebay.errors import ChangedError, FailuresError, OptionError
 from forebay.failures import Failure
 from forebay.observe.progress import log
 from forebay.pools.events import Refusal
@@ -166,15 +166,15 @@ class Bisection:
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises
             if count > 1:
                 return None
-            self._refuse_tuples(error, one.batch)
             note_on_batch(error, one.batch)
+            self._refuse_tuples(error, one.batch)
             return Failure.of(error, source=index)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         return failure
 
     def _refuse_tuples(self, error: Exception, batch: Any) -> None:
-        """Raise OptionError if no sample can be what the model takes: a tuple for one argument."""
+        """Raise FailuresError if no sample can be what the model takes, as a tuple for a tensor."""
         is_wrong_type = isinstance(error, TypeError | AttributeError)
         if self._alike is None or not is_wrong_type or not isinstance(batch, list | tuple):
             self._alike = None
@@ -182,13 +182,10 @@ class Bisection:
         self._alike.append(type(error).__name__)
         if len(self._alike) < _ALIKE:
             return
-        reason = str(error).partition("\n")[0]
-        raise OptionError(
-            f"the model was called with a {type(batch).__name__} of {len(batch)}, since the "
-            f"samples are tuples, and failed: {type(error).__name__}: {reason}\n"
-            "  The first samples all failed so, and nothing was kept of them. Pass a function that "
-            "takes the batch apart, such as lambda batch: model(batch[0]), or a dataset or "
-            "collate_fn= without what the model does not take."
+        notes = "\n".join(getattr(error, "__notes__", ()))
+        raise FailuresError(
+            f"the first {_ALIKE} samples all failed alike, with {type(error).__name__}: {error}\n"
+            f"{notes}"
         ) from error
 
     def _halves(self, one: Loaded) -> list[Loaded]:
