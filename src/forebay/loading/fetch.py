@@ -17,8 +17,10 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch.utils.data import default_collate
 
-from forebay.base.datasets import OwnedGenerators, getitems_of
+from forebay.base.datasets import getitems_of
 from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns, seed_nothing
+from forebay.base.generators import OwnedGenerators
+from forebay.base.process import is_worker
 from forebay.base.randomness import SetSeed, seed_generators
 from forebay.collating.rules import collated
 from forebay.columns.slicing import slicing
@@ -67,6 +69,7 @@ class BatchFetcher:
         seeds: Runs the calls of a worker process, or of the trainer's thread; None elsewhere.
         later: Requests whose samples may be fetched before their batches are asked for.
         is_process: Whether the worker is a process.
+        owned: The generators that were found before this process was forked; None if it was not.
 
     Attributes:
         failures: The samples that were left out of the last batch.
@@ -83,13 +86,14 @@ class BatchFetcher:
         seeds: SeedsIfDrawn | BatchSeeds | None,
         later: deque[BatchRequest],
         is_process: bool,
+        owned: OwnedGenerators | None = None,
     ) -> None:
         self.failures: list[Failure] = []
         self.slowest: SlowSample | None = None
         self.cpu_s = 0.0
         self._spec, self._worker_id = spec, worker_id
         self._turns, self._seeds, self._later = turns, seeds, later
-        self._is_process = is_process
+        self._is_process, self._owned_before = is_process, owned
 
     def is_open_for(self, request: BatchRequest) -> bool:
         """Return whether the epoch of a request has begun."""
@@ -226,12 +230,16 @@ class MapFetcher(BatchFetcher):
         self._find_owned(request.epoch)
 
     def _find_owned(self, epoch: int) -> None:
-        """Find the generators that the dataset owns, before the first batch of an epoch."""
-        if not self._is_seeded or not self._spec.seeds_owned or epoch == self._epoch:
+        """Find the generators that the dataset owns, before the first batch.
+
+        Without workers, before the first of each epoch: the user may have changed the dataset.
+        """
+        spec, is_known = self._spec, self._epoch >= 0 and is_worker()
+        if not self._is_seeded or not spec.seeds_owned or epoch == self._epoch or is_known:
             return
-        self._epoch = epoch  # the user may have changed the dataset between epochs
-        spec = self._spec
-        self._own(OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn))
+        self._epoch = epoch
+        roots = {"dataset": spec.dataset, "collate_fn": spec.collate_fn}
+        self._own(OwnedGenerators(self._owned_before, **roots))
 
     def finds_more(self) -> bool:
         """See `BatchFetcher`. It looks for them after the first batch of each epoch."""
@@ -244,24 +252,18 @@ class MapFetcher(BatchFetcher):
 
     def _own(self, owned: OwnedGenerators) -> None:
         """Seed these generators for each sample from now on."""
-        self._found = owned
-        if self._turns is not None and self._turns.local is not None:
-            if not self._turns.local.own(owned):
-                self._turns.run_alone()
-            return
-        self._owned = owned
-        if self._owned:
+        self._found = self._owned = self._owned_before = owned
+        if self._turns is not None:
+            self._turns.owned = owned
+        elif owned and self._seeds is not None:
             # Whether they draw is not detected: it is most likely.
-            if self._seeds is not None:
-                self._seeds.always()
-            if self._turns is not None:
-                self._turns.run_alone()
+            self._seeds.always()
 
     def kept_owned(self) -> AbstractContextManager[None]:
         """See `BatchFetcher`: not in a worker, which may also be a thread."""
-        if not self._owned.parts or self._turns is not None:
+        if not self._owned or self._turns is not None or is_worker():
             return NOTHING_KEPT
-        return NOTHING_KEPT if isinstance(self._seeds, SeedsIfDrawn) else self._owned.kept()
+        return self._owned.kept()
 
     def _one_by_one(self, request: BatchRequest, indices: Sequence[Any]) -> list[Any]:
         def fetched(set_seed: SetSeed) -> list[Any]:
@@ -281,7 +283,7 @@ class MapFetcher(BatchFetcher):
         is_seeded = set_seed is not seed_nothing
         if is_seeded:
             assert spec.seed is not None
-            set_seed = self._owned.beside(set_seed)
+            set_seed = self._with_owned(set_seed)
             seed = seed_of(spec.seed, SAMPLE, request.epoch)
         is_timed, slowest_s, slowest = not self._untimed, 0.0, None
         first = began = time.perf_counter() if is_timed else 0.0
@@ -306,6 +308,18 @@ class MapFetcher(BatchFetcher):
             self.slowest = SlowSample(slowest_s, slowest, request.epoch, request.batch)
         return samples
 
+    def _with_owned(self, set_seed: SetSeed) -> SetSeed:
+        """Return what seeds the generators that were found, too; threads do so by their turns."""
+        owned = self._owned
+        if not owned or self._turns is not None:
+            return set_seed
+
+        def seed_all(seed: int) -> None:
+            set_seed(seed)
+            owned.seed(seed)
+
+        return seed_all
+
     def _leave_out(self, request: BatchRequest, index: Any, error: Exception) -> None:
         if not self._spec.skip_errors:
             raise SampleError(index) from error
@@ -322,7 +336,7 @@ class MapFetcher(BatchFetcher):
 
         def seeded(set_seed: SetSeed) -> Any:
             if set_seed is not seed_nothing:
-                self._owned.beside(set_seed)(seed)
+                self._with_owned(set_seed)(seed)
             return call()
 
         return run(seeded)

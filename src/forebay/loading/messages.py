@@ -37,12 +37,14 @@ class WorkerState(NamedTuple):
         dataset: State of the dataset; None if it has no state, or none was taken yet.
         since: What was read since, and is read again and dropped on a resume: so many samples of
             an iterable dataset; of a map-style dataset the indices of each batch.
+        samples: How many of its epoch it had read when the state was taken, of an iterable dataset.
     """
 
     dataset: Any = None
     iterator: Any = None
     phase: str = "before"
     since: int | list[Any] = 0
+    samples: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -51,16 +53,16 @@ class WorkerState(NamedTuple):
 
     def copied(self) -> WorkerState:
         """Return a copy of its own, with what a worker pickled unpickled."""
-        dataset, iterator, phase, since = self
+        dataset, iterator, phase, since, samples = self
         if isinstance(since, list):
             since = [list(each) if isinstance(each, array) else each for each in since]
-        return WorkerState(unpickled(dataset), unpickled(iterator), phase, since)
+        return WorkerState(unpickled(dataset), unpickled(iterator), phase, since, samples)
 
     def before_epoch(self) -> WorkerState:
         """Return the state of a worker that lives on, before its next epoch."""
         # A stream has ended, with a state of its end; the indices of a map-style dataset stay.
         since = self.since if isinstance(self.since, list) else 0
-        return self._replace(phase="before", since=since)
+        return self._replace(phase="before", since=since, samples=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

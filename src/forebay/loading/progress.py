@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from forebay.base.datasets import OwnedGenerators
 from forebay.base.randomness import generators_kept, generators_locked
 from forebay.base.torch_internals import lightning_is_imported
 from forebay.errors import OptionError
@@ -65,7 +64,7 @@ class Pipeline:
         self._trace, self._tuning = trace, tuning_of(kind, trace)
         self._dataset_seen: Any = None
         self._replaces_workers = False
-        self._has_agreed = self._has_searched = False
+        self._has_agreed = False
         self.hand_out = _hand_out_of(kind)
 
     # ---- an epoch ------------------------------------------------------------------------------
@@ -138,12 +137,6 @@ class Pipeline:
             self.close(between_epochs=True)
             self._replaces_workers, self._dataset_seen = False, seen
             spec = kind.spec(base_seed, position.epoch, states)
-            is_searched = spec.seeds_owned and kind.warns_of_search and not kind.is_sliced
-            if is_searched and not self._has_searched:
-                self._has_searched = True
-                OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn).warn_if_cut(
-                    type(spec.dataset).__name__
-                )
             device = None if self.hand_out is None else self.hand_out.device
             feed = self.feed = feed_of(kind, spec, self._trace, self._tuning, device)
         feed.in_use = iterator.one_at_a_time
