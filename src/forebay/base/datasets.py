@@ -62,3 +62,16 @@ def is_mixture(dataset: object) -> bool:
     """Return whether a dataset was made by `forebay.mix`."""
     mixing = sys.modules.get("forebay.mixing")
     return mixing is not None and type(dataset) is mixing.MixedDataset
+
+
+def is_made_once(dataset: Any) -> bool:
+    """Return whether a dataset, or one within it, says that its samples cannot be made twice."""
+    for _ in range(8):
+        own = getattr(dataset, "__dict__", None)
+        own = own if type(own) is dict else {}
+        if own.get("made_once", getattr(type(dataset), "made_once", False)) is True:
+            return True
+        if "dataset" not in own:
+            break
+        dataset = own["dataset"]
+    return False

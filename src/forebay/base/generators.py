@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,15 +32,22 @@ class OwnedGenerators:
     Attributes:
         paths: What each is called.
         parts: Each generator, with what its seeds are combined with, and what seeds it.
+        others: What those are called that only the search of the process found, by ID.
     """
 
-    def __init__(self, before: OwnedGenerators | None = None, **roots: Any) -> None:
+    def __init__(
+        self,
+        before: OwnedGenerators | None = None,
+        others: Mapping[int, str] | None = None,
+        **roots: Any,
+    ) -> None:
         """Find them; no code of the user is called.
 
         Args:
             before: What was found of the same roots, which keep their names.
+            others: What another process, which was forked from the same one, calls some.
         """
-        self._roots = roots
+        self._roots, self.others = roots, dict[int, str]()
         # Long containers without generators, by ID, with their lengths.
         self._empty: dict[int, tuple[Any, int]] = {} if before is None else before._empty
         known = {} if before is None else dict(zip(map(id, before), before.paths, strict=True))
@@ -49,7 +56,9 @@ class OwnedGenerators:
             if (name := known.get(id(each), path)) not in found:  # it is kept elsewhere now
                 found[name] = found.pop(path)
         if is_worker():
-            found |= others_in_process(found.values(), known)
+            hidden = others_in_process(found.values(), {**(others or {}), **known})
+            self.others = {id(each): name for name, each in hidden.items()}
+            found |= hidden
         self.paths = tuple(found)
         self.parts = tuple(
             (each, seed_of_text(path), _setter(each, path)) for path, each in found.items()

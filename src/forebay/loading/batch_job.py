@@ -29,6 +29,7 @@ from forebay.base.machine import PrivateMemory, queued_s, read_bytes
 from forebay.errors import cut_own_frames, shortened
 from forebay.loading.fetch import BatchFetcher, EndOfDataset, SampleError
 from forebay.loading.messages import (
+    AuditedSample,
     BatchError,
     BatchRequest,
     BatchResult,
@@ -277,29 +278,39 @@ class BatchJob:
         try:
             fetcher.begin(request)
             with fetcher.kept_owned():
-                batch, is_empty = self._collated(request, fetcher)
+                batch, audited = self._collated(request, fetcher)
                 if fetcher.finds_more():
-                    batch, is_empty = self._collated(request, fetcher)
+                    batch, audited = self._collated(request, fetcher)
         except BaseException:
             timer.failed()
             raise
         state = self._state(must=request.wants_state) if self._spec.tracks_state else None
         result = BatchResult(
-            batch, failures=tuple(fetcher.failures), is_empty=is_empty, state=state
+            None if audited is None else batch,
+            failures=tuple(fetcher.failures),
+            is_empty=audited is None,
+            state=state,
+            audited=audited or (),
         )
         is_first, self._has_made = not self._has_made, True
         if is_first and self.is_process and fetcher.reads_everything():
             return result._replace(is_undivided=True)
         return result
 
-    def _collated(self, request: BatchRequest, fetcher: BatchFetcher) -> tuple[Any, bool]:
-        """Return a batch, and whether it has no sample since all were left out."""
+    def _collated(
+        self, request: BatchRequest, fetcher: BatchFetcher
+    ) -> tuple[Any, tuple[AuditedSample, ...] | None]:
+        """Return a batch, and its audited samples; None instead if all samples were left out."""
         samples = fetcher.fetch(request)
         self.timer.fetched_at = time.perf_counter()
         if fetcher.failures and not samples:
-            return None, True
+            return None, None
+        audited = fetcher.audited(request, samples) if request.audited else []
         self._before_collation(request)
-        return fetcher.collate(request, samples), False
+        batch = fetcher.collate(request, samples)
+        if request.audited:
+            audited += fetcher.audited_batch(request, batch)
+        return batch, (*audited,)
 
     def timing(self) -> Timing | None:
         """Return the time spent on the batch that has just become ready; see `BatchTimer`."""

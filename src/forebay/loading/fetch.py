@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, default_convert
 
+from forebay.base.batch_digests import digested, leaves
 from forebay.base.datasets import getitems_of
 from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns, seed_nothing
 from forebay.base.generators import OwnedGenerators
@@ -25,7 +26,7 @@ from forebay.base.randomness import SetSeed, seed_generators
 from forebay.collating.rules import collated
 from forebay.columns.slicing import slicing
 from forebay.failures import Failure
-from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
+from forebay.loading.messages import AuditedSample, BatchRequest, BatchSpec, WorkerState
 from forebay.loading.samplers import copied, has_state
 from forebay.loading.snapshots import unpickled
 from forebay.observe.measurements import SlowSample
@@ -70,6 +71,7 @@ class BatchFetcher:
         later: Requests whose samples may be fetched before their batches are asked for.
         is_process: Whether the worker is a process.
         owned: The generators that were found before this process was forked; None if it was not.
+        names: What others are called that a search of the process finds, by ID.
 
     Attributes:
         failures: The samples that were left out of the last batch.
@@ -87,13 +89,14 @@ class BatchFetcher:
         later: deque[BatchRequest],
         is_process: bool,
         owned: OwnedGenerators | None = None,
+        names: Mapping[int, str] | None = None,
     ) -> None:
         self.failures: list[Failure] = []
         self.slowest: SlowSample | None = None
         self.cpu_s = 0.0
         self._spec, self._worker_id = spec, worker_id
         self._turns, self._seeds, self._later = turns, seeds, later
-        self._is_process, self._owned_before = is_process, owned
+        self._is_process, self._owned_before, self._names = is_process, owned, names
 
     def is_open_for(self, request: BatchRequest) -> bool:
         """Return whether the epoch of a request has begun."""
@@ -112,6 +115,14 @@ class BatchFetcher:
     def collate(self, request: BatchRequest, samples: Any) -> Any:
         """Make a batch from the samples that `fetch` returned."""
         raise NotImplementedError
+
+    def audited(self, request: BatchRequest, samples: Any) -> list[AuditedSample]:
+        """Return what samples are that are made a second time, before they are collated."""
+        return []
+
+    def audited_batch(self, request: BatchRequest, batch: Any) -> list[AuditedSample]:
+        """Return what the batch is, if it is made a second time."""
+        return []
 
     def finds_more(self) -> bool:
         """Return whether the batch made generators, and is to be made again now they are seeded."""
@@ -239,7 +250,7 @@ class MapFetcher(BatchFetcher):
             return
         self._epoch = epoch
         roots = {"dataset": spec.dataset, "collate_fn": spec.collate_fn}
-        self._own(OwnedGenerators(self._owned_before, **roots))
+        self._own(OwnedGenerators(self._owned_before, self._names, **roots))
 
     def finds_more(self) -> bool:
         """See `BatchFetcher`. It looks for them after the first batch of each epoch."""
@@ -351,6 +362,27 @@ class MapFetcher(BatchFetcher):
             return collated(collate_fn, samples, request.index if is_known else ())
         run = self._run_collation
         return self._call_seeded(run, request, COLLATE, lambda: collated(collate_fn, samples))
+
+    def audited(self, request: BatchRequest, samples: Any) -> list[AuditedSample]:
+        """See `BatchFetcher`. One that needs a whole batch is described with that alone."""
+        if self.failures or isinstance(samples, _Sliced):
+            return []
+        is_whole = self._getitems is not None and self._spec.auto_collation
+        if is_whole and -1 not in request.audited:
+            return []
+        every = samples if self._spec.auto_collation else [samples]
+        return [self._described(at, every[at], is_whole) for at in request.audited if at >= 0]
+
+    def audited_batch(self, request: BatchRequest, batch: Any) -> list[AuditedSample]:
+        """See `BatchFetcher`. `default_collate` adds nothing to its samples."""
+        is_needed = -1 in request.audited and not self.failures
+        if not is_needed or self._spec.collate_fn in (default_collate, default_convert):
+            return []
+        return [self._described(-1, batch, is_whole=True)]
+
+    def _described(self, offset: int, made: Any, is_whole: bool) -> AuditedSample:
+        others = self._owned.others or None
+        return AuditedSample(offset, digested(made), leaves(made), is_whole, others)
 
     def state(self) -> WorkerState:
         """Return the state of the dataset."""
