@@ -19,7 +19,7 @@ import json
 import os
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.base.datasets import OwnedGenerators
 from forebay.base.files import local_file
+from forebay.base.generators import OwnedGenerators
+from forebay.base.process import is_worker
 from forebay.base.randomness import seed_generators, seed_of_text
 from forebay.base.value_classes import MisfitError
 from forebay.base.value_inference import named_misfit, spec_of, widened
@@ -243,14 +244,16 @@ class ShardWork:
     def _add(self, index: int, writer: ShardWriter) -> BaseException | None:
         """Add a sample to the shard, or return why it failed."""
         seed = seed_of_text(str(index))
-        seed_generators(seed)
-        if self._owned is not None:
-            self._owned.seed(seed)
+        owned = self._owned
+        assert owned is not None
         try:
-            sample = self._dataset[index]
-            if not self._has_read and self._owned is not None:
+            with nullcontext() if is_worker() else owned.kept():
+                seed_generators(seed)
+                owned.seed(seed)
+                sample = self._dataset[index]
+            if not self._has_read:
                 self._has_read = True
-                if (more := self._owned.grown()) is not None:  # made when they were needed
+                if (more := owned.grown()) is not None:  # made when they were needed
                     self._owned = more
                     return self._add(index, writer)
         except KeyboardInterrupt:

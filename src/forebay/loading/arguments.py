@@ -22,7 +22,13 @@ from torch.utils.data import (
 )
 from torch.utils.data.graph_settings import apply_sharding
 
-from forebay.base.datasets import cached_samples, getitems_of, is_mixture, sequence_rows
+from forebay.base.datasets import (
+    cached_samples,
+    getitems_of,
+    is_made_once,
+    is_mixture,
+    sequence_rows,
+)
 from forebay.base.torch_internals import version_of
 from forebay.buffer import MAX_BATCHES, Buffer, capacity_shown, low_mark_of
 from forebay.columns.slicing import Slicer, slicing
@@ -176,6 +182,13 @@ class LoaderArguments:
         """Return whether a worker makes all that it holds, whoever else is free."""
         # A worker that fetches samples of several batches at once has begun all that it holds.
         return self.at_once_each > 1
+
+    @functools.cached_property
+    def is_audited(self) -> bool:
+        """Return whether some samples are made a second time, in a fork, and compared."""
+        is_fork = self.start_method == "fork" and self.cluster is None
+        is_wanted = self.seed is not None and self.replays and not self.is_sliced
+        return is_fork and is_wanted and not is_made_once(self.dataset)
 
     @property
     def renews_workers(self) -> bool:

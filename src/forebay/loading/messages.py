@@ -37,12 +37,14 @@ class WorkerState(NamedTuple):
         dataset: State of the dataset; None if it has no state, or none was taken yet.
         since: What was read since, and is read again and dropped on a resume: so many samples of
             an iterable dataset; of a map-style dataset the indices of each batch.
+        samples: How many of its epoch it had read when the state was taken, of an iterable dataset.
     """
 
     dataset: Any = None
     iterator: Any = None
     phase: str = "before"
     since: int | list[Any] = 0
+    samples: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -51,16 +53,16 @@ class WorkerState(NamedTuple):
 
     def copied(self) -> WorkerState:
         """Return a copy of its own, with what a worker pickled unpickled."""
-        dataset, iterator, phase, since = self
+        dataset, iterator, phase, since, samples = self
         if isinstance(since, list):
             since = [list(each) if isinstance(each, array) else each for each in since]
-        return WorkerState(unpickled(dataset), unpickled(iterator), phase, since)
+        return WorkerState(unpickled(dataset), unpickled(iterator), phase, since, samples)
 
     def before_epoch(self) -> WorkerState:
         """Return the state of a worker that lives on, before its next epoch."""
         # A stream has ended, with a state of its end; the indices of a map-style dataset stay.
         since = self.since if isinstance(self.since, list) else 0
-        return self._replace(phase="before", since=since)
+        return self._replace(phase="before", since=since, samples=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,7 @@ class BatchRequest(NamedTuple):
         position: Of its first sample in the epoch, which the others follow; or of each of them.
         worker_id: The only worker that may make it; None for any.
         wants_state: Whether the state after it must be taken, whatever that takes.
+        audited: Which of its samples are made a second time; -1 for the batch. See `audit.py`.
     """
 
     index: Any
@@ -119,6 +122,7 @@ class BatchRequest(NamedTuple):
     shared_seed: int | None = None
     wants_state: bool = False
     slot: Slot | None = None
+    audited: tuple[int, ...] = ()
 
     def positions(self, count: int) -> Sequence[int]:
         """Return the position of each of the batch's `count` samples."""
@@ -149,6 +153,25 @@ class BatchRequest(NamedTuple):
         return f"forebay: {call} makes the same batch in this process, for a debugger"
 
 
+class AuditedSample(NamedTuple):
+    """A sample that is made a second time, as it was the first time.
+
+    Attributes:
+        offset: Its place in the batch; -1 for the batch itself, collated.
+        digest: See `batch_digests.digested`.
+        shown: The beginning of each of its values, by path.
+        is_whole: Whether it can only be made with the whole batch.
+        others: What generators are called that only a search of the process found, by ID; None if
+            there are none.
+    """
+
+    offset: int
+    digest: Any
+    shown: dict[str, str]
+    is_whole: bool
+    others: dict[int, str] | None
+
+
 class BatchResult(NamedTuple):
     """A batch, packed if a worker process made it.
 
@@ -169,6 +192,7 @@ class BatchResult(NamedTuple):
     is_moved: bool = False
     refused: Exception | None = None
     is_undivided: bool = False
+    audited: tuple[AuditedSample, ...] = ()
 
 
 class BatchError(NamedTuple):

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from forebay.base.datasets import OwnedGenerators
 from forebay.base.randomness import generators_kept, generators_locked
 from forebay.base.torch_internals import lightning_is_imported
 from forebay.errors import OptionError
 from forebay.failures import Failure, FailureLog
+from forebay.loading.audit import LoaderAudit
 from forebay.loading.kind import LoaderKind
 from forebay.loading.kinds import feed_of
 from forebay.loading.messages import BatchRequest, WorkerState
@@ -65,7 +65,7 @@ class Pipeline:
         self._trace, self._tuning = trace, tuning_of(kind, trace)
         self._dataset_seen: Any = None
         self._replaces_workers = False
-        self._has_agreed = self._has_searched = False
+        self._has_agreed = False
         self.hand_out = _hand_out_of(kind)
 
     # ---- an epoch ------------------------------------------------------------------------------
@@ -138,12 +138,6 @@ class Pipeline:
             self.close(between_epochs=True)
             self._replaces_workers, self._dataset_seen = False, seen
             spec = kind.spec(base_seed, position.epoch, states)
-            is_searched = spec.seeds_owned and kind.warns_of_search and not kind.is_sliced
-            if is_searched and not self._has_searched:
-                self._has_searched = True
-                OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn).warn_if_cut(
-                    type(spec.dataset).__name__
-                )
             device = None if self.hand_out is None else self.hand_out.device
             feed = self.feed = feed_of(kind, spec, self._trace, self._tuning, device)
         feed.in_use = iterator.one_at_a_time
@@ -250,6 +244,7 @@ class LoaderProgress:
         next_epoch: The epoch that follows the last iteration.
         before: Position and last batch before the one that was returned last, if a library takes
             each batch a step early; None otherwise, and at the end of an epoch.
+        audit: Makes a few samples a second time.
     """
 
     def __init__(self, resumed: Position | None = None, trace: Trace | None = None) -> None:
@@ -258,6 +253,7 @@ class LoaderProgress:
         self.pipeline: Pipeline | None = None
         self.setup: Setup | None = None
         self.before: tuple[Position, Any] | None = None
+        self.audit = LoaderAudit()
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()  # those in use
         self.next_epoch = 0 if resumed is None else resumed.epoch
 
@@ -365,6 +361,7 @@ class LoaderProgress:
         """Stop the workers; the position is kept."""
         for pipeline in list(self._pipelines):
             pipeline.close()
+        self.audit.end()
         self.trace.hide()
 
     # ---- position ------------------------------------------------------------------------------

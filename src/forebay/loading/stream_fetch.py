@@ -9,8 +9,7 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.graph_settings import apply_random_seed
 
 from forebay.base import torch_internals
-from forebay.base.datasets import OwnedGenerators
-from forebay.base.randomness import seeded_generator
+from forebay.base.randomness import seed_generators, seeded_generator
 from forebay.collating.rules import collated
 from forebay.errors import OptionError
 from forebay.loading.fetch import BatchFetcher, EndOfDataset
@@ -18,7 +17,7 @@ from forebay.loading.messages import STREAM, BatchRequest, BatchSpec, WorkerStat
 from forebay.loading.samplers import NO_STATE, has_state
 from forebay.loading.snapshots import unpickled
 from forebay.pools.events import Refusal
-from forebay.seeds import scrambled
+from forebay.seeds import SAMPLE, child_seed, seed_of
 
 
 class StreamFetcher(BatchFetcher):
@@ -30,6 +29,8 @@ class StreamFetcher(BatchFetcher):
         self._epoch: int | None = None
         self._samples: Iterator[Any] | None = None
         self._has_ended = False
+        self._seed: int | None = None  # of this worker in this epoch
+        self._read = 0  # samples of this epoch
 
     # ---- an epoch ------------------------------------------------------------------------------
 
@@ -40,9 +41,13 @@ class StreamFetcher(BatchFetcher):
     def open(self, request: BatchRequest) -> None:
         """Begin to iterate the dataset; on a resume, read on from the worker's state."""
         spec, is_first = self._spec, self._samples is None
-        # In a worker's first epoch worker_init_fn may have seeded the generators itself.
-        if request.worker_seed is not None and request.epoch != spec.first_epoch:
-            torch_internals.seed_as_worker(request.worker_seed, self._worker_id)
+        if request.worker_seed is not None:
+            # Whatever worker_init_fn has seeded: in a worker that lives on it is not called again.
+            known = request.worker_seed, self._worker_id
+            seed = torch_internals.seed_as_worker(*known, with_devices=self._is_process)
+            if self._is_process:
+                torch_internals.set_worker_seed(seed)
+            self._seed = seed_of(seed, SAMPLE)
         if isinstance(spec.dataset, IterDataPipe) and request.shared_seed is not None:
             apply_random_seed(spec.dataset, seeded_generator(request.shared_seed, "cpu"))
         state = WorkerState()
@@ -50,9 +55,7 @@ class StreamFetcher(BatchFetcher):
             state = spec.worker_states[self._worker_id]
             if request.epoch != spec.first_epoch:
                 state = state._replace(phase="before", since=0)
-        if request.worker_seed is not None:
-            owned = OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn)
-            owned.seed(scrambled(request.worker_seed + self._worker_id))
+        self._read = state.samples if state.phase == "within" else 0
         self._samples, self._has_ended = self._begun(state), False
         self._epoch = request.epoch
         # What was read after the state was taken, and what a dead worker returned before.
@@ -90,14 +93,14 @@ class StreamFetcher(BatchFetcher):
             raise EndOfDataset
         if not self._spec.auto_collation:
             try:
-                return next(self._samples)
+                return self._next()
             except StopIteration:
                 self._has_ended = True
                 raise EndOfDataset from None
         samples = []
         for _ in request.index:
             try:
-                samples.append(next(self._samples))
+                samples.append(self._next())
             except StopIteration:
                 self._has_ended = True
                 break
@@ -105,6 +108,15 @@ class StreamFetcher(BatchFetcher):
             self._has_ended = True
             raise EndOfDataset
         return samples
+
+    def _next(self) -> Any:
+        """Return the next sample; with a seed, what it draws depends on its number alone."""
+        assert self._samples is not None
+        if self._seed is not None and self._read:  # the first draws on from the seed of the epoch
+            seed_generators(child_seed(self._seed, self._read))
+        sample = next(self._samples)
+        self._read += 1
+        return sample
 
     def collate(self, request: BatchRequest, samples: Any) -> Any:
         """See `BatchFetcher`; random numbers continue the worker's sequence."""
@@ -133,7 +145,8 @@ class StreamFetcher(BatchFetcher):
         iterator = samples.state_dict() if has_state(samples) else None  # type: ignore[union-attr]
         is_own = samples is dataset
         state = None if is_own or not has_state(dataset) else dataset.state_dict()
-        return WorkerState(state, iterator, "ended" if self._has_ended else "within")
+        phase = "ended" if self._has_ended else "within"
+        return WorkerState(state, iterator, phase, samples=self._read)
 
     def state_read_here(self) -> WorkerState | None:
         """See `BatchFetcher`."""

@@ -50,10 +50,11 @@ _TORCHS_OWN = (
 
 
 def _is_worker_state(value: Any) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != 4:
+    if not isinstance(value, list | tuple) or len(value) != 5:
         return False
-    phase, since = value[2:]
-    return phase in ("before", "within", "ended") and (is_count(since) or isinstance(since, list))
+    phase, since, samples = value[2:]
+    is_phase = phase in ("before", "within", "ended") and is_count(samples)
+    return is_phase and (is_count(since) or isinstance(since, list))
 
 
 class TorchKind(ReadsSampler):

@@ -33,6 +33,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NoReturn
 
+from forebay.base.generator_search import remember_process
 from forebay.base.libraries import keep_freed, use_one_thread
 from forebay.base.process import (
     OOM_AFTER_WORKERS,
@@ -236,7 +237,11 @@ class _Zygote:
         signal.signal(signal.SIGTERM, _wake)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._driver.send(("ready",))
-        gc.freeze()  # the collector would write to, and so copy, pages that the workers share
+        # The collector would write to, and so copy, pages that the workers share.
+        if getattr(self._job, "finds_generators", False):
+            remember_process()
+        else:
+            gc.freeze()
 
     def _end_with_driver(self, *_: object) -> None:
         """End if the driver has: while the user's module is imported, no order is awaited."""

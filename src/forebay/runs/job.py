@@ -7,16 +7,17 @@ import json
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from forebay.base.datasets import OwnedGenerators
 from forebay.base.draw_detection import ThreadTurns
 from forebay.base.files import NoInputError, is_url
+from forebay.base.generators import OwnedGenerators
 from forebay.base.output_names import path_elsewhere
+from forebay.base.process import is_worker
 from forebay.base.randomness import SetSeed, seed_generators, seed_of_text, seed_on_import
 from forebay.errors import OutputError
 from forebay.inputs.row_paths import located, with_open_path
@@ -60,6 +61,7 @@ class PreprocessJob:
     """
 
     keeps_tasks = False
+    finds_generators = True
     copies: list[PreprocessJob] | None = None
 
     def __init__(
@@ -89,6 +91,7 @@ class PreprocessJob:
         self._fetch = fetch
         self._directory: str | None = None
         self._owned: OwnedGenerators  # once it is open
+        self._is_first = True
         self._parent = "", Path()  # the folder of the last input, as a string and parsed
 
     def open(self, incarnation: int, worker_id: int) -> None:
@@ -103,18 +106,12 @@ class PreprocessJob:
         self._owned = OwnedGenerators(**roots)
         if self._concurrency > 1:
             self._open_copies(outputs, incarnation)
-        elif self._owned and self._turns is not None:
-            self._turns.run_alone()
+        if self._turns is not None:
+            self._turns.owned = self._owned
 
     def _open_copies(self, outputs: Staging, incarnation: int) -> None:
         """Make the jobs of the threads, which share all but their outputs."""
-        from forebay.base.local_generators import LocalGenerators
-
-        local = LocalGenerators()
-        self._turns = ThreadTurns(local)
-        if not local.own(self._owned):
-            self._turns.run_alone()
-        self._owned = OwnedGenerators()  # seeded with the others, for each thread
+        self._turns = ThreadTurns()
         self.copies = [self]
         for number in range(1, self._concurrency):
             other = copy(self)
@@ -149,13 +146,21 @@ class PreprocessJob:
 
         try:
             if self._turns is None:
-                seed_generators(seed)
-                self._owned.seed(seed)
-                files, metadata = self._results(source, row, opens, out)
+
+                def seeded() -> tuple[Files, str]:
+                    with nullcontext() if is_worker() else self._owned.kept():
+                        seed_generators(seed)
+                        self._owned.seed(seed)
+                        return self._results(source, row, opens, out)
+
+                files, metadata = seeded()
+                if self._finds_more():
+                    undo()
+                    files, metadata = seeded()
             else:
 
                 def call(set_seed: SetSeed) -> tuple[Files, str]:
-                    self._owned.beside(set_seed)(seed)
+                    set_seed(seed)
                     return self._results(source, row, opens, out)
 
                 files, metadata = self._turns.run(call, undo)
@@ -174,6 +179,14 @@ class PreprocessJob:
         content = content or self._content(source, row, took_s)
         fields = (written, metadata, content), len(metadata)
         return tuple.__new__(Answer, fields)  # calls no Python code
+
+    def _finds_more(self) -> bool:
+        """Return whether the first input made generators, and is to be processed again."""
+        is_first, self._is_first = self._is_first, False
+        if not is_first or not self._seeds_owned or (more := self._owned.grown()) is None:
+            return False
+        self._owned = more
+        return True
 
     def _content(self, source: str, row: str | None, took_s: float) -> str:
         """Return the identity of the file that was read, with a hash of its content, or ""."""
