@@ -25,7 +25,7 @@ from forebay.outputs.staging_folders import (
     MOST_LEASES,
     StagingFolders,
     closed_status,
-    refuse_link,
+    link_in_place,
     removed_if_empty,
     was_open,
 )
@@ -276,7 +276,8 @@ class Output(os.PathLike[str]):
 def _files_in(top: str) -> list[str]:
     """Return the names of all files in a folder and below it, sorted; remove empty folders."""
     found, empty, folders = list[str](), list[str](), [""]
-    refuse_link(os.path.dirname(top), top)
+    if os.path.islink(top):
+        raise link_in_place()
     while folders:
         folder = folders.pop()
         with os.scandir(f"{top}/{folder}") as entries:

@@ -93,7 +93,11 @@ class StagingFolders:
         for folder in {path.rpartition("/")[0] for path in paths}:
             known, found = self._names[folder], os.listdir(folder)
             if not known.issuperset(found):
-                refuse_link(self.root, folder)
+                if (
+                    os.path.realpath(folder)
+                    != os.path.realpath(self.root) + folder[len(self.root) :]
+                ):
+                    raise link_in_place()
                 others += [f"{folder}/{name}" for name in found if name not in known]
             self.is_crowded |= len(found) > _MOST_PENDING or len(known) > _MOST_KNOWN
         return others
@@ -144,13 +148,12 @@ def removed_if_empty(folder: str) -> bool:
     return True
 
 
-def refuse_link(root: str, folder: str) -> None:
-    """Raise OutputError if a link leads to a staging folder: what is there is somebody else's."""
-    if os.path.realpath(folder) != os.path.realpath(root) + folder[len(root) :]:
-        raise OutputError(
-            "the function left a link in the place of its output folder\n"
-            "  Nothing of this input was kept. Write into the folder that it was given."
-        )
+def link_in_place() -> OutputError:
+    """Return the error for a link to a staging folder: what is there is somebody else's."""
+    return OutputError(
+        "the function left a link in the place of its output folder\n"
+        "  Nothing of this input was kept. Write into the folder that it was given."
+    )
 
 
 # ---- open files ----------------------------------------------------------------------------------
