@@ -25,7 +25,7 @@ from forebay.outputs.staging_folders import (
     MOST_LEASES,
     StagingFolders,
     closed_status,
-    refuse_link,
+    link_in_place,
     removed_if_empty,
     was_open,
 )
@@ -194,9 +194,17 @@ class Output(os.PathLike[str]):
             files[name] = path, status.st_size
         if maybe_open and was_open(maybe_open, function):
             return self.collect(function)  # with the sizes that the files have now
+        return files
+
+    def settled(self, files: Mapping[str, tuple[str, int]]) -> Mapping[str, tuple[str, int]]:
+        """Return where the files are until they are published; call it when nothing can fail.
+
+        The only file of a folder is moved out of it, so that another input can have the folder.
+        """
         if len(files) == 1 and self._own is not None and not self._is_alone:
             ((name, (path, size)),) = files.items()
-            files[name] = self._folders.emptied(self._own, name), size
+            if path and (moved := self._folders.emptied(self._own, name)) is not None:
+                self._own, files = None, {name: (moved, size)}
         return files
 
     def _found(self) -> dict[str, str]:
@@ -268,7 +276,8 @@ class Output(os.PathLike[str]):
 def _files_in(top: str) -> list[str]:
     """Return the names of all files in a folder and below it, sorted; remove empty folders."""
     found, empty, folders = list[str](), list[str](), [""]
-    refuse_link(os.path.dirname(top), top)
+    if os.path.islink(top):
+        raise link_in_place()
     while folders:
         folder = folders.pop()
         with os.scandir(f"{top}/{folder}") as entries:
@@ -394,7 +403,7 @@ class Staging:
                     os.fsync(file.fileno())
         if not files:  # the usual case of rows
             return ()
-        start = len(self._root) + 1
+        files, start = output.settled(files), len(self._root) + 1
         return tuple((name, size, path[start:]) for name, (path, size) in files.items())
 
     def written_at(self, path: str) -> tuple[str, dict[str, tuple[str, int]]]:

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from pathlib import Path
 from threading import Thread
@@ -25,6 +25,7 @@ from forebay.ledger.records import FileFields, key_of
 from forebay.outputs.staging import Output, Staging, current
 from forebay.pools.events import Answer, Assignment, Refusal
 from forebay.pools.worker import end_fork
+from forebay.runs.process_state import ProcessState
 from forebay.runs.returned import encode, files_in, rows_of_files, rows_returned
 
 # Errors of the machine, not of the input: every other input would fail with them too.
@@ -89,18 +90,17 @@ class PreprocessJob:
         self._outputs = outputs
         outputs.function = name_of_work(work, kind, save)
         self._fetch = fetch
-        self._directory: str | None = None
+        self._state: ProcessState  # once it is open
         self._owned: OwnedGenerators  # once it is open
         self._is_first = True
         self._parent = "", Path()  # the folder of the last input, as a string and parsed
 
     def open(self, incarnation: int, worker_id: int) -> None:
-        """Make the staging folder, and record the working directory."""
+        """Make the staging folder, and record the process state that each input finds."""
         outputs = self._outputs  # worker threads share what their jobs refer to
         self._outputs = copy(outputs)
         self._outputs.open(incarnation * self._concurrency)
-        with suppress(FileNotFoundError):  # it was removed
-            self._directory = os.getcwd()
+        self._state = ProcessState()
         seed_on_import(True)
         roots = {"work": self._work, "save": self._save} if self._seeds_owned else {}
         self._owned = OwnedGenerators(**roots)
@@ -200,20 +200,17 @@ class PreprocessJob:
 
     def _results(self, source: str, row: str | None, opens: str, out: Output) -> tuple[Files, str]:
         """Call the function for one input; return its files, and the metadata as JSON."""
-        try:
-            (paths, metadata), final_name = self._call(source, row, opens, out)
-            files = out.collect(self._outputs.function)
-            names = [*files]
-            if paths:
-                inputs = [source, *(json.loads(row).values() if row is not None else ())]
-                places, elsewhere = self._places(paths, inputs, final_name)
-                rows = rows_of_files(places, metadata)
-                files |= elsewhere
-            else:
-                rows = rows_returned(metadata)
-            return files, _checked(encode(rows, names, final_name, out.asked))
-        finally:
-            self._restore_directory()
+        (paths, metadata), final_name = self._call(source, row, opens, out)
+        files = out.collect(self._outputs.function)
+        names = [*files]
+        if paths:
+            inputs = [source, *(json.loads(row).values() if row is not None else ())]
+            places, elsewhere = self._places(paths, inputs, final_name)
+            rows = rows_of_files(places, metadata)
+            files |= elsewhere
+        else:
+            rows = rows_returned(metadata)
+        return files, _checked(encode(rows, names, final_name, out.asked))
 
     def _places(
         self, paths: list[str], inputs: list[Any], final_name: _Naming
@@ -233,17 +230,6 @@ class PreprocessJob:
                 files |= {} if os.path.realpath(path) in read else found
             places.append(place)
         return places, files
-
-    def _restore_directory(self) -> None:
-        """Undo `os.chdir` of the user's function: later inputs may have relative paths."""
-        try:
-            if os.getcwd() == self._directory:
-                return
-        except OSError:  # the function has removed the one that it changed to
-            pass
-        if self._directory is not None:
-            with suppress(OSError):
-                os.chdir(self._directory)
 
     def _call(
         self, source: str, row: str | None, opens: str, out: Output
@@ -303,9 +289,12 @@ class PreprocessJob:
             if os.getpid() != process:
                 end_fork(error)
             raise
-        if os.getpid() != process:
-            end_fork()
-        return files_in(returned)
+        else:
+            if os.getpid() != process:
+                end_fork()
+            return files_in(returned)
+        finally:
+            self._state.restore()
 
     def _call_fetched(
         self, fetch: Fetch, source: str, opens: str, out: Output
