@@ -244,14 +244,6 @@ class BlockDataset(Dataset[Any]):
         """
         return RowBlocks(self, blocks, rows)
 
-    def content(self, samples: int) -> str | None:
-        """Return what a state has of the first so many samples, to notice other ones.
-
-        Two strings with a colon between: the first differs if samples were replaced, the second if
-        they may have been. None if nothing is known of them.
-        """
-        return None
-
     @property
     def block_table(self) -> BlockTable:
         """Where the samples are."""
@@ -377,10 +369,6 @@ class RowBlocks(BlockDataset):
     def remote(self) -> Any:
         """See `BlockDataset`."""
         return self._dataset.remote
-
-    def content(self, samples: int) -> str | None:
-        """See `BlockDataset`: of the samples, whichever rows they make."""
-        return self._dataset.content(len(self._dataset))
 
     def _lookahead(self, order: Any, lanes: range, fetched: Fetched) -> Lookahead | None:
         # The rows of a global batch are dealt to ranks by their costs: any rank may have any.

@@ -7,13 +7,14 @@ index ──> source: mapped shards of a folder, or blocks of a bucket ──> l
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from forebay.base.file_stores import Folder, Store, folder_at
+from forebay.base.origins import Origin
 from forebay.base.value_classes import Classes, Identity, loaded_class
 from forebay.caching.arrow_shards import Shards
 from forebay.caching.block_dataset import (
@@ -93,9 +94,10 @@ class CachedDataset(BlockDataset):
             )
         return self._source
 
-    def content(self, samples: int) -> str | None:
-        """See `BlockDataset`: a cache that was compressed, or has grown, has other blocks."""
-        return f":{self._blocks_sum:08x}" if samples == len(self) else None
+    def origins(self, *, reads: bool = True) -> Sequence[Origin]:
+        """Return the cache: one that was compressed, or has grown, has other blocks."""
+        del reads
+        return (Origin("", f":{self._blocks_sum:08x}", len(self)),)
 
     @property
     def remote(self) -> CacheReader | None:

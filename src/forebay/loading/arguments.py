@@ -22,13 +22,8 @@ from torch.utils.data import (
 )
 from torch.utils.data.graph_settings import apply_sharding
 
-from forebay.base.datasets import (
-    cached_samples,
-    getitems_of,
-    is_made_once,
-    is_mixture,
-    sequence_rows,
-)
+from forebay.base.datasets import getitems_of, is_made_once
+from forebay.base.origins import content_digests
 from forebay.base.torch_internals import version_of
 from forebay.buffer import MAX_BATCHES, Buffer, capacity_shown, low_mark_of
 from forebay.columns.slicing import Slicer, slicing
@@ -349,18 +344,14 @@ class LoaderArguments:
                 raise
             return None  # an object that is filled where it is read, in workers
 
-    def content(self, samples: int | None) -> str | None:
-        """Return what differs if the first so many samples are others; see `BlockDataset.content`.
-
-        None if that is not known: of all datasets that are not forebay's.
-        """
-        dataset = self.dataset
-        if not is_mixture(dataset):
-            return _content_of(dataset, samples)
-        parts = [_content_of(each, None) for each in dataset.datasets.values()]
-        pairs = [(each or ":").partition(":") for each in parts]
-        ours, others = ("+".join(part[at] for part in pairs) for at in (0, 2))
-        return f"{ours}:{others}" if any(parts) else None
+    @property
+    def content(self) -> str | None:
+        """What a state has of the samples, to notice other ones; None if it is not known."""
+        dataset, kind = self.dataset, type(self.dataset)
+        is_asked = kind.__module__.startswith(("forebay.", "torch."))
+        if hasattr(kind, "origins"):
+            is_asked = is_asked and bool(dataset.origins(reads=False))
+        return content_digests(dataset) if is_asked else None
 
     @property
     def replays(self) -> bool:
@@ -434,12 +425,6 @@ def _token(value: Any) -> Any:
 # What a loader has under the same names.
 _OWN = ("ranks", "prefetch_is_set", "title")
 ARGUMENTS = tuple(each.name for each in fields(LoaderArguments) if each.name not in _OWN)
-
-
-def _content_of(dataset: Any, samples: int | None) -> str | None:
-    own = dataset if sequence_rows(dataset) else cached_samples(dataset)
-    found: str | None = None if own is None else own.content(samples or len(dataset))
-    return found
 
 
 def _shard(init: Any, ranks: Ranks, worker_id: int) -> None:

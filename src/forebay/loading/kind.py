@@ -374,7 +374,7 @@ class LoaderKind(LoaderArguments, ABC):
             "drop_last": self.drop_last,
             "length": self.length if "length" in self.MADE_WITH else None,
             "shuffle": self.shuffle,
-            "content": self.content(None) if "content" in self.MADE_WITH else None,
+            "content": self.content if "content" in self.MADE_WITH else None,
         }
         return {name: value for name, value in known.items() if name in self.MADE_WITH}
 

@@ -282,7 +282,8 @@ def _redo(session: Session) -> None:
             "  Nothing was processed, and nothing is lost. The first input is called "
             f"{shortened(ledger.name_of(1))}; a pattern such as '*.wav' stands for several."
         )
-    ledger.mark_todo(one.ordinal for one in meant if one.state == DONE and one.ordinal <= last)
+    done = {one.ordinal for one in meant if one.state == DONE and one.ordinal <= last}
+    ledger.mark_todo(done - ledger.away)
     session.perform_pending()
 
 

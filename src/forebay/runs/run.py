@@ -35,6 +35,7 @@ from forebay.errors import (
 )
 from forebay.failures import MAX_KEPT
 from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inputs
+from forebay.inputs.search import away_folders
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Input, Todo
@@ -219,18 +220,18 @@ class Session:
             fingerprint="" if self.starts_over else listing.fingerprint,
             read_on=listing.read_on,
             same_contents=partial(_same_contents, listing.folder),
+            is_away=away_folders() if listing.is_search else None,
             anew=self.starts_over,
         )
         self.unseen = enrolment.unseen_names
         self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
-        if self.starts_over:
-            return
-        if enrolment.gone and self._has_table:
-            self.say(notes.note_on_gone(enrolment, listing.kind))
         kind = listing.kind if self._has_table else self.verb
-        if enrolment.unseen or enrolment.kept or enrolment.changed:
-            for each in notes.notes_on_inputs(enrolment, kind):
-                self.note(each)
+        if enrolment.unseen:
+            self.note(notes.note_on_unseen(enrolment, kind, listing.is_search, self.output))
+        if enrolment.gone and self._has_table and not self.starts_over:
+            self.note(notes.note_on_gone(enrolment, listing.kind))
+        for each in () if self.starts_over else notes.notes_on_inputs(enrolment, kind):
+            self.note(each)
 
     def _find_missing(self) -> None:
         """Have those inputs done again of which an output is no longer in the folder."""
@@ -238,7 +239,8 @@ class Session:
             self.ledger.settle()
         missing: dict[int, str] = {}
         for name, ordinal in self.folder.missing(self.ledger.listed_outputs()):
-            missing.setdefault(ordinal, name)
+            if ordinal not in self.ledger.away:
+                missing.setdefault(ordinal, name)
         done = self.ledger.counts().done
         if missing and (again := self.ledger.mark_todo(missing)):
             self._changed = True

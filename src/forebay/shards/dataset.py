@@ -12,6 +12,7 @@ from typing import Any
 
 from forebay.base.files import is_url
 from forebay.base.formatting import counted
+from forebay.base.origins import Origin
 from forebay.caching.block_dataset import (
     DECODED_WINDOW,
     WINDOW,
@@ -72,9 +73,16 @@ class ShardDataset(BlockDataset):
         """See `BlockDataset`."""
         return f"sample {position:,} ({self._source.blocks.place_of(position)})"
 
-    def content(self, samples: int) -> str:
-        """See `BlockDataset`."""
-        return self._source.index.content(samples)
+    def origins(self, *, reads: bool = True) -> Sequence[Origin]:
+        """Return the shards, in order; see `base/origins.py`."""
+        del reads
+        columns = self._source.blocks.columns
+        found = self._source.index.origins
+        return (
+            found
+            if columns is None
+            else [each._replace(stamp=f"{each.stamp} {columns}") for each in found]
+        )
 
     def counts_of(self, name: str) -> Any:
         """Return the number in a column or field of each sample, or the length of what is there."""
