@@ -1,14 +1,15 @@
 """Run lives: preprocess, cache and predict, while inputs and outputs change and processes die.
 
-    run_functions  PURE: the user's script, and what it makes of an input
-    run_inputs     the inputs, on the disk and as they are given
-    run_driver     the process that makes a call
-    run_oracle     what has to be there afterwards
+run_functions  PURE: the user's script, and what it makes of an input
+run_inputs     the inputs, on the disk and as they are given
+run_driver     the process that makes a call
+run_oracle     what has to be there afterwards
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import os
 import random
 import select
@@ -18,6 +19,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from pyarrow import parquet
 
 from . import left, run_functions
 from .life import Excluded, Life, Say, Step, WrongError
@@ -80,6 +83,8 @@ KNOWN = (
         {"inputs": "folder glob url"},
         "unmount",
     ),
+    Excluded("after a value that cannot be stored, a good input fails", {"failing": "odd"}),
+    Excluded("a command cannot send what cannot be pickled", {"function": "lock"}, "retry"),
     Excluded("what is away leaves the table if all is made again", {}, "restart_unmounted"),
 )
 
@@ -315,7 +320,7 @@ class History:
         return outcome
 
     def _has_run(self) -> bool:
-        return Path(self.oracle.output, ".forebay").exists() and bool(self.oracle.listings)
+        return Path(self.oracle.output, ".forebay", "ledger.sqlite").exists()
 
     def _status(self, draw: random.Random) -> None:
         if not self._has_run():
@@ -326,13 +331,34 @@ class History:
         self.say("status")
 
     def _retry(self, draw: random.Random) -> None:
-        return
+        if not self._has_run():
+            return
+        words = ["--num-workers", self.setup["workers"], "--backend", self.setup["backend"]]
+        self.oracle.begin()
+        outcome = self.command("retry", self.oracle.output, "jobs.py:work", *words, "--quiet")
+        if self.oracle.is_sure:
+            if outcome.code not in (0, 3):
+                raise WrongError(f"retry exits with {outcome.code}: {outcome.text}")
+            self.say(f"retry: {self.oracle.retried(self._table())}")
+        else:
+            self.oracle.interrupted()
+            self.say(f"retry, after a call that did not end: {outcome.code}")
+
+    def _table(self) -> list[dict[str, Any]]:
+        data = Path(self.oracle.output, "metadata.parquet").read_bytes()
+        return parquet.read_table(io.BytesIO(data), use_threads=False).to_pylist()
 
     def _verify(self, draw: random.Random) -> None:
-        return
+        if self._has_run():
+            outcome = self.command("verify", self.oracle.output)
+            self.say(f"verify: {self.oracle.verified(outcome.code, outcome.text)}")
 
     def _prune(self, draw: random.Random) -> None:
-        return
+        if self._has_run():
+            outcome = self.command("prune", self.oracle.output)
+            if outcome.code:
+                raise WrongError(f"prune exits with {outcome.code}: {outcome.text}")
+            self.say(f"prune: {self.oracle.pruned()}")
 
     # ---- inputs
 
@@ -391,14 +417,24 @@ class History:
         if names:
             name = draw.choice(sorted(names))
             Path(self.oracle.output, name).unlink()
-            for key, state in self.oracle.states.items():
-                if name in state.files and not any(key in each for each in self.oracle.listings):
-                    del state.files[name]
-                    state.again = "yes"
+            self.oracle.deleted.add(name)
             self.say(f"deletes the output {name}")
 
     def _change_output(self, draw: random.Random) -> None:
-        return
+        names = {
+            name: state
+            for state in self.oracle.states.values()
+            for name in state.files
+            if Path(self.oracle.output, name).exists() and not state.is_unsure
+        }
+        if names:
+            name = draw.choice(sorted(names))
+            path = Path(self.oracle.output, name)
+            path.write_bytes(path.read_bytes() + b" by hand")
+            names[name].files[name] = path.read_bytes()
+            if names[name].again == "no":
+                names[name].again = "maybe"
+            self.say(f"appends to the output {name}")
 
     def _move_outputs(self, draw: random.Random) -> None:
         new = f"out{len(self.oracle.output)}"
