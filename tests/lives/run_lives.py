@@ -1,0 +1,416 @@
+"""Run lives: preprocess, cache and predict, while inputs and outputs change and processes die.
+
+    run_functions  PURE: the user's script, and what it makes of an input
+    run_inputs     the inputs, on the disk and as they are given
+    run_driver     the process that makes a call
+    run_oracle     what has to be there afterwards
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import select
+import signal
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import left, run_functions
+from .life import Excluded, Life, Say, Step, WrongError
+from .run_driver import Call, Driver, Outcome, rehearse, run
+from .run_inputs import FOLDERS, ROWS, Inputs
+from .run_oracle import THEIRS, Oracle
+
+NAME = "run"
+AXES = {
+    "call": ("preprocess",),
+    "inputs": ("folder", "glob", "str", "path", "rows", "rows2", "csv", "url", "dataset"),
+    "function": run_functions.KINDS,
+    "returns": run_functions.RETURNS,
+    "leaves": run_functions.LEAVES,
+    "workers": ("1", "2"),
+    "backend": ("process", "thread"),
+    "failing": ("no", "raises", "odd", "dies"),
+}
+STEPS = (
+    "run",
+    "add",
+    "change",
+    "touch",
+    "remove",
+    "rename",
+    "relocate",
+    "unmount",
+    "mount",
+    "delete_output",
+    "change_output",
+    "move_outputs",
+    "version",
+    "restart",
+    "restart_unmounted",
+    "redo",
+    "retry",
+    "verify",
+    "prune",
+    "status",
+    "kill",
+    "kill_worker",
+    "interrupt",
+    "twice",
+    "full",
+)
+LENGTH = 6
+LIMIT_S = 30.0
+EXCLUDED = (
+    Excluded("threads die with their process", {"backend": "thread", "failing": "dies"}),
+    Excluded("there is no worker process", {"backend": "thread"}, "kill_worker"),
+    Excluded("the Dataset is not at module level", {"inputs": "dataset"}, "retry"),
+)
+KNOWN = (
+    Excluded("a record that is no dict is no row", {"returns": "dataclass namedtuple"}),
+    Excluded("times, Decimals and bytes are strings, or refused", {"returns": "typed"}),
+    Excluded("an output that names another has the name of before", {"leaves": "list"}),
+    Excluded("a row's second file is not watched", {"inputs": "rows2"}, "change"),
+    Excluded(
+        "rows of a folder that is not mounted leave the table",
+        {"inputs": "folder glob url"},
+        "unmount",
+    ),
+    Excluded("what is away leaves the table if all is made again", {}, "restart_unmounted"),
+)
+
+_FIRST = 6  # inputs at the beginning
+_MOST = 10
+
+
+def applies(step: str, setup: Mapping[str, str]) -> bool:
+    """Return whether a step means something with a setup."""
+    return True
+
+
+@functools.cache
+def prepare() -> None:
+    """Import what calls use, by making small ones."""
+    before = os.getcwd()
+    for inputs in ("csv", "url"):
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            try:
+                setup = {axis: values[0] for axis, values in AXES.items()} | {"inputs": inputs}
+                rehearse(History(Life(NAME, "0", setup, []), lambda sentence: None).call())
+            finally:
+                os.chdir(before)
+
+
+def live(life: Life, folder: Path, say: Say) -> None:
+    """Live a life in an empty folder, which is the working folder."""
+    history = History(life, say)
+    if life.steps and life.steps[0].name not in ("run", "kill", "interrupt", "full", "twice"):
+        history.do(Step("run"))
+    for step in life.steps:
+        history.do(step)
+    history.end()
+
+
+class History:
+    """A life under way."""
+
+    def __init__(self, life: Life, say: Say) -> None:
+        self.setup, self.say = dict(life.setup), say
+        self.inputs = Inputs(self.setup["inputs"], self.setup["failing"])
+        for each in FOLDERS:
+            os.makedirs(each)
+        for _ in range(_FIRST):
+            self.inputs.add()
+        self.oracle = Oracle(self.setup, self.inputs)
+        self.took_s = 0.1
+        self.write_script()
+
+    def do(self, step: Step) -> None:
+        """Do one step."""
+        getattr(self, f"_{step.name}")(random.Random(step.draw))
+
+    def write_script(self) -> None:
+        """Write the script of this version."""
+        texts = run_functions.files_of_script(
+            self.setup, self.oracle.version, os.path.abspath(run_functions.LOG)
+        )
+        for name, text in texts.items():
+            Path(name).write_text(text)
+
+    # ---- calls
+
+    def call(self, **options: Any) -> Call:
+        """Return the call with the inputs of now."""
+        redo = options.get("redo", "").removesuffix(".txt")
+        self.oracle.begin(None if redo == "*" or not options.get("resume", True) else [redo])
+        return Call(
+            self.setup["call"],
+            self.inputs.kind,
+            self.inputs.argument(),
+            self.oracle.output,
+            self.setup["leaves"] != "nothing",
+            {
+                "num_workers": int(self.setup["workers"]),
+                "backend": self.setup["backend"],
+                **options,
+            },
+        )
+
+    def plain_call(self, **options: Any) -> Outcome:
+        """Make a call; fail if it raises."""
+        outcome = run(self.call(**options))
+        self.took_s = outcome.seconds
+        return self.checked(outcome)
+
+    def checked(self, outcome: Outcome) -> Outcome:
+        """Fail if a call has raised or died."""
+        if outcome.kind != "report":
+            raise WrongError(f"the call ended as {outcome.kind}: {outcome.error} {outcome.text}")
+        return outcome
+
+    def _run(self, draw: random.Random) -> None:
+        self.say(f"calls: {self.oracle.finished(self.plain_call())}")
+
+    def _redo(self, draw: random.Random) -> None:
+        items = [each for each in self.oracle.listed() if not self.inputs.is_away(each)]
+        if draw.random() < 0.3:
+            self._mount(draw)
+            outcome = self.plain_call(redo="*")
+            self.say(f"redo=*: {self.oracle.finished(outcome)}")
+            return
+        item = draw.choice(items)
+        outcome = self.plain_call(redo=f"{item.stem}.txt")
+        self.say(f"redo={item.stem}: {self.oracle.finished(outcome)}")
+
+    def _restart_unmounted(self, draw: random.Random) -> None:
+        self._mount(draw)
+        self._unmount(draw)
+        self._restart_now()
+        self._mount(draw)
+
+    def _restart(self, draw: random.Random) -> None:
+        self._mount(draw)
+        self._restart_now()
+
+    def _restart_now(self) -> None:
+        outcome = self.plain_call(resume=False)
+        self.say(f"starts over: {self.oracle.finished(outcome, restarts=True)}")
+
+    def _version(self, draw: random.Random) -> None:
+        before, self.oracle.version = self.oracle.version, str(int(self.oracle.version) + 1)
+        self.write_script()
+        way = draw.choice(["accept", "accept", "restart", "nothing"])
+        if way == "nothing" and not self.oracle.is_sure:
+            way = "accept"
+        if way == "nothing":
+            outcome = run(self.call())
+            if outcome.error != "ChangedError":
+                raise WrongError(f"another version ended as {outcome.kind} {outcome.error}")
+            self.oracle.version = before
+            self.write_script()
+            self.say("another version is refused; the one of before is back")
+            return
+        restarts = way == "restart"
+        if restarts:
+            self._mount(draw)
+        options = {"resume": False} if restarts else {"accept_changes": True}
+        if draw.random() < 0.5:
+            self._cut_short(draw, signal.SIGKILL, **options)
+        outcome = self.plain_call(**options)
+        words = self.oracle.finished(outcome, restarts=restarts)
+        self.say(f"version {self.oracle.version}, {way}: {words}")
+
+    def _cut_short(self, draw: random.Random, number: int, **options: Any) -> None:
+        """Make a call and send its driver a signal at a random moment."""
+        driver = Driver(self.call(**options))
+        when = self._await_moment(draw, driver)
+        is_over = bool(select.select([driver.watched], [], [], 0)[0])
+        if not is_over:
+            driver.send(number, group=number == signal.SIGINT)
+        outcome = driver.wait()
+        if outcome.kind == "report":
+            words = self.oracle.finished(outcome, restarts=not options.get("resume", True))
+            self.say(f"signal {number} {when}, too late: {words}")
+            return
+        if outcome.kind == "error" and outcome.error != "KeyboardInterrupt":
+            raise WrongError(f"interrupted, it ended as {outcome.error}: {outcome.text}")
+        if outcome.left:
+            raise WrongError(f"the interrupted call left in its process: {outcome.left}")
+        self._await_none()
+        self.oracle.interrupted()
+        self.say(f"signal {number} {when}")
+
+    def _await_moment(self, draw: random.Random, driver: Driver) -> str:
+        """Wait until so many inputs were begun, or for a part of the time that a call takes."""
+        if draw.random() < 0.5:
+            lines = draw.randrange(len(self.inputs.items) + 1)
+            size = self.oracle.log + lines
+            log = Path(run_functions.LOG)
+            while not select.select([driver.watched], [], [], 0.0005)[0]:
+                if log.exists() and log.read_bytes().count(b"\n") >= size:
+                    break
+            return f"after {lines} inputs"
+        part = draw.random()
+        select.select([driver.watched], [], [], part * self.took_s)
+        return f"at {part:.0%} of a call"
+
+    def _await_none(self) -> None:
+        """Wait until the workers of a driver that was killed have ended."""
+        end = time.monotonic() + LIMIT_S
+        while alive := left.descendants(os.getpid()):
+            if time.monotonic() > end:
+                names = "; ".join(left.command(each) for each in alive)
+                raise WrongError(f"workers outlive their driver: {names}")
+            time.sleep(0.002)
+
+    def _kill(self, draw: random.Random) -> None:
+        self._cut_short(draw, signal.SIGKILL)
+
+    def _interrupt(self, draw: random.Random) -> None:
+        self._cut_short(draw, signal.SIGINT)
+
+    def _kill_worker(self, draw: random.Random) -> None:
+        driver = Driver(self.call())
+        when = self._await_moment(draw, driver)
+        workers = left.descendants(driver.process)
+        if workers:
+            try:
+                os.kill(draw.choice(workers), signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        outcome = self.checked(driver.wait())
+        words = self.oracle.finished(outcome, more=1)
+        self.say(f"a worker of {len(workers)} is killed {when}: {words}")
+
+    def _twice(self, draw: random.Random) -> None:
+        drivers = [Driver(self.call()), Driver(self.call())]
+        outcomes = [self.checked(driver.wait()) for driver in drivers]
+        tables = [one.rows for one in outcomes]
+        if tables[0] != tables[1]:
+            raise WrongError(f"of two calls at once one returns {tables[0]}, one {tables[1]}")
+        first = max(outcomes, key=lambda one: one.done - one.resumed)
+        self.say(f"two calls at once: {self.oracle.finished(first, more=1)}")
+
+    def _full(self, draw: random.Random) -> None:
+        call = self.call()
+        call.limit = draw.choice([20, 100, 5_000, 50_000, 100_000])
+        outcome = run(call)
+        if outcome.kind == "killed" or outcome.left:
+            raise WrongError(f"with full disk: {outcome}")
+        self.oracle.interrupted()
+        self.say(f"files of at most {call.limit} bytes: {outcome.kind} {outcome.error}")
+
+    # ---- commands
+
+    def command(self, *words: str) -> Outcome:
+        """Run a command."""
+        outcome = run(Call(command=[*words]))
+        if outcome.kind != "command":
+            raise WrongError(f"forebay {words} ended as {outcome}")
+        return outcome
+
+    def _has_run(self) -> bool:
+        return Path(self.oracle.output, ".forebay").exists() and bool(self.oracle.listings)
+
+    def _status(self, draw: random.Random) -> None:
+        if not self._has_run():
+            return
+        outcome = self.command("status", self.oracle.output)
+        if self.oracle.is_sure and outcome.code not in (0, 3):
+            raise WrongError(f"status exits with {outcome.code}: {outcome.text}")
+        self.say("status")
+
+    def _retry(self, draw: random.Random) -> None:
+        return
+
+    def _verify(self, draw: random.Random) -> None:
+        return
+
+    def _prune(self, draw: random.Random) -> None:
+        return
+
+    # ---- inputs
+
+    def _add(self, draw: random.Random) -> None:
+        if len(self.inputs.items) < _MOST:
+            self.say(f"adds {self.inputs.add().path}")
+
+    def _change(self, draw: random.Random) -> None:
+        for item in draw.sample(self.inputs.movable(alone=False), k=1):
+            self.inputs.change(item, draw.randrange(2), heals=draw.random() < 0.5)
+            self.say(f"changes {item.path}: {item.contents}")
+
+    def _touch(self, draw: random.Random) -> None:
+        item = draw.choice(self.inputs.movable(alone=False))
+        self.inputs.touch(item)
+        state = self.oracle.state(item)
+        state.again = "maybe" if state.again == "no" else state.again
+        self.say(f"touches {item.path}")
+
+    def _remove(self, draw: random.Random) -> None:
+        if items := self.inputs.movable():
+            item = draw.choice(items)
+            self.inputs.remove(item)
+            self.say(f"removes {item.path}")
+
+    def _rename(self, draw: random.Random) -> None:
+        if items := self.inputs.movable():
+            item = draw.choice(items)
+            before = item.path
+            self.inputs.rename(item)
+            self.say(f"renames {before} to {item.path}")
+
+    def _relocate(self, draw: random.Random) -> None:
+        if not self.inputs.away and (items := self.inputs.movable()):
+            item = draw.choice(items)
+            before = item.path
+            self.inputs.relocate(item)
+            self.say(f"moves {before} to {item.path}")
+
+    def _unmount(self, draw: random.Random) -> None:
+        if not self.inputs.away:
+            folder = draw.choice(FOLDERS)
+            leaves_empty = draw.random() < 0.5
+            self.inputs.unmount(folder, leaves_empty=leaves_empty)
+            self.say(f"unmounts {folder}{', and leaves it empty' * leaves_empty}")
+
+    def _mount(self, draw: random.Random) -> None:
+        if self.inputs.away:
+            self.say(f"mounts {self.inputs.away}")
+            self.inputs.mount()
+
+    # ---- outputs
+
+    def _delete_output(self, draw: random.Random) -> None:
+        names = [name for name in self.oracle.on_disk() if name not in THEIRS]
+        if names:
+            name = draw.choice(sorted(names))
+            Path(self.oracle.output, name).unlink()
+            for key, state in self.oracle.states.items():
+                if name in state.files and not any(key in each for each in self.oracle.listings):
+                    del state.files[name]
+                    state.again = "yes"
+            self.say(f"deletes the output {name}")
+
+    def _change_output(self, draw: random.Random) -> None:
+        return
+
+    def _move_outputs(self, draw: random.Random) -> None:
+        new = f"out{len(self.oracle.output)}"
+        os.rename(self.oracle.output, new)
+        self.oracle.output = new
+        self.say(f"moves the outputs to {new}")
+
+    # ---- the end
+
+    def end(self) -> None:
+        """Make the call, and once more; compare with a run that nothing has interrupted."""
+        self.inputs.mount()
+        self._run(random.Random(0))
+        outcome = self.plain_call()
+        self.say(f"the same again: {self.oracle.finished(outcome)}")
