@@ -17,7 +17,7 @@ FOLDERS = ("in/d1", "in/d2")
 MASKS = "masks"
 TABLE = "inputs.csv"
 # What a file begins with whose processing fails, by how.
-FAILURES = ("raises", "odd", "dies")
+FAILURES = ("raises", "odd", "dies", "open")
 # Inputs that are listed one by one, in the order in which they came.
 LISTED = ("str", "path", "rows", "rows2", "csv", "dataset", "subset")
 ROWS = ("rows", "rows2", "csv")
@@ -55,11 +55,16 @@ class Item:
         """How processing fails; empty if it does not."""
         return next((how for how in FAILURES if self.contents[0].startswith(how.encode())), "")
 
+    @property
+    def tries(self) -> int:
+        """How often a call tries it: what its function has left is not tried again."""
+        return 2 if self.fails and self.fails != "open" else 1
+
 
 def content(number: int, changes: int, failure: str = "") -> bytes:
-    """Return what a file has after so many changes; sizes differ."""
+    """Return what a file has after so many changes; every other one leaves its size."""
     text = f"{failure or 'good'} {number} {changes} "
-    return (text * (1 + (number + changes) % 4)).encode()
+    return (text * (1 + (number + changes // 2) % 4)).encode()
 
 
 @dataclass

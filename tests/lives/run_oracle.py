@@ -221,7 +221,7 @@ class Oracle:
         for item in listed:
             state, count = self.state(item), counts.pop(item.stem, 0)
             need, fresh = self.needs[item.stem], self.fresh(item)
-            expected = (1 if fresh.is_ok else tries) if need != "no" else 0
+            expected = min(tries, item.tries) if need != "no" else 0
             least = expected if need == "yes" else 0
             if not least <= count <= expected + (more if expected else 0):
                 raise WrongError(
@@ -321,7 +321,7 @@ class Oracle:
     def _check_reason(self, item: Item, source: str, error: str, message: str) -> None:
         if source != self.inputs.source(item):
             raise WrongError(f"{source} is recorded as failed, and it is {item.path} that is bad")
-        reasons = {"raises": f"bad input {item.stem}", "odd": "odd", "dies": ""}
+        reasons = {"raises": f"bad input {item.stem}", "odd": "odd", "dies": "", "open": "open"}
         wanted = reasons.get(item.fails, "No such file")
         dies = (error == "WorkerDiedError") != (item.fails == "dies")
         if wanted not in message or dies:
