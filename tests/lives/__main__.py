@@ -32,7 +32,9 @@ def domain_of(name: str) -> Domain:
 def _lives(domain: Domain, arguments: argparse.Namespace, end: float) -> Iterator[Life]:
     known = arguments.known
     if arguments.pairs or arguments.triples:
-        yield from covering_lives(domain, "t" if arguments.triples else "p", known=known)
+        number, parts = map(int, arguments.part.split("/"))
+        lives = covering_lives(domain, "t" if arguments.triples else "p", known=known)
+        yield from lives[number - 1 :: parts]
         return
     for seed in itertools.count(arguments.seed):
         if time.monotonic() > end:
@@ -65,6 +67,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pairs", action="store_true", help="lives that cover all pairs")
     parser.add_argument("--triples", action="store_true", help="lives that cover all triples")
+    parser.add_argument("--part", default="1/1", help="of these, so many of so many parts")
     parser.add_argument("--life", help="repeat this one")
     parser.add_argument("--known", action="store_true", help="lives with known faults, too")
     parser.add_argument("--shrink", action="store_true", help="shrink the lives that fail")

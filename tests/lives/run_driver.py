@@ -187,9 +187,7 @@ def _preprocess(call: Call, script: Any) -> Outcome:
         )
     else:
         given = [*map(Path, call.given)] if call.inputs == "path" else call.given
-        report = forebay.preprocess(
-            script.work, given, call.output, progress=False, **call.options
-        )
+        report = forebay.preprocess(script.work, given, call.output, progress=False, **call.options)
     return _outcome(report, report.metadata.to_pylist())
 
 

@@ -72,6 +72,8 @@ def begin(source, version):
             raise OSError("flaky " + stem)
     with open({log!r}, "ab", buffering=0) as file:
         file.write((stem + chr(10)).encode())
+    if contents[0].startswith(b"slow"):
+        time.sleep(0.03)
     if contents[0].startswith(b"raises"):
         raise ValueError("bad input " + stem)
     if contents[0].startswith(b"dies"):
@@ -208,11 +210,6 @@ LOCK = threading.Lock()
 def work(source{out}):
     with LOCK:
         return work_on(source, VERSION{out})
-""",
-    "slow": """
-def work(source{out}):
-    time.sleep(0.15)
-    return work_on(source, VERSION{out})
 """,
     "module": """
 from work_helper import VERSION, work_on

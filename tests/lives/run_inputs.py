@@ -93,7 +93,8 @@ class Inputs:
         if folder == self.away:
             folder = next(each for each in FOLDERS if each != self.away)
         letter = chr(ord("a") + number * 7 % 26)  # the order of names is not that of numbers
-        fails = self.failure if self.failure != "no" and number % 3 == 1 else ""
+        is_bad = number % 3 == 1 or self.failure == "slow"
+        fails = self.failure if self.failure != "no" and is_bad else ""
         contents = [content(number, 0, fails)]
         if self.kind == "rows2":
             contents.append(content(number + 100, 0))

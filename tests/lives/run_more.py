@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import run_functions
 from .life import WrongError
-from .run_driver import Call, Outcome, run
+from .run_driver import Call, Driver, Outcome, run
 from .run_inputs import FOLDERS, Item, content
 
 if TYPE_CHECKING:
@@ -45,6 +46,57 @@ class MoreSteps:
 
     def _mount(self, draw: random.Random) -> None:
         raise NotImplementedError
+
+    def await_output(self, driver: Driver) -> str:
+        """Wait until an output is published; the table is written next."""
+        before = self._outputs()
+        while not select.select([driver.watched], [], [], 0.0005)[0]:
+            if self._outputs() != before:
+                break
+        return "once an output is there"
+
+    def _outputs(self) -> set[tuple[str, int]]:
+        """Return what lies in the output folder: names and inodes."""
+        output = self.oracle.output
+        try:
+            with os.scandir(output) as entries:
+                return {(each.name, each.inode()) for each in entries if each.name[0] != "."}
+        except FileNotFoundError:
+            return set()
+
+    def _reorder(self, draw: random.Random) -> None:
+        """Inputs that are listed one by one come in another order; nothing is made again."""
+        self._run(draw)
+        draw.shuffle(self.inputs.items)
+        self.say("the inputs have another order")
+        self._run(draw)
+
+    def _fail_away(self, draw: random.Random) -> None:
+        """An input that fails now is away when it is tried again; `prune` keeps its outputs."""
+        self._mount(draw)
+        self._run(draw)
+        items = [item for item in self.inputs.movable() if not item.fails]
+        if self.inputs.kind not in ("str", "path") or not items:
+            return
+        item = draw.choice(items)
+        self._write(item, "raises")
+        run(self.call())
+        self.inputs.unmount(item.folder, leaves_empty=draw.random() < 0.5)
+        run(self.call())
+        code = run(Call(command=["prune", self.oracle.output])).code
+        names = self.oracle.state(item).files
+        gone = [name for name in names if not Path(self.oracle.output, name).exists()]
+        if gone or code:
+            raise WrongError(f"{item.path} is away, and prune ({code}) removed {gone}")
+        self.oracle.executions()
+        self.inputs.mount()
+        self._write(item, "")
+        self.say(f"{item.path} is away when it is tried again; prune keeps its outputs")
+
+    def _write(self, item: Item, failure: str) -> None:
+        item.changes += 1
+        item.contents[0] = content(item.number, item.changes, failure)
+        self.inputs.write(item)
 
     def _limit(self, draw: random.Random) -> None:
         """With `limit=`, inputs beyond it stay as they are."""

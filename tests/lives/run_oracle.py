@@ -22,6 +22,7 @@ from .run_inputs import Inputs, Item
 # Files in the output folder that forebay did not make.
 THEIRS = {"keep.txt": b"not forebay's", "theirs/keep.bin": b"nor this"}
 TABLES = ("metadata.parquet",)
+KINDS_OF_LINES = ("missing", "altered", "orphan")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class State:
 
     source: str
     stem: str
+    columns: dict[str, Any]
     result: Result | None = None
     possible: list[Result] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -67,6 +69,7 @@ class Oracle:
         # What the ledger may take for the last listing; one, unless a call was interrupted.
         self.listings: list[list[str]] = []
         self.is_sure = True
+        self.deleted: set[str] = set()  # outputs that were removed by hand
         self.log = 0  # how much of the log has been read
         self.needs: dict[str, str] = {}  # of the call that is made
         self.redone: Iterable[str] | None = ()
@@ -84,7 +87,7 @@ class Oracle:
         text = run_functions.text_of([*result.contents], result.version)
         return run_functions.files_left(self.setup["leaves"], state.stem, text)
 
-    def rows_of(self, state: State, item: Item, result: Result | None) -> list[dict[str, Any]]:
+    def rows_of(self, state: State, result: Result | None) -> list[dict[str, Any]]:
         """Return the rows of a result."""
         if result is None or not result.is_ok:
             return []
@@ -95,7 +98,7 @@ class Oracle:
             [*result.contents],
             result.version,
         )
-        return [self.inputs.columns(item) | {"source": state.source} | each for each in made]
+        return [state.columns | {"source": state.source} | each for each in made]
 
     def fresh(self, item: Item) -> Result:
         """Return what is made of an input now."""
@@ -119,8 +122,8 @@ class Oracle:
 
     def state(self, item: Item) -> State:
         """Return the state of an input; a new one if it is new."""
-        key = self.inputs.key(item)
-        return self.states.setdefault(key, State(self.inputs.source(item), item.stem))
+        new = State(self.inputs.source(item), item.stem, self.inputs.columns(item))
+        return self.states.setdefault(self.inputs.key(item), new)
 
     def begin(self, redone: Iterable[str] | None = ()) -> None:
         """Work out what the call has to do that is made now.
@@ -184,12 +187,13 @@ class Oracle:
 
     def _see_what_is_done(self, listed: list[Item]) -> None:
         """Take results for certain whose files are there: they are published once recorded."""
+        before = [*self.states.values()]
         for item in listed:
             state, fresh = self.state(item), self.fresh(item)
             if self.inputs.is_away(item) or fresh not in state.possible or not fresh.is_ok:
                 continue
             files = self.files_of(state, fresh)
-            if files.items() <= state.files.items() or not files:
+            if not files or any(files.items() <= one.files.items() for one in before):
                 continue  # as before: they say nothing
             others = [self.files_of(state, each) for each in state.possible if each != fresh]
             if all(self._has(name, data) for name, data in files.items()) and files not in others:
@@ -222,19 +226,17 @@ class Oracle:
             state, count = self.state(item), counts.pop(item.stem, 0)
             need, fresh = self.needs[item.stem], self.fresh(item)
             expected = min(tries, item.tries) if need != "no" else 0
-            least = expected if need == "yes" else 0
+            least = max(expected - more, min(expected, 1)) if need == "yes" else 0
             if not least <= count <= expected + (more if expected else 0):
                 raise WrongError(
                     f"{state.source} was made {count} times, and not {expected} (needed: {need})"
                 )
-            if self.inputs.is_away(item) and state.result is None:
+            if self.inputs.is_away(item) and (state.result is None or not state.result.is_ok):
                 failed.append(item)
                 continue
             candidates = [fresh] if count else [state.result, *state.possible]
-            if self.inputs.is_away(item):
-                candidates = [state.result, *state.possible]
-            result = self._chosen(state, item, candidates, found[position:])
-            rows = self.rows_of(state, item, result)
+            result = self._chosen(state, candidates, found[position:], is_made=count > 0)
+            rows = self.rows_of(state, result)
             position += len(rows)
             if result is not None and result.is_ok:
                 done += 1
@@ -273,8 +275,7 @@ class Oracle:
             results = [each for each in [state.result, *state.possible] if each is not None]
             choices = [self.files_of(state, each) for each in results] + [{}, state.files]
             choices = [
-                {name: data for name, data in each.items() if name not in owned}
-                for each in choices
+                {name: data for name, data in each.items() if name not in owned} for each in choices
             ]
             fits = [one for one in choices if all(self._has(*each) for each in one.items())]
             state.files = max(fits, key=len)
@@ -282,21 +283,23 @@ class Oracle:
     def _chosen(
         self,
         state: State,
-        item: Item,
         candidates: list[Result | None],
         found: list[dict[str, Any]],
+        *,
+        is_made: bool,
     ) -> Result | None:
         """Return the result that fits the next rows of the table, and what is on the disk."""
         problem = ""
         for result in [*reversed(candidates)]:
-            rows = self.rows_of(state, item, result)
+            rows = self.rows_of(state, result)
             here = found[: len(rows)]
             if here != rows:
                 problem = f"{state.source}: its rows are {here}, and not {rows}"
                 continue
             if result is None or not result.is_ok:
                 return result
-            files = state.files if result == state.result else self.files_of(state, result)
+            is_kept = result == state.result and not is_made
+            files = state.files if is_kept else self.files_of(state, result)
             wrong = [name for name, data in files.items() if not self._has(name, data)]
             if not wrong:
                 return result
@@ -322,8 +325,9 @@ class Oracle:
         if source != self.inputs.source(item):
             raise WrongError(f"{source} is recorded as failed, and it is {item.path} that is bad")
         reasons = {"raises": f"bad input {item.stem}", "odd": "odd", "dies": "", "open": "open"}
-        wanted = reasons.get(item.fails, "No such file")
-        dies = (error == "WorkerDiedError") != (item.fails == "dies")
+        is_away = self.inputs.is_away(item)
+        wanted = "No such file" if is_away else reasons.get(item.fails, "?")
+        dies = (error == "WorkerDiedError") != (item.fails == "dies" and not is_away)
         if wanted not in message or dies:
             raise WrongError(f"{source} failed as {error}: {message!r}, and not as {wanted!r}")
 
@@ -341,6 +345,91 @@ class Oracle:
                 else:
                     state.again = "maybe" if state.again == "no" else state.again
                     state.is_optional = True
+
+    # ---- commands
+
+    def retried(self, rows: list[dict[str, Any]]) -> str:
+        """Compare what `retry` has done: it tries what failed, as it was listed, and no more."""
+        counts, expected, failed = self.executions(), list[dict[str, Any]](), 0
+        items = {self.inputs.key(item): item for item in self.inputs.items}
+        for key in self.listings[-1]:
+            state, item = self.states[key], items.get(key)
+            is_here = item is not None and not self.inputs.is_away(item)
+            count, least = counts.pop(state.stem, 0), 0
+            if (state.result is None or not state.result.is_ok) and item and is_here:
+                fresh = self.fresh(item)
+                least = item.tries
+                # What the ledger knows of the file is of before.
+                is_same = state.result is not None and state.result.contents == fresh.contents
+                state.again = "no" if is_same and state.again == "no" else "maybe"
+                state.result = fresh
+                if fresh.is_ok:
+                    self._pass_names(state, fresh, surely=True)
+                    state.files = dict(self.files_of(state, fresh))
+            if count != least:
+                raise WrongError(f"{state.source} was made {count} times by retry, not {least}")
+            failed += state.result is None or not state.result.is_ok
+            expected += self.rows_of(state, state.result)
+        if counts:
+            raise WrongError(f"retry worked on {[*counts]}")
+        if rows != expected:
+            raise WrongError(f"after retry the table is {rows}, not {expected}")
+        self.check_disk()
+        return f"{failed} failed"
+
+    def verified(self, code: int, text: str) -> str:
+        """Compare what `verify` says with what is on the disk."""
+        found = self.on_disk()
+        lines = [line.split(None, 1) for line in text.splitlines() if "  " in line]
+        said = {kind: [name for each, name in lines if each == kind] for kind in KINDS_OF_LINES}
+        altered = {name.partition(": ")[0] for name in said["altered"]}
+        orphans = {name.partition(": ")[0] for name in said["orphan"]}
+        listed = {key for listing in self.listings for key in listing}
+        mine, rows = dict[str, bytes](), set[str]()
+        for key, state in self.states.items():
+            mine |= state.files
+            if key in listed and state.result is not None and state.result.is_ok:
+                rows |= state.files.keys()
+            for name in state.files:
+                if key in listed and (name not in found or name in altered):
+                    state.again = "yes" if self.is_sure else "maybe"
+        if not self.is_sure:
+            return "after a call that did not end"
+        missing = {name for name in rows if name not in found}
+        missing |= {name for name in TABLES if self.listings and name not in found}
+        changed = {name for name in rows if name in found and len(found[name]) != self.size(name)}
+        left = found.keys() - rows - {*TABLES}
+        wanted = (missing, changed, left)
+        got = ({*said["missing"]}, altered, orphans)
+        if wanted != got:
+            raise WrongError(f"verify says missing, altered, orphans {got}, and there are {wanted}")
+        if code != (3 if any(wanted) else 0):
+            raise WrongError(f"verify exits with {code}: {text}")
+        return ", ".join(f"{len(each)}" for each in wanted)
+
+    def size(self, name: str) -> int:
+        """Return how large an output was when it was made."""
+        for state in self.states.values():
+            if name in state.files and state.result is not None:
+                return len(self.files_of(state, state.result).get(name, b""))
+        return -1
+
+    def pruned(self) -> str:
+        """Compare what `prune` has left: what no row has, and forebay has made, goes."""
+        kept = 0
+        for key, state in [*self.states.items()]:
+            if any(key in listing for listing in self.listings):
+                is_gone = all(key not in listing for listing in self.listings)
+                if state.result is not None and not state.result.is_ok or state.result is None:
+                    if self.is_sure:
+                        state.files = {}
+                    state.is_optional = not self.is_sure
+                state.is_optional |= not all(key in each for each in self.listings)
+                kept += not is_gone
+            else:
+                del self.states[key]
+        self.check_disk(between=not self.is_sure)
+        return f"{kept} inputs are known"
 
     # ---- the disk
 
@@ -380,7 +469,8 @@ class Oracle:
                 run_functions.is_as_expected(name, data, each) for each in allowed.get(name, [])
             ):
                 raise WrongError(f"there is an output that should not be: {name}: {data[:80]!r}")
-        for name in required:
+        self.deleted -= found.keys()
+        for name in required.keys() - self.deleted:
             if name not in found:
                 raise WrongError(f"the output {name} is gone")
         if not between:
