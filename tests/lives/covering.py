@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 Axes = Mapping[str, Sequence[str]]
 Setup = dict[str, str]
+Allowed = Callable[[Mapping[str, str], str], bool]
 Combination = tuple[tuple[str, str], ...]  # (axis, value), in the order of the axes
 
 # Random completions of one combination, of which the best is taken.
@@ -35,21 +36,22 @@ def covered_by(setup: Setup, axes: Axes, strength: int) -> Iterable[Combination]
 def completed(
     part: Mapping[str, str],
     axes: Axes,
-    allowed: Callable[[Mapping[str, str]], bool],
+    allowed: Allowed,
     draw: random.Random,
 ) -> Setup | None:
     """Give the other axes values at random; None if no attempt is allowed.
 
     Args:
         part: Values of some axes.
-        allowed: Whether values of some axes may occur together.
+        allowed: Whether values of some axes may occur together, if they may without that of the
+            axis that is named.
     """
     others = [name for name in axes if name not in part]
     for _ in range(_ATTEMPTS):
         setup = dict(part)
         draw.shuffle(others)
         for name in others:
-            values = [value for value in axes[name] if allowed({**setup, name: value})]
+            values = [value for value in axes[name] if allowed({**setup, name: value}, name)]
             if not values:
                 break
             setup[name] = draw.choice(values)
@@ -60,18 +62,20 @@ def completed(
 
 def covering(
     axes: Axes,
-    allowed: Callable[[Mapping[str, str]], bool],
+    allowed: Allowed,
     strength: int = 2,
     seed: int = 0,
+    cost: Callable[[Setup], float] = lambda _: 1.0,
 ) -> list[Setup]:
     """Return setups in which each combination that is allowed occurs.
 
     Args:
-        allowed: Whether values of some axes may occur together; asked of parts of setups, too.
+        allowed: As in `completed`; without a name, of all values.
         strength: How many axes a combination has: 2 for pairs.
+        cost: How long a life with a setup takes, relative to others.
     """
     draw = random.Random(seed)
-    missing = {part for part in combinations(axes, strength) if allowed(dict(part))}
+    missing = {part for part in combinations(axes, strength) if allowed(dict(part), "")}
     order = sorted(missing)
     draw.shuffle(order)
     setups: list[Setup] = []
@@ -83,7 +87,8 @@ def covering(
         missing.discard(part)  # impossible, if there are no candidates
         if candidates:
             gains = [missing.intersection(covered_by(one, axes, strength)) for one in candidates]
-            best = max(range(len(candidates)), key=lambda number: len(gains[number]))
+            worth = [len(gain) / cost(one) for gain, one in zip(gains, candidates, strict=True)]
+            best = worth.index(max(worth))
             missing -= gains[best]
             setups.append(candidates[best])
     return setups

@@ -11,8 +11,8 @@ import functools
 import random
 from collections.abc import Mapping
 
-from .covering import StepPairs, completed, covering
-from .life import Domain, Life, Step
+from .covering import Allowed, StepPairs, completed, covering
+from .life import Domain, Excluded, Life, Step
 
 _MOST = 1 << 16
 _STRENGTH = {"p": 2, "t": 3}
@@ -25,7 +25,26 @@ def allowed(domain: Domain, part: Mapping[str, str], *, known: bool) -> bool:
         known: Whether setups with faults that are known are allowed.
     """
     faults = () if known else [one for one in domain.KNOWN if not one.step]
-    return not any(one.matches(part) for one in (*domain.EXCLUDED, *faults))
+    excluded = (*[one for one in domain.EXCLUDED if not one.step], *faults)
+    return not any(one.matches(part) for one in excluded)
+
+
+@functools.cache
+def _allowing(domain: Domain, known: bool) -> Allowed:
+    """Return the same as a function that looks only at what a new value concerns."""
+    faults = () if known else [one for one in domain.KNOWN if not one.step]
+    all_of_them = [one for one in (*domain.EXCLUDED, *faults) if not one.step]
+    concerned: dict[str, dict[str, list[Excluded]]] = {}
+    for one in all_of_them:
+        for axis, values in one.values.items():
+            for value in values.split():
+                concerned.setdefault(axis, {}).setdefault(value, []).append(one)
+
+    def allowed_with(part: Mapping[str, str], name: str) -> bool:
+        some = concerned.get(name, {}).get(part[name], []) if name else all_of_them
+        return not any(one.matches(part) for one in some)
+
+    return allowed_with
 
 
 def steps_of(domain: Domain, setup: Mapping[str, str], *, known: bool) -> list[str]:
@@ -44,8 +63,9 @@ def _covering_lives(domain: Domain, prefix: str, known: bool) -> tuple[Life, ...
     lives = []
     setups = covering(
         domain.AXES,
-        lambda part: allowed(domain, part, known=known),
+        _allowing(domain, known),
         _STRENGTH[prefix],
+        cost=getattr(domain, "cost", lambda _: 1.0),
     )
     for number, setup in enumerate(setups):
         names = pairs.history(steps_of(domain, setup, known=known), domain.LENGTH, draw)
@@ -64,7 +84,7 @@ def random_life(domain: Domain, seed: int, *, known: bool = False) -> Life:
     draw = random.Random(seed)
     setup = None
     while setup is None:
-        setup = completed({}, domain.AXES, lambda part: allowed(domain, part, known=known), draw)
+        setup = completed({}, domain.AXES, _allowing(domain, known), draw)
     names = draw.choices(steps_of(domain, setup, known=known), k=draw.randint(2, domain.LENGTH))
     steps = [Step(name, draw.randrange(_MOST)) for name in names]
     return Life(domain.NAME, str(seed), setup, steps)

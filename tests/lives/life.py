@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,7 +82,12 @@ class Excluded:
 
     def matches(self, part: Mapping[str, str]) -> bool:
         """Return whether a setup, or a part of one, is of this kind."""
-        return all(part.get(axis, "") in values.split() for axis, values in self.values.items())
+        return all(part.get(axis, "") in _split(values) for axis, values in self.values.items())
+
+
+@functools.cache
+def _split(values: str) -> frozenset[str]:
+    return frozenset(values.split())
 
 
 class Domain(Protocol):
