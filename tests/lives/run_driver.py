@@ -21,9 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+from pyarrow import parquet
+from torch.utils.data import Subset
+
 import forebay
 
-from . import left
+from . import left, run_functions
 
 # Of a driver that was killed or interrupted, others see at once that it has ended.
 _ANSWER = "answer"
@@ -74,7 +78,7 @@ class Outcome:
     resumed: int = 0
     unseen: tuple[str, ...] = ()
     failures: tuple[tuple[str, str, str], ...] = ()
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
     code: int = 0
     text: str = ""
     left: str = ""
@@ -179,25 +183,73 @@ def _left(descriptors: dict[int, str], threads: set[threading.Thread]) -> str:
     return ", ".join(more)
 
 
+def _dataset(call: Call, script: Any) -> Any:
+    """Return the inputs as a Dataset, whose samples are what the function makes of them."""
+    transform = None if call.saves else script.work
+    match call.inputs:
+        case "folder":
+            return forebay.from_folder(call.given, script.work)
+        case "rows" | "rows2" | "csv":
+            return forebay.from_table(call.given, script.work)
+        case "dataset":
+            return script.Data(call.given)
+        case "subset":
+            return Subset(script.All(), call.given)
+        case "shards":
+            return forebay.open_shards(call.given, transform=transform, progress=False)
+    raise ValueError(call.inputs)
+
+
 def _preprocess(call: Call, script: Any) -> Outcome:
-    if call.inputs == "dataset":
+    settings = {"output": call.output, "progress": False, **call.options}
+    if call.inputs in ("dataset", "subset", "shards"):
         more = {"save": script.work} if call.saves else {}
-        report = forebay.preprocess(
-            script.Data(call.given), output=call.output, progress=False, **more, **call.options
-        )
+        report = forebay.preprocess(_dataset(call, script), **more, **settings)
     else:
-        given = [*map(Path, call.given)] if call.inputs == "path" else call.given
-        report = forebay.preprocess(script.work, given, call.output, progress=False, **call.options)
+        report = forebay.preprocess(script.work, _given(call), **settings)
     return _outcome(report, report.metadata.to_pylist())
 
 
-def _outcome(report: Any, rows: list[dict[str, Any]]) -> Outcome:
+def _given(call: Call) -> Any:
+    return [*map(Path, call.given)] if call.inputs == "path" else call.given
+
+
+def _predict(call: Call, script: Any) -> Outcome:
+    settings = {"collate_fn": list, "progress": False, **call.options}
+    if call.inputs in ("dataset", "subset", "shards"):
+        report = forebay.predict(script.model, _dataset(call, script), call.output, **settings)
+    else:
+        report = forebay.predict(
+            script.model, _given(call), call.output, load=script.work, **settings
+        )
+    parts = sorted(Path(call.output).glob("*.parquet"))
+    tables = [parquet.read_table(io.BytesIO(part.read_bytes())) for part in parts]
+    return _outcome(report, pyarrow.concat_tables(tables).to_pylist() if tables else [])
+
+
+def _cache(call: Call, script: Any) -> Outcome:
+    cached = forebay.cache(_dataset(call, script), call.output, progress=False, **call.options)
+    return Outcome("report", rows=[run_functions.plain(each) for each in cached])
+
+
+def _index_shards(call: Call, script: Any) -> Outcome:
+    report = forebay.index_shards(call.given, call.output, progress=False, **call.options)
+    samples = forebay.open_shards(call.given, index=call.output, progress=False)
+    return _outcome(report, [*samples])
+
+
+def _outcome(report: Any, rows: list[Any]) -> Outcome:
     failures = tuple((each.source, each.error, each.message) for each in report.failures)
     counts = {name: getattr(report, name) for name in ("done", "failed", "resumed", "unseen")}
     return Outcome("report", failures=failures, rows=rows, **counts)
 
 
-_CALLS = {"preprocess": _preprocess}
+_CALLS = {
+    "preprocess": _preprocess,
+    "predict": _predict,
+    "cache": _cache,
+    "index_shards": _index_shards,
+}
 
 
 def _command(words: list[str]) -> Outcome:

@@ -54,6 +54,8 @@ class LocatedFields(NamedTuple):
 
 
 def read(source):
+    if isinstance(source, dict) and "stem" in source:
+        return source["stem"], [source["text"].encode()]
     if isinstance(source, dict):
         paths = [source[each] for each in ("path", "image", "mask") if each in source]
     else:
@@ -98,7 +100,7 @@ def work_on(source, version, out=None):
     if not made:
         return None
     if len(files) < 2:
-        return made if len(made) > 1 else made[0]
+        return made if {is_list} else made[0]
     return [located(made[k % len(made)], each) for k, each in enumerate(files)]
 
 
@@ -225,6 +227,15 @@ LEAVES = tuple(_LEAVE)
 
 _DATA = """
 
+class All:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        path = f"in/d{{1 + index // 2 % 2}}/{{chr(97 + index * 7 % 26)}}{{index:02}}.txt"
+        return {whole}
+
+
 class Data:
     def __init__(self, paths):
         self.paths = paths
@@ -237,6 +248,10 @@ class Data:
 
     def source_of(self, index):
         return self.paths[index]
+
+
+def model(batch):
+    return list(batch)
 """
 
 
@@ -246,11 +261,15 @@ def files_of_script(setup: Mapping[str, str], version: str, log: str) -> dict[st
     body = _BODY.format(
         version=version,
         log=log,
+        is_list=setup["returns"] == "several",
         records=_RECORDS[setup["returns"]],
         leave=_LEAVE[setup["leaves"]].strip("\n"),
     )
     kind = _KINDS[setup["function"]].format(out=", out" if has_out else "")
-    kind += _DATA.format(item="self.paths[index]" if has_out else "work(self.paths[index])")
+    kind += _DATA.format(
+        item="self.paths[index]" if has_out else "work(self.paths[index])",
+        whole="path" if has_out else "work(path)",
+    )
     if setup["function"] == "module":
         return {MODULE: _HEAD + body, SCRIPT: _HEAD + kind}
     return {SCRIPT: _HEAD + body + kind}
@@ -329,6 +348,28 @@ def is_as_expected(name: str, found: bytes, expected: bytes) -> bool:
         stem = name.removesuffix(".list")
         return found.startswith(stem.encode()) and b".forebay" not in found
     return found == expected
+
+
+def prediction_of(returns: str, contents: list[bytes], version: str) -> dict[str, Any]:
+    """Return the columns of an input's prediction."""
+    records = records_of(returns, text_of(contents, version))
+    return {"prediction": records} if returns == "several" else records[0]
+
+
+def sample_of(returns: str, contents: list[bytes], version: str) -> Any:
+    """Return an input's sample in a cache, as `plain` shows it."""
+    records = records_of(returns, text_of(contents, version))
+    names = {"dataclass": "Record", "namedtuple": "Fields"}
+    if returns in names:
+        return [names[returns], records[0]]
+    return records if returns == "several" else records[0] if records else None
+
+
+def plain(value: Any) -> Any:
+    """Return a sample without the classes of the script, with their names."""
+    if hasattr(value, "_asdict"):
+        return [type(value).__name__, value._asdict()]
+    return [type(value).__name__, vars(value)] if hasattr(value, "__dict__") else value
 
 
 def rows_of(

@@ -7,6 +7,7 @@ numbers. Inputs are in two folders, either of which may be away, as a disk that 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -17,9 +18,13 @@ FOLDERS = ("in/d1", "in/d2")
 MASKS = "masks"
 TABLE = "inputs.csv"
 # What a file begins with whose processing fails, by how.
-FAILURES = ("raises", "odd", "dies", "open")
+FAILURES = ("raises", "odd", "dies", "broken", "open")
+# And what it begins with where only something is special.
+SPECIAL = ("flaky", "slow")
 # Inputs that are listed one by one, in the order in which they came.
 LISTED = ("str", "path", "rows", "rows2", "csv", "dataset", "subset")
+# Inputs whose folder is searched.
+FOUND = ("folder", "glob", "url", "shards")
 ROWS = ("rows", "rows2", "csv")
 
 
@@ -30,19 +35,22 @@ class Item:
     Attributes:
         number: How many were there before it; never used again.
         stem: Its file's name without the suffix.
-        contents: Its file's content, and its mask's, if it has one.
+        contents: What is read of its file, and of its mask, if it has one.
+        fails: How processing fails; empty if it does not.
     """
 
     number: int
     folder: str
     stem: str
+    suffix: str
     contents: list[bytes]
+    fails: str = ""
     changes: int = 0
 
     @property
     def path(self) -> str:
         """Where its file is."""
-        return f"{self.folder}/{self.stem}.txt"
+        return f"{self.folder}/{self.stem}{self.suffix}"
 
     @property
     def paths(self) -> list[str]:
@@ -50,10 +58,14 @@ class Item:
         mask = f"{MASKS}/{self.stem}.msk"
         return [self.path, mask][: len(self.contents)]
 
-    @property
-    def fails(self) -> str:
-        """How processing fails; empty if it does not."""
-        return next((how for how in FAILURES if self.contents[0].startswith(how.encode())), "")
+    def data(self) -> list[bytes]:
+        """Return what its files hold."""
+        if self.suffix != ".jsonl":
+            return self.contents
+        text = self.contents[0].decode()
+        if text.startswith("broken"):
+            return [b"[1]\n"]
+        return [json.dumps({"stem": self.stem, "text": text}).encode() + b"\n"]
 
     @property
     def tries(self) -> int:
@@ -74,11 +86,13 @@ class Inputs:
     Attributes:
         kind: How a call is given them.
         failure: How those fail that fail; "no" if none does.
+        call: What they are for.
         away: The folder that is not mounted, if one is not.
     """
 
     kind: str
     failure: str
+    call: str = "preprocess"
     items: list[Item] = field(default_factory=list)
     away: str = ""
     count: int = 0
@@ -94,11 +108,13 @@ class Inputs:
             folder = next(each for each in FOLDERS if each != self.away)
         letter = chr(ord("a") + number * 7 % 26)  # the order of names is not that of numbers
         is_bad = number % 3 == 1 or self.failure == "slow"
-        fails = self.failure if self.failure != "no" and is_bad else ""
-        contents = [content(number, 0, fails)]
+        how = self.failure if self.failure != "no" and is_bad else ""
+        fails = how if how in FAILURES else ""
+        contents = [content(number, 0, how)]
         if self.kind == "rows2":
             contents.append(content(number + 100, 0))
-        item = Item(number, folder, f"{letter}{number:02}", contents)
+        suffix = ".jsonl" if self.kind == "shards" else ".txt"
+        item = Item(number, folder, f"{letter}{number:02}", suffix, contents, fails)
         self.items.append(item)
         self.write(item)
         return item
@@ -107,11 +123,11 @@ class Inputs:
         """Change one of an input's files; `heals` turns a bad one into a good one, or back."""
         item.changes += 1
         which %= len(item.contents)
-        failure = item.fails
-        if heals and self.failure != "no":
-            failure = "" if failure else self.failure
+        if heals and self.failure in FAILURES and not which:
+            item.fails = "" if item.fails else self.failure
         number = item.number + 100 * which
-        item.contents[which] = content(number, item.changes, "" if which else failure)
+        how = self.failure if self.failure in SPECIAL else item.fails
+        item.contents[which] = content(number, item.changes, "" if which else how)
         self.write(item)
 
     def touch(self, item: Item) -> None:
@@ -132,6 +148,7 @@ class Inputs:
         item.stem = f"{item.stem[0]}{item.number:02}"
         for old, new in zip(before, item.paths, strict=True):
             os.rename(old, new)
+        self.write(item)
 
     def relocate(self, item: Item) -> None:
         """Move an input into the other folder, where its outputs have the same names."""
@@ -155,7 +172,7 @@ class Inputs:
 
     def write(self, item: Item) -> None:
         """Write an input's files; a changed one has another time, too."""
-        for path, data in zip(item.paths, item.contents, strict=True):
+        for path, data in zip(item.paths, item.data(), strict=True):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             old = os.stat(path).st_mtime_ns if os.path.exists(path) else 0
             if old and Path(path).read_bytes() == data:
@@ -183,15 +200,19 @@ class Inputs:
             return list(self.items)
         return sorted(self.items, key=lambda item: item.path)
 
-    def source(self, item: Item) -> str:
+    def source(self, item: Item) -> Any:
         """Return what the table calls an input."""
+        if self.kind == "subset":
+            return item.number
+        if self.kind == "shards":
+            return item.path.removeprefix("in/")
         if self.kind == "url":
             return f"file://{os.getcwd()}/{item.path}"
         return item.path
 
     def key(self, item: Item) -> str:
         """Return what an input is known by."""
-        return self.source(item)
+        return str(self.source(item))
 
     def columns(self, item: Item) -> dict[str, Any]:
         """Return an input's row; empty if it has none."""
@@ -200,7 +221,8 @@ class Inputs:
         if self.kind == "rows":
             return {"path": item.path, "label": item.number}
         if self.kind == "csv":
-            return {"path": item.path, "label": str(item.number)}
+            label = str(item.number) if self.call == "preprocess" else item.number
+            return {"path": item.path, "label": label}
         return {}
 
     def argument(self) -> Any:
@@ -215,6 +237,10 @@ class Inputs:
                 return f"file://{os.getcwd()}/in/*/*.txt"
             case "str" | "path" | "dataset":
                 return [item.path for item in items]
+            case "subset":
+                return [item.number for item in items]
+            case "shards":
+                return "in"
             case "rows" | "rows2":
                 return [self.columns(item) for item in items]
             case "csv":

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # No group of the machine's, so that only a folder's bit can give it to a file.
 _GROUP = 4242
+STEPS = ("reorder", "fail_away", "limit", "name_version", "clash", "foreign", "group")
 
 
 class MoreSteps:
@@ -94,7 +95,7 @@ class MoreSteps:
         self.say(f"{item.path} is away when it is tried again; prune keeps its outputs")
 
     def _write(self, item: Item, failure: str) -> None:
-        item.changes += 1
+        item.changes, item.fails = item.changes + 1, failure
         item.contents[0] = content(item.number, item.changes, failure)
         self.inputs.write(item)
 
@@ -128,7 +129,8 @@ class MoreSteps:
         self.inputs.count += len(FOLDERS)
         contents = [content(number, 0)] * (2 if self.inputs.kind == "rows2" else 1)
         items = [
-            Item(number + at, folder, "zz", list(contents)) for at, folder in enumerate(FOLDERS)
+            Item(number + at, folder, "zz", ".txt", list(contents))
+            for at, folder in enumerate(FOLDERS)
         ]
         self.inputs.items += items
         for item in items:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from . import run_functions
 from .life import WrongError
 from .run_driver import Outcome
-from .run_inputs import Inputs, Item
+from .run_inputs import FOUND, Inputs, Item
 
 # Files in the output folder that forebay did not make.
 THEIRS = {"keep.txt": b"not forebay's", "theirs/keep.bin": b"nor this"}
@@ -63,7 +63,7 @@ class Oracle:
     """The model of one output folder."""
 
     def __init__(self, setup: Mapping[str, str], inputs: Inputs) -> None:
-        self.setup, self.inputs = setup, inputs
+        self.setup, self.inputs, self.call = setup, inputs, setup["call"]
         self.output, self.version = "out", "1"
         self.states: dict[str, State] = {}
         # What the ledger may take for the last listing; one, unless a call was interrupted.
@@ -72,7 +72,7 @@ class Oracle:
         self.deleted: set[str] = set()  # outputs that were removed by hand
         self.log = 0  # how much of the log has been read
         self.needs: dict[str, str] = {}  # of the call that is made
-        self.redone: Iterable[str] | None = ()
+        self.redone: Collection[str] | None = ()
         for name, data in THEIRS.items():
             path = Path(self.output, name)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,15 +82,30 @@ class Oracle:
 
     def files_of(self, state: State, result: Result) -> dict[str, bytes]:
         """Return the files of a result; those that are there stay if it is a failure."""
-        if not result.is_ok:
+        if not result.is_ok or self.call != "preprocess":
             return state.files
         text = run_functions.text_of([*result.contents], result.version)
         return run_functions.files_left(self.setup["leaves"], state.stem, text)
 
-    def rows_of(self, state: State, result: Result | None) -> list[dict[str, Any]]:
-        """Return the rows of a result."""
+    def rows_of(self, state: State, result: Result | None, place: int = 0) -> list[Any]:
+        """Return the rows of a result.
+
+        Args:
+            place: Of its input in the listing.
+        """
         if result is None or not result.is_ok:
             return []
+        made_from = self.setup["returns"], [*result.contents], result.version
+        if self.call == "index_shards":
+            return [{"stem": state.stem, "text": result.contents[0].decode()}]
+        if self.call == "cache":
+            return [run_functions.sample_of(*made_from)]
+        if self.call == "predict":
+            columns = run_functions.prediction_of(*made_from)
+            named = state.columns or {"source": state.source}
+            if self.inputs.kind in ("shards", "subset"):
+                named = {}
+            return [{"index": place} | named | columns]
         made = run_functions.rows_of(
             self.setup["returns"],
             self.setup["leaves"],
@@ -98,7 +113,8 @@ class Oracle:
             [*result.contents],
             result.version,
         )
-        return [state.columns | {"source": state.source} | each for each in made]
+        source = {} if self.inputs.kind == "shards" else {"source": state.source}
+        return [state.columns | source | each for each in made]
 
     def fresh(self, item: Item) -> Result:
         """Return what is made of an input now."""
@@ -115,8 +131,10 @@ class Oracle:
         ]
 
     def _lists_away(self, item: Item) -> bool:
-        if self.inputs.kind not in ("folder", "glob", "url"):
+        if self.inputs.kind not in FOUND:
             return True
+        if self.call == "cache":
+            return False
         state = self.states.get(self.inputs.key(item))
         return state is not None and state.result is not None
 
@@ -125,7 +143,7 @@ class Oracle:
         new = State(self.inputs.source(item), item.stem, self.inputs.columns(item))
         return self.states.setdefault(self.inputs.key(item), new)
 
-    def begin(self, redone: Iterable[str] | None = ()) -> None:
+    def begin(self, redone: Collection[str] | None = ()) -> None:
         """Work out what the call has to do that is made now.
 
         Args:
@@ -136,6 +154,17 @@ class Oracle:
             item.stem: self.need(item, redo=redone is None or item.stem in redone)
             for item in self.listed()
         }
+        if "yes" in self.needs.values() and self._makes_parts():
+            maybe = {stem: "maybe" for stem, need in self.needs.items() if need == "no"}
+            self.needs |= maybe
+
+    def _makes_parts(self) -> bool:
+        """Return whether samples without names are made again beside those that are missing."""
+        if self.call != "predict":
+            return False
+        return self.inputs.kind == "subset" or any(
+            stem in self.failed() for stem in self.redone or ()
+        )
 
     def need(self, item: Item, *, redo: bool = False) -> str:
         """Return whether a call has to make an input: "no", "maybe", "yes"."""
@@ -144,12 +173,37 @@ class Oracle:
             return "no"
         contents = tuple(item.contents)
         known = [each for each in [state.result, *state.possible] if each is not None]
+        is_left = self.call == "predict" and known == [self.fresh(item)] and not known[0].is_ok
+        if is_left and not redo:  # it is tried again only when that is asked for
+            return "no" if state.again == "no" else "maybe"
         if redo or not any(each.is_ok and each.contents == contents for each in known):
             return "yes"
         missing = any(not Path(self.output, name).exists() for name in state.files)
         if state.possible or state.is_optional:
             return "maybe"
         return "yes" if missing else state.again
+
+    def is_bad(self, item: Item) -> bool:
+        """Return whether an input cannot be made: it is bad, or away and not done."""
+        result = self.state(item).result
+        is_done = result is not None and result.is_ok
+        return not is_done if self.inputs.is_away(item) else bool(item.fails)
+
+    def failed(self) -> list[str]:
+        """Return the stems of the inputs that have failed."""
+        states = [self.state(item) for item in self.listed()]
+        return [one.stem for one in states if one.result is not None and not one.result.is_ok]
+
+    def doubt(self) -> None:
+        """Take in that a file of several inputs was changed or removed by hand."""
+        for state in self.states.values():
+            if self.call != "preprocess" and state.again == "no":
+                state.again = "maybe"
+
+    def is_of_one_version(self) -> bool:
+        """Return whether every result is of the version of now."""
+        results = [self.state(item).result for item in self.listed()]
+        return all(each is not None and each.version == self.version for each in results)
 
     def executions(self) -> Counter[str]:
         """Return how often each input was worked on since the last time."""
@@ -209,34 +263,30 @@ class Oracle:
         *,
         more: int = 0,
         restarts: bool = False,
-        tries: int = 2,
     ) -> str:
         """Compare what a call has done with what it had to do; return that in words.
 
         Args:
             more: How often an input may be made beyond what is needed: its worker was killed.
             restarts: Whether it began anew: what is not replaced goes.
-            tries: How often a bad input is tried.
         """
         counts, listed = self.executions(), self.listed()
         done, failed, made = 0, [], 0
         position, found = 0, outcome.rows
         owned: dict[str, bytes] = {}
-        for item in listed:
+        for place, item in enumerate(listed):
             state, count = self.state(item), counts.pop(item.stem, 0)
             need, fresh = self.needs[item.stem], self.fresh(item)
-            expected = min(tries, item.tries) if need != "no" else 0
-            least = max(expected - more, min(expected, 1)) if need == "yes" else 0
-            if not least <= count <= expected + (more if expected else 0):
-                raise WrongError(
-                    f"{state.source} was made {count} times, and not {expected} (needed: {need})"
-                )
+            if self.call == "index_shards":  # it runs no function of the user's
+                count = int(need != "no" and fresh.is_ok)
+            else:
+                self._check_executions(item, need, count, more)
             if self.inputs.is_away(item) and (state.result is None or not state.result.is_ok):
                 failed.append(item)
                 continue
             candidates = [fresh] if count else [state.result, *state.possible]
-            result = self._chosen(state, candidates, found[position:], is_made=count > 0)
-            rows = self.rows_of(state, result)
+            result = self._chosen(state, candidates, found[position:], place, is_made=count > 0)
+            rows = self.rows_of(state, result, place)
             position += len(rows)
             if result is not None and result.is_ok:
                 done += 1
@@ -266,6 +316,21 @@ class Oracle:
         self.check_disk()
         return f"{done} done, {len(failed)} failed, {made} made"
 
+    def _check_executions(self, item: Item, need: str, count: int, more: int) -> None:
+        """Compare how often an input was worked on with what it needed."""
+        state = self.state(item)
+        tries = 1 if self.call == "predict" else item.tries
+        expected = tries if need != "no" else 0
+        least = max(expected - more, min(expected, 1)) if need == "yes" else 0
+        if self.call == "cache":
+            more += 1  # the first, the middle and the last are read for their types
+        if self.call == "predict" and self.inputs.failure in ("dies", "odd"):
+            more += 9  # its batch is halved, and others of it are loaded again
+        if not least <= count <= expected + (more if expected else 0):
+            raise WrongError(
+                f"{state.source} was made {count} times, and not {expected} (needed: {need})"
+            )
+
     def _settle(self, listed: set[str], owned: dict[str, bytes]) -> None:
         """Find out which files there are of inputs that are no longer listed."""
         for key, state in self.states.items():
@@ -284,14 +349,15 @@ class Oracle:
         self,
         state: State,
         candidates: list[Result | None],
-        found: list[dict[str, Any]],
+        found: list[Any],
+        place: int,
         *,
         is_made: bool,
     ) -> Result | None:
         """Return the result that fits the next rows of the table, and what is on the disk."""
         problem = ""
         for result in [*reversed(candidates)]:
-            rows = self.rows_of(state, result)
+            rows = self.rows_of(state, result, place)
             here = found[: len(rows)]
             if here != rows:
                 problem = f"{state.source}: its rows are {here}, and not {rows}"
@@ -307,24 +373,32 @@ class Oracle:
         raise WrongError(problem)
 
     def _check_counts(self, outcome: Outcome, done: int, failed: list[Item], made: int) -> None:
-        if outcome.kind != "report":
+        if outcome.left:
+            raise WrongError(f"the call left in its process: {outcome.left}")
+        if self.call == "cache":
             return
         if (outcome.done, outcome.failed) != (done, len(failed)):
             raise WrongError(
                 f"the report says {outcome.done} done, {outcome.failed} failed "
                 f"({outcome.failures[:2]}), and there are {done} and {len(failed)}"
             )
-        if outcome.resumed != done - made:
+        maybe = sum(need == "maybe" for need in self.needs.values())
+        slack = maybe if self.call in ("index_shards", "predict") else 0
+        if not done - made <= outcome.resumed <= done - made + slack:
             raise WrongError(f"the report says {outcome.resumed} resumed, not {done - made}")
-        if outcome.left:
-            raise WrongError(f"the call left in its process: {outcome.left}")
         for item, (source, error, message) in zip(failed, outcome.failures, strict=True):
             self._check_reason(item, source, error, message)
 
     def _check_reason(self, item: Item, source: str, error: str, message: str) -> None:
-        if source != self.inputs.source(item):
+        if self.inputs.kind != "shards" and source != str(self.inputs.source(item)):
             raise WrongError(f"{source} is recorded as failed, and it is {item.path} that is bad")
-        reasons = {"raises": f"bad input {item.stem}", "odd": "odd", "dies": "", "open": "open"}
+        reasons = {
+            "raises": f"bad input {item.stem}",
+            "odd": "odd",
+            "dies": "",
+            "broken": "instead of a JSON object",
+            "open": "still open",
+        }
         is_away = self.inputs.is_away(item)
         wanted = "No such file" if is_away else reasons.get(item.fails, "?")
         dies = (error == "WorkerDiedError") != (item.fails == "dies" and not is_away)
@@ -420,7 +494,7 @@ class Oracle:
         for key, state in [*self.states.items()]:
             if any(key in listing for listing in self.listings):
                 is_gone = all(key not in listing for listing in self.listings)
-                if state.result is not None and not state.result.is_ok or state.result is None:
+                if state.result is None or not state.result.is_ok:
                     if self.is_sure:
                         state.files = {}
                     state.is_optional = not self.is_sure
@@ -454,6 +528,10 @@ class Oracle:
         for name, data in THEIRS.items():
             if found.pop(name, None) != data:
                 raise WrongError(f"{name} is not forebay's, and it was changed or removed")
+        if self.call != "preprocess":
+            if not between:
+                self._check_staging()
+            return
         allowed: dict[str, list[bytes]] = {}
         required: dict[str, bytes] = {}
         for state in self.states.values():
@@ -481,7 +559,9 @@ class Oracle:
 
     def _check_staging(self) -> None:
         for folder, folders, names in os.walk(Path(self.output, ".forebay")):
-            left = [each for each in folders if each not in ("earlier",)]
+            left = [each for each in folders if each != "earlier"]
+            if left == ["checkpoints"] and not os.listdir(Path(folder, "checkpoints")):
+                continue
             if left:
                 raise WrongError(f"a call has left {folder}/{left[0]}, with {names}")
 
