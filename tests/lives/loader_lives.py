@@ -170,10 +170,13 @@ def applies(step: str, setup: Mapping[str, str]) -> bool:
         return setup["place"] in ("bucket", "kept")
     if step == "kill_worker":
         return setup["workers"] not in ("0",) and setup["backend"] != "thread"
+    if step == "alarm" and setup["world"] != "1":
+        return False  # ranks are processes, and each gets a signal of its own
     if step == "change":
         return setup["data"] != "columns"
     if step in ("leave", "alarm"):
-        return setup["sampler"] != "state"
+        # What knows where it is goes on from there, as with torch.
+        return setup["sampler"] != "state" and "state" not in setup["data"]
     return True
 
 
