@@ -18,6 +18,7 @@ from typing import Any
 
 from . import left, loader_sets
 from .life import Life, Say, Step, WrongError
+from .loader_more import MoreSteps
 from .loader_oracle import STREAMS, TOLD, Oracle, Position, is_plain, is_seeded, steps_of
 from .loader_trainer import DiedError, Plan, Raised, Taken, Took, Trainer
 
@@ -51,7 +52,7 @@ def _silent(_: str) -> None:
     """Say nothing."""
 
 
-class History:
+class History(MoreSteps):
     """A trainer, its oracle and what was saved."""
 
     def __init__(self, life: Life, folder: Path, say: Say) -> None:
@@ -123,7 +124,7 @@ class History:
         else:
             self.oracle.at = saved[1]
         at = self.oracle.at
-        plan = Plan(self.setup, self.folder, told=at.told, version=at.version)
+        plan = Plan(self.setup, self.folder, told=at.told, version=at.version, order=at.order)
         state = saved and saved[0]
         self._began = True
         answer = self.trainer.ask("open", plan, state, None if self._manual() else _MANUAL)
@@ -272,7 +273,10 @@ class History:
         if isinstance(answer, Raised):
             is_fine = self.setup["data"] in STREAMS or not is_seeded(self.setup)
             # Samplers of the user's cannot always go back.
-            is_fine = is_fine or self.setup["sampler"] in ("told", "state", "batches", "fixed")
+            is_fine = is_fine or self.setup["sampler"] in (
+                *("told", "state", "batches", "fixed"),
+                *("distributed", "drawn"),
+            )
             if _REFUSED in answer.kinds and is_fine:
                 return
             steps = steps_of(self.setup)
@@ -296,8 +300,14 @@ class History:
     def _set_epoch(self, draw: int) -> None:
         if self.is_open:
             return
-        epoch = draw % 4
-        if self.setup["data"] in TOLD or self.setup["sampler"] == "told":
+        epoch, at = draw % 4, self.oracle.at
+        if self.setup["sampler"] == "distributed":
+            # What its `set_epoch` says is the loader's epoch, too.
+            at.told += 1 + draw % 3
+            self._right(self._trainer().ask("set_epoch", at.told))
+            at.epoch, at.batch, at.seen, at.is_clean = at.told, 0, [], False
+            self.was_left = False
+        elif self.setup["data"] in TOLD or self.setup["sampler"] == "told":
             self._right(self._trainer().ask("set_epoch", epoch))
             self.oracle.at.told = epoch
         elif self._has_own_sampler() and is_seeded(self.setup):

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .life import WrongError
-from .loader_data import BROKEN, COUNT, TOGETHER, Record, order_of
+from .loader_data import (
+    BROKEN,
+    COUNT,
+    TOGETHER,
+    Record,
+    distributed_order,
+    order_of,
+)
 from .loader_trainer import Taken
 
 STREAMS = ("stream", "stream-shuffled", "stream-state", "stream-epoch", "stream-state-epoch")
@@ -85,6 +92,7 @@ class Position:
     seen: list[int] = field(default_factory=list)
     told: int = 0
     version: int = 0
+    order: int = 1
     branch: str = "0"
     sources: dict[str, list[int]] = field(default_factory=lambda: {"a": [], "b": []})
     is_clean: bool = True
@@ -181,7 +189,9 @@ class Oracle:
             key += ("workers", workers_of(setup))
         if setup["data"] == "grouped":
             key += ("world", setup["world"])
-        if setup["sampler"] == "told":
+        if setup["sampler"] == "fixed":
+            key += ("order", self.at.order)
+        if setup["sampler"] in ("told", "distributed"):
             key += ("told", self.at.told)
         return key
 
@@ -198,7 +208,8 @@ class Oracle:
             return None
         order = {
             "sequence": list(range(COUNT)),
-            "fixed": order_of(1),
+            "fixed": order_of(self.at.order),
+            "distributed": distributed_order(self.at.told),
             "told": order_of(self.at.told),
             "state": order_of(epoch),
             "batches": order_of(1),
