@@ -74,6 +74,9 @@ class Maker:
             data = torch.full((1 + number % 4,), number)
             return {"id": number, "draw": draw, "told": told, "version": version, "data": data}
         row = [number, draw, told, version, number**2]
+        if self.form == "large":  # a batch that is not sent by a pipe
+            data = torch.full((3000,), float(number), dtype=torch.float64)
+            return {"row": torch.tensor(row, dtype=torch.float64), "data": data}
         if self.form == "arrays":
             return np.array(row, dtype=np.float64)
         return torch.tensor(row, dtype=torch.float64)
@@ -255,13 +258,16 @@ class Told(Sampler[int]):
 
 
 class Fixed(Sampler[int]):
-    """The same order in each epoch."""
+    """The same order in each epoch, until it is given another one."""
+
+    def __init__(self, order: int = 1) -> None:
+        self.order = order
 
     def __len__(self) -> int:
         return COUNT
 
     def __iter__(self) -> Iterator[int]:
-        return iter(order_of(1))
+        return iter(order_of(self.order))
 
 
 class Drawing(Sampler[int]):
@@ -283,23 +289,31 @@ class Drawing(Sampler[int]):
 
 
 class Batches(Sampler[list[int]]):
-    """Batches of another sampler."""
+    """Batches of another sampler, all in one list if it is used again."""
 
-    def __init__(self, sampler: Sampler[int]) -> None:
-        self.inner = sampler
+    def __init__(self, sampler: Sampler[int], *, reuses: bool) -> None:
+        self.inner, self.reuses = sampler, reuses
 
     def __len__(self) -> int:
         return -(-COUNT // TOGETHER)
 
     def __iter__(self) -> Iterator[list[int]]:
-        numbers = list(self.inner)
+        numbers, batch = list(self.inner), list[int]()
         for first in range(0, COUNT, TOGETHER):
-            yield numbers[first : first + TOGETHER]
+            batch = batch if self.reuses else []
+            batch[:] = numbers[first : first + TOGETHER]
+            yield batch
 
 
 def order_of(number: int) -> list[int]:
     """Return one of the orders of all samples."""
     return [(each * 7 + number * 3) % COUNT for each in range(COUNT)]
+
+
+def distributed_order(epoch: int) -> list[int]:
+    """Return the order of a DistributedSampler of one rank."""
+    generator = torch.Generator().manual_seed(epoch)
+    return torch.randperm(COUNT, generator=generator).tolist()
 
 
 class Collate:
@@ -346,6 +360,9 @@ def records_of(batch: Any, form: str, *, is_raw: bool = False) -> list[Record]:
         _same_padded(batch["id"].tolist(), batch["data"].tolist())
         names = "id", "draw", "told", "version"
         rows = list(zip(*(batch[name].tolist() for name in names), strict=True))
+    elif form == "large":
+        rows = batch["row"].tolist()
+        _same([[row[0]] * 2 for row in rows], [[each.min(), each.max()] for each in batch["data"]])
     elif form == "arrays" and not is_raw:
         rows = batch["rows"].tolist()
         _same([f"n{int(row[0])}" for row in rows], batch["names"])

@@ -18,7 +18,8 @@ from typing import Any
 
 from . import left, loader_sets
 from .life import Life, Say, Step, WrongError
-from .loader_oracle import STREAMS, TOLD, Oracle, Position, is_plain, is_seeded
+from .loader_more import MoreSteps
+from .loader_oracle import STREAMS, TOLD, Oracle, Position, is_plain, is_seeded, steps_of
 from .loader_trainer import DiedError, Plan, Raised, Taken, Took, Trainer
 
 _ALL = 1000
@@ -51,7 +52,7 @@ def _silent(_: str) -> None:
     """Say nothing."""
 
 
-class History:
+class History(MoreSteps):
     """A trainer, its oracle and what was saved."""
 
     def __init__(self, life: Life, folder: Path, say: Say) -> None:
@@ -123,7 +124,7 @@ class History:
         else:
             self.oracle.at = saved[1]
         at = self.oracle.at
-        plan = Plan(self.setup, self.folder, told=at.told, version=at.version)
+        plan = Plan(self.setup, self.folder, told=at.told, version=at.version, order=at.order)
         state = saved and saved[0]
         self._began = True
         answer = self.trainer.ask("open", plan, state, None if self._manual() else _MANUAL)
@@ -225,6 +226,8 @@ class History:
         if is_plain(setup):
             return {"workers": workers}
         choices: dict[str, tuple[str, ...]] = {"workers": workers}
+        if not is_seeded(setup) and setup["workers"] == "auto":
+            choices = {}  # nothing else may make it a loader with torch's arguments alone
         if setup["batch"] != "raw" and setup["sampler"] not in ("batches", "state"):
             if setup["seed"] != "none":
                 choices["world"] = ("1", "2", "3")
@@ -270,8 +273,14 @@ class History:
         if isinstance(answer, Raised):
             is_fine = self.setup["data"] in STREAMS or not is_seeded(self.setup)
             # Samplers of the user's cannot always go back.
-            is_fine = is_fine or self.setup["sampler"] in ("told", "state", "batches", "fixed")
+            is_fine = is_fine or self.setup["sampler"] in (
+                *("told", "state", "batches", "fixed"),
+                *("distributed", "drawn"),
+            )
             if _REFUSED in answer.kinds and is_fine:
+                return
+            steps = steps_of(self.setup)
+            if "IndexError" in answer.kinds and (steps is None or batch >= steps):
                 return
             self._right(answer)
         if self.setup["data"] != "mix" or at.branch == "0":
@@ -285,14 +294,20 @@ class History:
         found, text = self._right(answer)
         draws, holder = self.setup["draws"], self.setup["holder"]
         is_random = draws != "nothing" and holder not in ("collate", "sampler")
-        if found != (is_seeded(self.setup) or not is_random):
+        if found != (not is_plain(self.setup) or not is_random):
             raise WrongError(f"check() says: {text}")
 
     def _set_epoch(self, draw: int) -> None:
         if self.is_open:
             return
-        epoch = draw % 4
-        if self.setup["data"] in TOLD or self.setup["sampler"] == "told":
+        epoch, at = draw % 4, self.oracle.at
+        if self.setup["sampler"] == "distributed":
+            # What its `set_epoch` says is the loader's epoch, too.
+            at.told += 1 + draw % 3
+            self._right(self._trainer().ask("set_epoch", at.told))
+            at.epoch, at.batch, at.seen, at.is_clean = at.told, 0, [], False
+            self.was_left = False
+        elif self.setup["data"] in TOLD or self.setup["sampler"] == "told":
             self._right(self._trainer().ask("set_epoch", epoch))
             self.oracle.at.told = epoch
         elif self._has_own_sampler() and is_seeded(self.setup):
@@ -333,42 +348,20 @@ class History:
 
     def _alarm(self, draw: int) -> None:
         """A signal's handler raises while batches are taken, or after the epoch."""
+        if not self.is_open:
+            self._take_most(1)
         took = self._right(self._trainer().ask("take", _ALL, 0.0005 * (1 + draw % 40)))
         for batch in took.batches:
             self.oracle.got(self.setup, batch)
-        if took.ended:
-            self.oracle.ended(self.setup)
         if not took.raised or "AlarmError" not in took.raised.kinds:
             raise WrongError(f"a handler's exception did not come: {took.raised}")
-        self.say(f"  took {len(took.batches)} batches")
+        self.say(f"  took {len(took.batches)} batches{', to the end' if took.ended else ''}")
         self.oracle.at.is_clean = False
-        self._settle(took.epoch, ended=took.ended)
-
-    def _settle(self, epoch: int, *, ended: bool) -> None:
-        """Begin the next epoch of a loop that a signal ended."""
         self.is_open = False
-        at = self.oracle.at
-        if ended:
-            return
-        if epoch == at.epoch + 1 or at.batch == 0:
-            # The exception came as the epoch ended, or before it had begun.
-            at.epoch, at.batch, at.seen = epoch, 0, []
-            self.was_left = True
-            self._find_epoch()
-            return
-        self.was_left = True
-        self.oracle.left()
-
-    def _find_epoch(self) -> None:
-        """Begin an epoch, and take its number from the loader: it is one of two."""
-        took = self._right(self._trainer().ask("take", 1))
-        if took.raised:
-            self._judge_took(took)
-        at = self.oracle.at
-        if took.epoch not in (at.epoch, at.epoch + 1):
-            raise WrongError(f"the loader's epoch is {took.epoch} after {at.epoch}")
-        at.epoch = took.epoch
-        self._judge_took(took)
+        if took.ended:
+            self.oracle.ended(self.setup)
+        else:
+            self._judge_left()
 
     def _kill_worker(self, draw: int) -> None:
         """Kill a process that has made samples."""
@@ -436,10 +429,10 @@ class History:
             "backend": "process",
             "keep": "usual",
         }
-        if setup["tail"] in ("uneven", "fill"):
-            setup["tail"] = "repeat"
         if setup["seed"] != "none":
             setup["world"] = "1"
+        if setup["world"] == "1" and setup["tail"] != "drop":
+            setup["tail"] = "repeat"
         self.say("compares with a loader without workers")
         self.setup = setup
         self.oracle.at = Position()

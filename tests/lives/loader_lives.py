@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .life import Excluded, Life, Say
 from .loader_known import KNOWN
+from .loader_more import STEPS as STEPS_OF_MORE
 from .loader_oracle import STREAMS
 
 NAME = "loader"
@@ -53,11 +54,14 @@ AXES = {
         "collate",
         "sampler",
     ),
-    "sampler": ("sequence", "shuffle", "weights", "fixed", "told", "state", "batches"),
+    "sampler": (
+        *("sequence", "shuffle", "weights", "fixed", "told", "state", "batches"),
+        *("distributed", "drawn"),
+    ),
     "workers": ("0", "1", "3", "auto"),
     "buffer": ("none", "bytes", "batches", "disk"),
     "seed": ("none", "known"),
-    "batch": ("tensor", "nested", "padded", "views", "arrays", "raw"),
+    "batch": ("tensor", "nested", "padded", "views", "arrays", "raw", "large"),
     "world": ("1", "2", "3"),
     "tail": ("repeat", "uneven", "fill", "drop"),
     "backend": ("process", "thread", "concurrent"),
@@ -86,6 +90,7 @@ STEPS = (
     "freeze",
     "cut",
     "silence",
+    *STEPS_OF_MORE,
 )
 
 _STREAMS = " ".join(STREAMS)
@@ -93,7 +98,7 @@ _STORED = "cache tar parquet jsonl arrow mds"
 _IN_MEMORY = f"map groups epochal {_STREAMS} columns packed grouped mix"
 _OWN = "own-python own-numpy own-torch"
 _GLOBAL = "nothing python numpy torch"
-_MADE = "told state fixed weights batches"
+_MADE = "told state fixed weights batches distributed drawn"
 
 EXCLUDED = (
     Excluded(
@@ -110,7 +115,7 @@ EXCLUDED = (
     Excluded("nothing is drawn", {"draws": "nothing", "holder": "collate"}),
     Excluded(
         "only samplers that draw hold a generator",
-        {"holder": "sampler", "sampler": "sequence shuffle weights told state"},
+        {"holder": "sampler", "sampler": "sequence shuffle weights told state distributed drawn"},
     ),
     Excluded("streams have no sampler", {"data": _STREAMS, "sampler": f"shuffle {_MADE}"}),
     Excluded("streams are not divided among ranks", {"data": _STREAMS, "world": "2 3"}),
@@ -124,7 +129,7 @@ EXCLUDED = (
     ),
     Excluded(
         "columns have a form of their own",
-        {"data": "columns", "batch": "tensor padded views arrays raw"},
+        {"data": "columns", "batch": "tensor padded views arrays raw large"},
     ),
     Excluded(
         "columns draw nothing by themselves",
@@ -143,6 +148,7 @@ EXCLUDED = (
     Excluded("samples one by one", {"batch": "raw", "sampler": "batches"}),
     Excluded("samples one by one", {"batch": "raw", "data": "groups"}),
     Excluded("a row is a batch", {"data": "grouped", "tail": "drop uneven fill"}),
+    Excluded("a sampler of one rank", {"sampler": "distributed", "world": "2 3"}),
     Excluded("batches of the user's own", {"sampler": "batches", "world": "2 3"}),
     Excluded("batches of the user's own", {"sampler": "batches", "tail": "drop uneven fill"}),
     Excluded("a batch of one rank with its tail", {"tail": "uneven fill", "world": "1"}),
@@ -157,7 +163,7 @@ EXCLUDED = (
     ),
     Excluded(
         "rows count the tokens of samples",
-        {"data": "packed grouped", "batch": "tensor nested views arrays"},
+        {"data": "packed grouped", "batch": "tensor nested views arrays large"},
     ),
 )
 
@@ -170,10 +176,13 @@ def applies(step: str, setup: Mapping[str, str]) -> bool:
         return setup["place"] in ("bucket", "kept")
     if step == "kill_worker":
         return setup["workers"] not in ("0",) and setup["backend"] != "thread"
+    if step == "alarm" and setup["world"] != "1":
+        return False  # ranks are processes, and each gets a signal of its own
     if step == "change":
         return setup["data"] != "columns"
     if step in ("leave", "alarm"):
-        return setup["sampler"] != "state"
+        # What knows where it is goes on from there, as with torch.
+        return setup["sampler"] != "state" and "state" not in setup["data"]
     return True
 
 

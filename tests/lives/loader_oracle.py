@@ -14,12 +14,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .life import WrongError
-from .loader_data import BROKEN, COUNT, TOGETHER, Record, order_of
+from .loader_data import (
+    BROKEN,
+    COUNT,
+    TOGETHER,
+    Record,
+    distributed_order,
+    order_of,
+)
 from .loader_trainer import Taken
 
 STREAMS = ("stream", "stream-shuffled", "stream-state", "stream-epoch", "stream-state-epoch")
 TOLD = ("epochal", "stream-epoch", "stream-state-epoch")
 ROWS = ("packed", "grouped")
+# Whose samples are asked for together: what they draw depends on the batch of a rank.
+GROUPED = ("groups", "cache", "tar", "parquet", "jsonl", "arrow", "mds")
 
 Setup = dict[str, str]
 
@@ -83,6 +92,7 @@ class Position:
     seen: list[int] = field(default_factory=list)
     told: int = 0
     version: int = 0
+    order: int = 1
     branch: str = "0"
     sources: dict[str, list[int]] = field(default_factory=lambda: {"a": [], "b": []})
     is_clean: bool = True
@@ -151,20 +161,21 @@ class Oracle:
         self, setup: Setup, name: str, place: tuple[int, int], records: Sequence[Record]
     ) -> None:
         key: Any = self._key(setup, *place)
-        if setup["holder"] == "collate" or setup["data"] == "groups":
-            key = key, setup["world"]
+        if setup["holder"] == "collate" or setup["data"] in GROUPED:
+            key = key, setup["world"], setup["tail"] if setup["world"] != "1" else ""
         drawn = tuple(each.draw for each in records)
-        if is_seeded(setup):
+        is_plain_one = is_plain(setup)
+        if not is_plain_one:
             before = self.draws.setdefault(key, drawn)
             if before != drawn:
                 raise WrongError(f"{name} drew {drawn}, and {before} before")
-        if not is_seeded(setup) and setup["draws"].startswith("own-"):
+        elif setup["draws"].startswith("own-"):
             return  # in each worker the same, as with torch
         branch = "" if is_seeded(setup) else self.at.branch
         for each in records:
-            sample = (
-                (branch, place) if setup["holder"] == "collate" else (branch, place[0], each.id)
-            )
+            sample: Any = branch, place[0], each.id
+            if setup["holder"] == "collate":
+                sample = branch, place
             other = self.where.setdefault(each.draw, sample)
             if other != sample:
                 raise WrongError(
@@ -178,7 +189,9 @@ class Oracle:
             key += ("workers", workers_of(setup))
         if setup["data"] == "grouped":
             key += ("world", setup["world"])
-        if setup["sampler"] == "told":
+        if setup["sampler"] == "fixed":
+            key += ("order", self.at.order)
+        if setup["sampler"] in ("told", "distributed"):
             key += ("told", self.at.told)
         return key
 
@@ -195,7 +208,8 @@ class Oracle:
             return None
         order = {
             "sequence": list(range(COUNT)),
-            "fixed": order_of(1),
+            "fixed": order_of(self.at.order),
+            "distributed": distributed_order(self.at.told),
             "told": order_of(self.at.told),
             "state": order_of(epoch),
             "batches": order_of(1),

@@ -108,7 +108,8 @@ def _tar(samples: list[dict[str, Any]]) -> bytes:
 
 
 def _lines(samples: list[dict[str, Any]]) -> bytes:
-    return b"".join(json.dumps(each).encode() + b"\n" for each in samples)
+    lines = b"".join(json.dumps(each).encode() + b"\n" for each in samples)
+    return lines.removesuffix(b"\n") if len(samples) % 2 else lines
 
 
 def opened(

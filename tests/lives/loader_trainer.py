@@ -21,7 +21,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    WeightedRandomSampler,
+)
 
 import forebay
 
@@ -48,6 +53,7 @@ class Plan:
     folder: Path
     told: int = 0
     version: int = 0
+    order: int = 1
     is_torch: bool = False
 
     @property
@@ -168,15 +174,22 @@ def _sampler_of(plan: Plan) -> dict[str, Any]:
     if kind == "weights":
         weights = [1.0 + each % 3 for each in range(loader_data.COUNT)]
         return {"sampler": WeightedRandomSampler(weights, loader_data.COUNT)}
+    if kind == "distributed":
+        sampler = DistributedSampler(range(loader_data.COUNT), num_replicas=1, rank=0)
+        sampler.set_epoch(plan.told)
+        return {"sampler": sampler}
+    if kind == "drawn":
+        generator = torch.Generator().manual_seed(3)
+        return {"sampler": RandomSampler(range(loader_data.COUNT), generator=generator)}
     if setup["holder"] == "sampler":
         sampler: Any = loader_data.Drawing(setup["draws"].removeprefix("own-"))
     elif kind == "told":
         sampler = loader_data.Told()
         sampler.set_epoch(plan.told)
     else:
-        sampler = loader_data.Ordered() if kind == "state" else loader_data.Fixed()
+        sampler = loader_data.Ordered() if kind == "state" else loader_data.Fixed(plan.order)
     if kind == "batches":
-        return {"batch_sampler": loader_data.Batches(sampler)}
+        return {"batch_sampler": loader_data.Batches(sampler, reuses=setup["buffer"] != "none")}
     return {"sampler": sampler}
 
 
@@ -202,6 +215,8 @@ def loader_of(plan: Plan, dataset: Any, rank: int) -> Any:
         options["persistent_workers"] = True
     if plan.is_torch:
         return DataLoader(dataset, **options)
+    if setup["data"].startswith("stream-state") and setup["workers"] == "3":
+        options["snapshot_every_n_steps"] = 3
     if setup["tail"] == "drop":
         options["drop_last"] = True
     elif setup["tail"] != "repeat":
@@ -366,8 +381,13 @@ class _Child:
         for loader, dataset in zip(self.loaders, self.datasets, strict=True):
             if hasattr(dataset, "set_epoch"):
                 dataset.set_epoch(epoch)
-            if self.plan.setup["sampler"] == "told":
+            if self.plan.setup["sampler"] in ("told", "distributed"):
                 loader.sampler.set_epoch(epoch)
+
+    def set_order(self, order: int) -> None:
+        """Give samplers another order."""
+        for loader in self.loaders:
+            loader.sampler.order = order
 
     def set_own_epoch(self, epoch: int) -> None:
         """Tell the loader's own sampler the epoch."""

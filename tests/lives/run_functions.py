@@ -19,13 +19,14 @@ MODULE = "work_helper.py"
 LOG = "log"
 
 _HEAD = """
-import datetime, decimal, functools, hashlib, os, pathlib, signal, threading
+import datetime, decimal, functools, hashlib, os, pathlib, signal, threading, time
 from dataclasses import dataclass
 from typing import NamedTuple
 """
 
 _BODY = """
 VERSION = {version!r}
+KEPT = []
 
 
 @dataclass
@@ -65,14 +66,21 @@ def read(source):
 
 def begin(source, version):
     stem, contents = read(source)
+    text = hashlib.sha1(b"".join([version.encode(), *contents])).hexdigest()
+    if contents[0].startswith(b"flaky"):  # it fails once; that is no execution
+        mark = pathlib.Path({log!r} + "-" + stem + "-" + text)
+        if not mark.exists():
+            mark.touch()
+            raise OSError("flaky " + stem)
     with open({log!r}, "ab", buffering=0) as file:
         file.write((stem + chr(10)).encode())
+    if contents[0].startswith(b"slow"):
+        time.sleep(0.03)
     if contents[0].startswith(b"raises"):
         raise ValueError("bad input " + stem)
     if contents[0].startswith(b"dies"):
         os.kill(os.getpid(), signal.SIGKILL)
-    text = hashlib.sha1(b"".join([version.encode(), *contents])).hexdigest()
-    return stem, text, contents[0].startswith(b"odd")
+    return stem, text, contents[0][:4]
 
 
 def records(text):
@@ -81,10 +89,13 @@ def records(text):
 
 
 def work_on(source, version, out=None):
-    stem, text, is_odd = begin(source, version)
+    stem, text, how = begin(source, version)
     files = leave(stem, text, out)
+    if how == b"open":
+        KEPT.append(open(out / (stem + ".open"), "w"))
+        KEPT[-1].write("not all of it")
     made = records(text)
-    if is_odd:
+    if how[:3] == b"odd":
         return {{"odd": object()}}
     if not made:
         return None

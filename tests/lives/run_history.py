@@ -18,6 +18,7 @@ from . import left, run_functions
 from .life import Life, Say, Step, WrongError
 from .run_driver import Call, Driver, Outcome, run
 from .run_inputs import FOLDERS, Inputs
+from .run_more import MoreSteps
 from .run_oracle import THEIRS, Oracle
 
 _FIRST = 6  # inputs at the beginning
@@ -26,15 +27,15 @@ _MOST = 10
 _ENDING_S = 20.0
 
 
-class History:
+class History(MoreSteps):
     """A life under way."""
 
     def __init__(self, life: Life, say: Say) -> None:
-        self.setup, self.say = dict(life.setup), say
+        self.setup, self.say = dict(life.setup), say  # type: ignore[method-assign]
         self.inputs = Inputs(self.setup["inputs"], self.setup["failing"], self.setup["call"])
         for each in FOLDERS:
             os.makedirs(each)
-        for _ in range(_FIRST):
+        for _ in range(3 * _FIRST if self.setup["failing"] == "slow" else _FIRST):
             self.inputs.add()
         self.oracle = Oracle(self.setup, self.inputs)
         self.took_s = 0.1
@@ -177,6 +178,8 @@ class History:
 
     def _await_moment(self, draw: random.Random, driver: Driver) -> str:
         """Wait until so many inputs were begun, or for a part of the time that a call takes."""
+        if draw.random() < 0.2:
+            return self.await_output(driver)
         if draw.random() < 0.5:
             lines = draw.randrange(len(self.inputs.items) + 1)
             size = self.oracle.log + lines

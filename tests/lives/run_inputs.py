@@ -18,7 +18,9 @@ FOLDERS = ("in/d1", "in/d2")
 MASKS = "masks"
 TABLE = "inputs.csv"
 # What a file begins with whose processing fails, by how.
-FAILURES = ("raises", "odd", "dies", "broken")
+FAILURES = ("raises", "odd", "dies", "broken", "open")
+# And what it begins with where only something is special.
+SPECIAL = ("flaky", "slow")
 # Inputs that are listed one by one, in the order in which they came.
 LISTED = ("str", "path", "rows", "rows2", "csv", "dataset", "subset")
 # Inputs whose folder is searched.
@@ -65,11 +67,16 @@ class Item:
             return [b"[1]\n"]
         return [json.dumps({"stem": self.stem, "text": text}).encode() + b"\n"]
 
+    @property
+    def tries(self) -> int:
+        """How often a call tries it: what its function has left is not tried again."""
+        return 2 if self.fails and self.fails != "open" else 1
+
 
 def content(number: int, changes: int, failure: str = "") -> bytes:
-    """Return what a file has after so many changes; sizes differ."""
+    """Return what a file has after so many changes; every other one leaves its size."""
     text = f"{failure or 'good'} {number} {changes} "
-    return (text * (1 + (number + changes) % 4)).encode()
+    return (text * (1 + (number + changes // 2) % 4)).encode()
 
 
 @dataclass
@@ -100,8 +107,10 @@ class Inputs:
         if folder == self.away:
             folder = next(each for each in FOLDERS if each != self.away)
         letter = chr(ord("a") + number * 7 % 26)  # the order of names is not that of numbers
-        fails = self.failure if self.failure != "no" and number % 3 == 1 else ""
-        contents = [content(number, 0, fails)]
+        is_bad = number % 3 == 1 or self.failure == "slow"
+        how = self.failure if self.failure != "no" and is_bad else ""
+        fails = how if how in FAILURES else ""
+        contents = [content(number, 0, how)]
         if self.kind == "rows2":
             contents.append(content(number + 100, 0))
         suffix = ".jsonl" if self.kind == "shards" else ".txt"
@@ -114,10 +123,11 @@ class Inputs:
         """Change one of an input's files; `heals` turns a bad one into a good one, or back."""
         item.changes += 1
         which %= len(item.contents)
-        if heals and self.failure != "no" and not which:
+        if heals and self.failure in FAILURES and not which:
             item.fails = "" if item.fails else self.failure
         number = item.number + 100 * which
-        item.contents[which] = content(number, item.changes, "" if which else item.fails)
+        how = self.failure if self.failure in SPECIAL else item.fails
+        item.contents[which] = content(number, item.changes, "" if which else how)
         self.write(item)
 
     def touch(self, item: Item) -> None:

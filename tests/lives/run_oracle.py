@@ -280,7 +280,7 @@ class Oracle:
             if self.call == "index_shards":  # it runs no function of the user's
                 count = int(need != "no" and fresh.is_ok)
             else:
-                self._check_executions(state, need, count, fresh, more)
+                self._check_executions(item, need, count, more)
             if self.inputs.is_away(item) and (state.result is None or not state.result.is_ok):
                 failed.append(item)
                 continue
@@ -316,12 +316,11 @@ class Oracle:
         self.check_disk()
         return f"{done} done, {len(failed)} failed, {made} made"
 
-    def _check_executions(
-        self, state: State, need: str, count: int, fresh: Result, more: int
-    ) -> None:
+    def _check_executions(self, item: Item, need: str, count: int, more: int) -> None:
         """Compare how often an input was worked on with what it needed."""
-        tries = 1 if self.call == "predict" else 2  # of a bad input
-        expected = (1 if fresh.is_ok else tries) if need != "no" else 0
+        state = self.state(item)
+        tries = 1 if self.call == "predict" else item.tries
+        expected = tries if need != "no" else 0
         least = max(expected - more, min(expected, 1)) if need == "yes" else 0
         if self.call == "cache":
             more += 1  # the first, the middle and the last are read for their types
@@ -398,6 +397,7 @@ class Oracle:
             "odd": "odd",
             "dies": "",
             "broken": "instead of a JSON object",
+            "open": "still open",
         }
         is_away = self.inputs.is_away(item)
         wanted = "No such file" if is_away else reasons.get(item.fails, "?")
@@ -432,7 +432,7 @@ class Oracle:
             count, least = counts.pop(state.stem, 0), 0
             if (state.result is None or not state.result.is_ok) and item and is_here:
                 fresh = self.fresh(item)
-                least = 1 if fresh.is_ok else 2
+                least = item.tries
                 # What the ledger knows of the file is of before.
                 is_same = state.result is not None and state.result.contents == fresh.contents
                 state.again = "no" if is_same and state.again == "no" else "maybe"
