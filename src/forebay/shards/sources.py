@@ -68,12 +68,7 @@ def _received(path: str, data: bytes, identity: str, forms: Sequence[ShardFormat
 
 
 def given_index(
-    index: str | os.PathLike[str],
-    location: Location,
-    form: str | None,
-    progress: bool,
-    *,
-    is_copied: bool,
+    index: str | os.PathLike[str], location: Location, form: str | None, progress: bool
 ) -> tuple[str, OpenIndex]:
     """Return the folder of shards, and the index that `index_shards` wrote.
 
@@ -84,7 +79,6 @@ def given_index(
         index: Its folder.
         location: The shards.
         form: Of a folder's shards; None to go by suffix.
-        is_copied: Whether all shards are copied, which needs a listing.
 
     Raises:
         InputError: There is none, or it names shards that are gone.
@@ -98,7 +92,7 @@ def given_index(
             f"{where!r}: there is no index\n"
             "  forebay.index_shards(location, index) writes it, or finishes it."
         )
-    root = None if is_copied else root_of_known(location, opened.index.names)
+    root = root_of_known(location, opened.index.names)
     if root is None or not answers_have_tags(root):
         found = find_shards(location, form)
         check_shards(opened.index, found, where, progress)
