@@ -124,7 +124,7 @@ def test_a_killed_cache_is_continued_in_a_bucket_by_any_machine(
         from cached import Noise
         forebay.cache(Noise(), sys.argv[1], num_workers=0, progress=False)
         import fsspec
-        fsspec.filesystem("s3").get(sys.argv[1], "copy/", recursive=True)
+        fsspec.filesystem("s3").get(sys.argv[1], "copy", recursive=True)
         assert forebay.open_cache(sys.argv[1])[999][0].equal(forebay.open_cache("copy")[999][0])
     """
     script = tmp_path / "script.py"

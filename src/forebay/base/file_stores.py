@@ -21,6 +21,7 @@ from forebay.base.files import (
     local_path,
     location_in,
     read_regular,
+    tried,
 )
 from forebay.errors import (
     ForebayError,
@@ -65,7 +66,7 @@ class Store:
         if (self.size(name) or 0) > most:
             return None
         with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError, name=name):
-            return bytes(self._system.cat_file(self._key(name)))
+            return bytes(tried(lambda: self._system.cat_file(self._key(name))))
         return None
 
     def write(self, name: str, data: bytes) -> None:
@@ -88,7 +89,7 @@ class Store:
     def download(self, name: str, path: Path) -> bool:
         """Fetch a file to a local path; return False if there is none."""
         with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError, name=name):
-            self._system.get_file(self._key(name), str(path))
+            tried(lambda: self._system.get_file(self._key(name), str(path)))
             return True
         return False
 
@@ -119,7 +120,7 @@ class Store:
         """Return a file's bytes; None if there is none."""
         with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError, name=name):
             self._system.invalidate_cache()
-            return int(self._system.info(self._key(name))["size"])
+            return int(tried(lambda: self._system.info(self._key(name)))["size"])
         return None
 
     def files(self) -> list[tuple[str, int]]:

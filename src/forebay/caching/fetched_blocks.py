@@ -12,7 +12,6 @@ from __future__ import annotations
 import mmap
 import os
 import queue
-import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -133,7 +132,7 @@ class FetchedBlocks(ABC):
         # Units of blocks of which others are missing yet; blocks that are put together.
         self._pieces: dict[int, dict[Key, memoryview]] = {}
         self._assembling: set[int] = set()
-        self._residency, self._requests = Residency(), Requests(random.Random())  # noqa: S311
+        self._residency, self._requests = Residency(), Requests()
         self._generation = 0
         # What threads did, each to be noted by a call.
         self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -296,9 +295,9 @@ class FetchedBlocks(ABC):
         number, span = get.units[0].shard, (get.units[0].offset, get.length)
         name, wanted = self._source.name_of(number), self._source.tag(number)
         is_compared = wanted is None or not any(_is_part(unit.key) for unit in get.units)
-        if self._source.has_checksums and is_compared:
-            return self._bucket.read(name, *span)
         found, tag = self._bucket.read_tagged(name, *span)
+        if self._source.has_checksums and is_compared:
+            return found
         if number not in self._tags and wanted is not None:
             tag = tag or self._source.tag_now(number)
             self._tags[number] = wanted

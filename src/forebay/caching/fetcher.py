@@ -22,15 +22,7 @@ from typing import Any
 import numpy as np
 
 from forebay.base.process import watch_maker_of
-from forebay.base.store_errors import BROKEN, REFUSED, THROTTLED
-from forebay.caching.fetch_policy import (
-    NEEDED,
-    WRONG,
-    GivenUp,
-    Key,
-    Unit,
-    percentile,
-)
+from forebay.caching.fetch_policy import NEEDED, GivenUp, Key, Unit, percentile
 from forebay.caching.fetched_blocks import FetchedBlocks
 from forebay.caching.fetcher_process import Place
 from forebay.caching.lane_files import PAGE, shares_of
@@ -39,6 +31,8 @@ from forebay.windows import dealt
 
 # How often clients hear what was fetched, and that this process lives.
 _FACTS_S = 1.0
+# A longer pause of the loop means that the process was frozen.
+_FROZEN_S = 10.0
 _RECV_BYTES = 1 << 16
 # What a loader says of its lanes.
 _LANES = "lanes", "first", "stop", "nbytes"
@@ -89,25 +83,24 @@ class Fetcher(FetchedBlocks):
 
     def run(self) -> None:
         """Serve clients until the process that opened the cache has ended."""
-        next_facts = 0.0
+        next_facts, before = 0.0, time.monotonic()
         self._selector.register(self._incoming, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
         for ended in watch_maker_of(self._incoming):
             self._selector.register(ended, selectors.EVENT_READ)
         while not self._is_over:
             now = time.monotonic()
+            if now > before + _FROZEN_S:
+                self._requests.excuse()
+            before = now
             for get in self._requests.due(now):
                 keys = [unit.key for unit in get.units if isinstance(unit.key, int)]
                 self._threads.submit(self._perform, get, {key: self._target(key) for key in keys})
-            wait = min(self._requests.wakes_at(now), next_facts, now + _FACTS_S) - now
+            wait = min(next_facts, now + _FACTS_S) - now
             for key, mask in self._selector.select(max(wait, 0.0)):
                 self._handle(key.fileobj, mask)
             while not self._done.empty():
                 self._done.get()()
-            if self._requests.must_renew:
-                self._requests.must_renew = False
-                with suppress(Exception):  # then requests say what is wrong
-                    self._bucket.renew()
             if (now := time.monotonic()) >= next_facts:
                 next_facts = now + _FACTS_S
                 self._tell_facts()
@@ -240,10 +233,7 @@ class Fetcher(FetchedBlocks):
             "nbytes": counts.nbytes,
             "hits": self._hits,
             "busy_s": counts.busy_s,
-            "lost_s": counts.lost_s,
             "elapsed_s": time.monotonic(),
-            "throttled": counts.failed[THROTTLED],
-            "broken": sum(counts.failed[each] for each in (BROKEN, REFUSED, WRONG)),
         }
 
     def _tell_facts(self) -> None:
