@@ -132,42 +132,12 @@ def test_what_failed_while_the_process_was_frozen_is_requested_again():
 def test_a_block_of_two_clients_is_fetched_once_and_stays_for_both():
     """Workers that read one window."""
     residency = Residency()
-    assert residency.hold(1, [0, 1], 0) == [0, 1]
+    assert residency.hold(1, [0, 1]) == [0, 1]
     residency.put_in_memory(0)
-    assert residency.hold(2, [0, 2], 0) == [2]
+    assert residency.hold(2, [0, 2]) == [2]
     assert residency.leave(1) == [1]
     assert residency.is_here(0)
     assert sorted(residency.leave(2)) == [0, 2]
-
-
-def test_what_is_on_disk_is_read_into_memory_when_it_is_held():
-    """And leaves memory with who held it."""
-    residency = Residency()
-    residency.put_on_disk(0)
-    assert residency.hold(1, [0, 1, 2], 0) == [0, 1, 2]
-    residency.put_in_memory(0)
-    assert residency.hold(2, [0]) == []
-    assert residency.leave(1) == [1, 2]
-    assert residency.leave(2) == [0]
-    assert not residency.is_here(0)
-
-
-def test_what_two_epochs_did_not_use_makes_place_and_what_an_earlier_job_left_does_not_at_once():
-    """Lanes that moved to another node."""
-    residency = Residency()
-    for block in range(4):
-        residency.put_on_disk(block)
-    residency.hold(1, [0, 1], 7)
-    assert residency.stale() == []
-    residency.hold(1, [0, 1], 8)
-    assert residency.stale() == []
-    residency.hold(1, [0], 9)
-    residency.release(1, [0, 1, 0, 1, 0])
-    assert residency.stale() == [2, 3]
-    assert residency.stale() == []
-    residency.forget(1)
-    residency.hold(1, [9], 11)
-    assert residency.stale() == [0]
 
 
 @pytest.mark.slow
@@ -185,7 +155,7 @@ def test_a_block_is_here_if_and_only_if_it_is_held(data):
         else:
             blocks = data.draw(st.lists(st.integers(0, 11), min_size=1, max_size=4, unique=True))
             held[client] += blocks
-            for block in residency.hold(client, blocks, data.draw(st.sampled_from([None, 0]))):
+            for block in residency.hold(client, blocks):
                 residency.put_in_memory(block)
                 here.add(block)
         assert {block for block in range(12) if residency.is_held(block)} == here
