@@ -19,7 +19,7 @@ from forebay.base.store_errors import BROKEN
 
 MIB = 1 << 20
 # Bytes in flight, and at most those of what readers wait for; and requests: each has a thread.
-LIMIT_BYTES, MOST_BYTES, MOST_REQUESTS = 128 * MIB, 512 * MIB, 256
+LIMIT_BYTES, MOST_BYTES, MOST_REQUESTS = 64 * MIB, 512 * MIB, 256
 # Neighbours in a shard become one request of up to so many bytes.
 JOINED_BYTES = 8 * MIB
 # How often a unit is requested that arrives with other wrong bytes each time.

@@ -169,6 +169,7 @@ def _indexed(
 ) -> list[IndexedShard]:
     # Not for processes that only read.
     from forebay.observe.progress import Progress, run_label
+    from forebay.shards.apart import apart
     from forebay.shards.indexing import index_shard
 
     shown = Progress(
@@ -180,13 +181,14 @@ def _indexed(
     def work(listed: Listed) -> IndexedShard:
         return index_shard(found.root, listed, form, store)
 
-    try:
-        for each in threads.map(work, found.shards):
-            shards.append(each)
-            shown.update(1, 0)
-    finally:
-        threads.shutdown(cancel_futures=True)
-        shown.close()
+    with apart():
+        try:
+            for each in threads.map(work, found.shards):
+                shards.append(each)
+                shown.update(1, 0)
+        finally:
+            threads.shutdown(cancel_futures=True)
+            shown.close()
     return shards
 
 
