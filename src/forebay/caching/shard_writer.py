@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -43,7 +44,7 @@ from forebay.caching.arrow_shards import (
     common_layout,
 )
 from forebay.caching.index import CachePlan, Layout
-from forebay.caching.layout import BLOCK, MOST_BLOCK_BYTES, checksums, shard_name
+from forebay.caching.layout import BLOCK, MOST_BLOCK_BYTES, shard_name
 from forebay.caching.structure import (
     MISSING,
     generalized,
@@ -294,9 +295,9 @@ def shard_record(path: Path, writer: ShardWriter) -> dict[str, Any]:
     """Return what the index of a cache says of a shard, JSON-serializable."""
     data = np.memmap(path, np.uint8, "r").data
     places, codec = record_batches(data, writer.compression), writer.compression
-    found, outside = checksums(data, places)
     blocks = np.zeros(len(places), BLOCK)
-    blocks["first"], blocks["crc32"] = writer.firsts, found
+    blocks["first"] = writer.firsts
+    blocks["crc32"] = [zlib.crc32(data[start : start + length]) for start, length in places]
     blocks["offset"], blocks["length"] = zip(*places, strict=True)
     blocks["nbytes"] = (
         blocks["length"]
@@ -304,7 +305,7 @@ def shard_record(path: Path, writer: ShardWriter) -> dict[str, Any]:
         else [decompressed_bytes(data[start : start + length], codec) for start, length in places]
     )
     known = writer.layout.to_json()
-    return {"blocks": b64encode(blocks.tobytes()).decode(), "outside": outside, **known}
+    return {"blocks": b64encode(blocks.tobytes()).decode(), **known}
 
 
 def sample_failure(index: int, error: BaseException) -> Failure:
