@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -22,11 +23,13 @@ from forebay.base.randomness import SetSeed, seed_generators, seed_of_text, seed
 from forebay.errors import OutputError
 from forebay.inputs.row_paths import located, with_open_path
 from forebay.ledger.records import FileFields, key_of
-from forebay.outputs.staging import Output, Staging, current
+from forebay.outputs.output import Output, current
+from forebay.outputs.staging import Staging
 from forebay.pools.events import Answer, Assignment, Refusal
 from forebay.pools.worker import end_fork
 from forebay.runs.process_state import ProcessState
 from forebay.runs.returned import encode, files_in, rows_of_files, rows_returned
+from forebay.runs.user_call import USUAL, Call
 
 # Errors of the machine, not of the input: every other input would fail with them too.
 _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -54,7 +57,7 @@ class PreprocessJob:
 
     Args:
         folder: Where a row's relative `destination` starts; None if the rows are not from a table.
-        gives_out: Whether the function is called with `out`, too.
+        call: How the function is called.
         concurrency: Inputs that a worker processes at once, each in a thread of its own.
 
     Attributes:
@@ -75,11 +78,11 @@ class PreprocessJob:
         folder: str | None = None,
         save: Callable[[Any, Output], Any] | None = None,
         *,
-        gives_out: bool = True,
+        call: Call = USUAL,
         seeds_owned: bool = True,
         concurrency: int = 1,
     ) -> None:
-        self._gives_out = gives_out
+        self._calling = call
         self._turns = turns
         self._concurrency = concurrency
         self._seeds_owned = seeds_owned
@@ -210,7 +213,7 @@ class PreprocessJob:
             files |= elsewhere
         else:
             rows = rows_returned(metadata)
-        return files, _checked(encode(rows, names, final_name, out.asked))
+        return files, checked(encode(rows, names, final_name, out.asked))
 
     def _places(
         self, paths: list[str], inputs: list[Any], final_name: _Naming
@@ -241,15 +244,19 @@ class PreprocessJob:
                 return self._worked(self._saved, int(opens), out), out.name_of
             finally:
                 current.reset(token)
+        if row is None and is_url(source) and self._fetch is not None:
+            return self._call_fetched(self._fetch, source, opens, out)
+        return self._returned_for(self._given(source, row, opens), out), out.name_of
+
+    def _given(self, source: str, row: str | None, opens: str) -> Any:
+        """Return what the function is called with, for a row or a local path."""
         if row is not None:
             listed = _read_json(opens)[0]
             if self._folder:
                 listed = located(listed, self._folder)
             if source and self._folder:
                 listed = with_open_path(listed, source, self._folder)
-            return self._returned_for(listed, out), out.name_of
-        if is_url(source) and self._fetch is not None:
-            return self._call_fetched(self._fetch, source, opens, out)
+            return listed
         try:
             os.stat(source)
         except OSError as error:
@@ -257,15 +264,18 @@ class PreprocessJob:
                 what = f"{error.strerror} (here folders are separated by '/', not by '\\')"
                 error = FileNotFoundError(error.errno, what, source)
             raise Refusal("input") from error
+        if self._calling.as_text:
+            return source
         at = source.rfind("/") + 1
         if source[:at] != self._parent[0]:  # parsed once for all inputs of a folder
             self._parent = source[:at], Path(source[:at])
-        return self._returned_for(self._parent[1] / source[at:], out), out.name_of
+        return self._parent[1] / source[at:]
 
     def _returned_for(self, given: Any, out: Output) -> _Returned:
         """Return what the function returned, for a path or a row."""
-        if self._gives_out:
-            return self._worked(self._work, given, out)
+        if self._calling.gives_out:
+            text = self._calling.out_as_text
+            return self._worked(self._work, given, os.fspath(out) if text else out)
         token = current.set(out)
         try:
             return self._worked(self._work, given)
@@ -277,10 +287,15 @@ class PreprocessJob:
         sample = self._work[index]
         return sample if self._save is None else self._save(sample, out)
 
-    def _worked(self, call: Callable[..., Any], *given: Any) -> _Returned:
+    def _worked(
+        self, call: Callable[..., Any], *given: Any, looked_at: Callable[[Any], Any] = files_in
+    ) -> Any:
         """Return what the user's code returned; a process that it forked, and left, ends here.
 
         Not later: it would publish, or remove, the files of this process.
+
+        Args:
+            looked_at: Called with it in the working directory that the code has left.
         """
         process = os.getpid()
         try:
@@ -292,7 +307,7 @@ class PreprocessJob:
         else:
             if os.getpid() != process:
                 end_fork()
-            return files_in(returned)
+            return looked_at(returned)
         finally:
             self._state.restore()
 
@@ -302,7 +317,8 @@ class PreprocessJob:
         """Call the function with a download of its input."""
         try:
             with fetch(opens) as path:
-                returned = self._returned_for(path, out)
+                given = str(path) if self._calling.as_text else path
+                returned = self._returned_for(given, out)
         except NoInputError as error:
             raise Refusal("input") from error.__cause__
         fetched = str(path)
@@ -342,6 +358,15 @@ def _own_folder(source: str, written: tuple[FileFields, ...], since_ns: int) -> 
         return ""
 
 
+def job_maker(batch_size: int | None) -> Callable[..., PreprocessJob]:
+    """Return what makes the job of a function that gets so many inputs at once; None for one."""
+    if batch_size is None:
+        return PreprocessJob
+    from forebay.runs.batched_job import BatchedJob
+
+    return partial(BatchedJob, batch_size=batch_size)
+
+
 def name_of_work(work: Any, kind: str, save: Any) -> str:
     """Return what messages call the user's code."""
     called = getattr(work, "func", work) if kind != "indices" else save  # `func`: of a partial
@@ -351,7 +376,7 @@ def name_of_work(work: Any, kind: str, save: Any) -> str:
     return f"{type(work).__qualname__}.__getitem__{f' or {name}' if save is not None else ''}"
 
 
-def _checked(metadata: str) -> str:
+def checked(metadata: str) -> str:
     """Return the metadata of one input."""
     if len(metadata) * 4 <= MAX_METADATA_BYTES:  # no character has more bytes
         return metadata
