@@ -14,11 +14,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from forebay.base.files import NoInputError, is_url
-from forebay.base.randomness import SetSeed, seed_generators, seed_of_text
 from forebay.ledger.records import key_of
 from forebay.pools.events import Answer, Assignment, Refusal
-from forebay.runs.job import PreprocessJob, checked
-from forebay.runs.returned import encode, rows_returned
+from forebay.runs.job import PreprocessJob
+from forebay.runs.returned import checked, encode, rows_returned
 
 
 class BatchedJob(PreprocessJob):
@@ -37,18 +36,9 @@ class BatchedJob(PreprocessJob):
         """Call the function for several inputs, and return the answer for each."""
         began = time.perf_counter()
         source, row, *_ = assignments[0].payload
-        seed = seed_of_text(key_of(source, row))
-        if self._turns is None:
-            seed_generators(seed)
-            self._owned.seed(seed)
-            found = self._results_of(assignments)
-        else:
-
-            def call(set_seed: SetSeed) -> list[str]:
-                self._owned.beside(set_seed)(seed)
-                return self._results_of(assignments)
-
-            found = self._turns.run(call, lambda: None)
+        found = self._seeded(
+            key_of(source, row), lambda: self._results_of(assignments), lambda: None
+        )
         took_s = (time.perf_counter() - began) / len(assignments)
         answers = []
         for each, metadata in zip(assignments, found, strict=True):
@@ -61,7 +51,7 @@ class BatchedJob(PreprocessJob):
         """Return the metadata of several inputs, as JSON."""
         with ExitStack() as downloads:
             given = [self._opened(*each.payload, downloads=downloads) for each in assignments]
-            returned = self._worked(self._work, given, looked_at=lambda value: value)
+            returned = self._worked(self._work, given, name_of=None, looked_at=_itself)
             return [
                 checked(encode(rows_returned(each), (), _no_name))
                 for each in results_in(returned, len(given))
@@ -79,6 +69,10 @@ class BatchedJob(PreprocessJob):
         except NoInputError as error:
             raise Refusal("input") from error.__cause__
         return str(path) if self._calling.as_text else path
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 def _no_name(_: str) -> None:

@@ -176,18 +176,9 @@ class Session:
         fetch = partial(download, folder=self.folder.private / "staging" / "fetched")
         work = self._work if doing is None else doing
         turns = ThreadTurns() if self.options.backend == "thread" else None
-        job = job_maker(self.options.batch_size)(
-            work,
-            kind,
-            self.folder.staging(),
-            fetch,
-            turns,
-            folder,
-            save,
-            call=call,
-            seeds_owned=seeds_owned,
-            concurrency=self.options.at_once,
-        )
+        staging, make = self.folder.staging(), job_maker(self.options)
+        how = {"call": call, "seeds_owned": seeds_owned}
+        job = make(work, kind, staging, fetch, turns, folder, save, **how)
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
