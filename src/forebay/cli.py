@@ -73,8 +73,11 @@ _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": [
 @click.argument("work", metavar="FILE.py:FUNCTION", type=REFERENCE)
 @click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=PATH)
 @options("num_workers", "concurrency", "backend", *CLUSTER, "timeout", "retries", "on_error")
-@options("max_failures", "limit", "redo", "restart", "metadata", "save")
-@options("version", "accept_changes", "report", "quiet")
+@options("max_failures", "limit", "redo", "restart", "metadata", "save", "batch_size")
+@options(
+    *("version", "accept_changes", "report", "quiet"),
+    batch_size="Call FUNCTION with lists of at most so many inputs.",
+)
 def preprocess_command(
     work: str, paths: tuple[str, ...], report: str | None, **settings: Any
 ) -> int:

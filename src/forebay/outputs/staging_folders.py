@@ -22,6 +22,7 @@ from contextlib import suppress
 
 from forebay.base.output_names import own_folder, worker_folder
 from forebay.errors import OutputError
+from forebay.outputs.self_references import SelfReferences
 
 # A shared folder is left for another when it has so many files that are not published yet, since
 # it is listed for each input; or so many names that no further input can use.
@@ -37,6 +38,7 @@ class StagingFolders:
         self.are_apart = False
         # In each path to these folders, and in no other string.
         self._mark = f"/{worker_folder(run, worker, '')}"
+        self.references = SelfReferences(run, worker)
         self._shared, self._own = -1, 0  # the numbers of the last folders
         self._spare: str | None = None  # an empty folder of one input
         self.is_crowded = False
