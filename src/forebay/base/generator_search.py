@@ -39,7 +39,7 @@ _LEFT_ALONE = (
 )
 
 
-def _kinds() -> tuple[type, ...]:
+def generator_kinds() -> tuple[type, ...]:
     """Return the classes of generators."""
     kinds: list[type] = [random.Random]
     numpy_random, torch = numpy_and_torch()
@@ -90,7 +90,7 @@ class Search:
     """
 
     def __init__(self, empty: dict[int, tuple[Any, int]]) -> None:
-        self._empty, self._kinds = empty, _kinds()
+        self._empty, self._kinds = empty, generator_kinds()
 
     def found(self, roots: Mapping[str, Any]) -> dict[str, Any]:
         """Return the generators by path."""
@@ -135,7 +135,7 @@ class Search:
                 if kind is base:
                     return
                 named.update(map(id, _values(value, base)))
-        attributes = _attributes(value, kind)
+        attributes = attributes_of(value, kind) | _classes_of(kind)
         yield from ((f".{name}", each) for name, each in attributes.items())
         # What only its own C code knows: the object of a method, what a cached function returned.
         named.update(map(id, attributes.values()))
@@ -161,21 +161,26 @@ def _dict_of(value: Any) -> Any:
         return None
 
 
-def _attributes(value: Any, kind: type) -> dict[str, Any]:
-    """Return the attributes of an object, and its classes."""
+def attributes_of(value: Any, kind: type) -> dict[str, Any]:
+    """Return the attributes that an object of a class has itself, without calling a property."""
     own = _dict_of(value)
     attributes = dict(own) if type(own) is dict else {}
     for each in kind.__mro__:
-        if _package(each) in _LIBRARIES or not each.__flags__ & _HEAP_TYPE:
-            continue
-        attributes.setdefault(f"__class__.{each.__name__}", each)
-        for name, slot in vars(each).items():
+        for name, slot in vars(each).items() if _is_users(each) else ():
             if isinstance(slot, MemberDescriptorType):
                 try:
                     attributes.setdefault(name, slot.__get__(value))
                 except AttributeError:  # not assigned yet
                     continue
     return attributes
+
+
+def _is_users(kind: type) -> bool:
+    return _package(kind) not in _LIBRARIES and bool(kind.__flags__ & _HEAP_TYPE)
+
+
+def _classes_of(kind: type) -> dict[str, Any]:
+    return {f"__class__.{each.__name__}": each for each in kind.__mro__ if _is_users(each)}
 
 
 # Py_TPFLAGS_HEAPTYPE: the class was made by a class statement, or by an extension.
@@ -208,7 +213,10 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
     known, package = function.__globals__, _package(function)
     if package in _LIBRARIES:
         return
-    names, kinds = _names_in(function.__code__), _kinds() if _is_installed(package) else object
+    names, kinds = (
+        _names_in(function.__code__),
+        generator_kinds() if _is_installed(package) else object,
+    )
     for name in names:
         # What a function imports is not among its globals.
         value = known[name] if name in known else sys.modules.get(name)
@@ -222,7 +230,7 @@ def _parts_of_class(value: type) -> Iterator[tuple[str, Any]]:
     package = _package(value)
     if package in _LIBRARIES:
         return
-    kinds = (FunctionType, *_kinds()) if _is_installed(package) else object
+    kinds = (FunctionType, *generator_kinds()) if _is_installed(package) else object
     for name, each in list(vars(value).items()):
         is_of_python = name.startswith("__") and type(each) is not FunctionType
         if issubclass(type(each), kinds) and not is_of_python:
@@ -277,7 +285,7 @@ def _hold_any(values: Iterable[Any]) -> bool:
 
     Level by level, at the speed of the collector: a million tuples of strings take 0.1 s.
     """
-    kinds, level, known = _kinds(), list(values), set[int]()
+    kinds, level, known = generator_kinds(), list(values), set[int]()
     while level:
         types = set(map(type, level)) - _PLAIN
         if any(issubclass(each, kinds) for each in types):
@@ -322,7 +330,7 @@ def remember_process() -> None:
 def _listed(objects: list[Any]) -> list[Any]:
     """Return the generators among objects; those of torch, of what these refer to."""
     types = set(map(type, objects))
-    kinds = {each for each in types if issubclass(each, _kinds())}
+    kinds = {each for each in types if issubclass(each, generator_kinds())}
     found = [*compress(objects, map(kinds.__contains__, map(type, objects)))]
     _, torch = numpy_and_torch()
     if torch is not None:
@@ -338,7 +346,7 @@ def _may_hold(kind: type) -> bool:
     """Return whether objects of a class may refer to a generator of torch."""
     if kind in _CONTAINERS or kind is CellType:
         return True
-    return bool(kind.__flags__ & _HEAP_TYPE) and _package(kind) not in _LIBRARIES
+    return _is_users(kind)
 
 
 def _is_long(value: Any) -> bool:

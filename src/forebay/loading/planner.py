@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.buffer import MAX_BATCHES
 from forebay.engine.engine import NewTask
-from forebay.loading.arguments import fingerprint
-from forebay.loading.audit_plan import offsets_of
+from forebay.loading.changes import fingerprint
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchRequest, Result, WorkerExhausted
 from forebay.loading.open_feeds import CLOSED
@@ -89,13 +88,14 @@ class Planner:
         self._requesting = threading.RLock()  # reentrant: a signal's handler may use the loader
         self._answered = 0  # requests of this epoch that were taken
         self._most_at_once = MAX_BATCHES  # requests of a sampler to make at a time
-        self._first_epoch: int | None = None  # that was begun
+        self._first = -1  # the epoch that was begun first
 
     # ---- epochs --------------------------------------------------------------------------------
 
     def begin(self, feed: Feed | LocalFeed, start: Start, next_worker: int = 0) -> None:
         """Begin an epoch; keep its batches that were requested in advance, if they are valid."""
         is_new, self._feed = feed is not self._feed, feed
+        self._first = start.epoch if self.epoch < 0 else self._first
         if is_new:
             self._requesting = threading.RLock()
         with self._requesting:
@@ -396,21 +396,15 @@ class Planner:
             self.shared_seed,
             # Workers may have read batches that nobody took.
             self._was_left and not preceding,
-            audited=self._audited(epoch, index) if self.kind.is_audited else (),
+            audited=self.kind.audited(
+                index, epoch.batch - epoch.start.batch, is_first=epoch.start.epoch == self._first
+            ),
         )
         if states is not None:
             self._sampler_states[task] = states
         self._requests[task] = self.kind.kept(request)
         epoch.batch += 1
         return NewTask(task, request, worker)
-
-    def _audited(self, epoch: PlannedEpoch, index: Any) -> tuple[int, ...]:
-        """Return which samples of the next batch are made a second time."""
-        if self._first_epoch is None:
-            self._first_epoch = epoch.start.epoch
-        is_first = epoch.start.epoch == self._first_epoch
-        step = epoch.batch - epoch.start.batch
-        return offsets_of(step, self.kind.count(index), is_first=is_first)
 
     def _may_request(self, worker: int) -> bool:
         held = sum(request.worker_id == worker for request in list(self._requests.values()))

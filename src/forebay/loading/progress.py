@@ -27,6 +27,7 @@ from forebay.loading.position import NO_ORDER, Position
 from forebay.loading.samplers import asked_epoch, epoch_of
 from forebay.loading.selections import Reached, Rest, Start
 from forebay.observe.measurements import Setup
+from forebay.observe.progress import log
 from forebay.observe.record import Trace
 from forebay.ranks import Ranks, check_agreement
 
@@ -65,7 +66,7 @@ class Pipeline:
         self._trace, self._tuning = trace, tuning_of(kind, trace)
         self._dataset_seen: Any = None
         self._replaces_workers = False
-        self._has_agreed = False
+        self._has_agreed = self._has_said = False
         self.hand_out = _hand_out_of(kind)
 
     # ---- an epoch ------------------------------------------------------------------------------
@@ -134,6 +135,13 @@ class Pipeline:
         feed, seen = self.feed, kind.dataset_fingerprint()
         # Workers got copies of the dataset, which the user may have changed since.
         is_old = seen != self._dataset_seen or kind.renews_workers
+        if feed is not None and seen != self._dataset_seen and not self._has_said:
+            self._has_said = True
+            log.warning(
+                "%s: the dataset has changed since batches of this epoch were prefetched; they are "
+                "made again, now and after each such change",
+                kind.title,
+            )
         if feed is None or not feed.is_open or is_old:
             self.close(between_epochs=True)
             self._replaces_workers, self._dataset_seen = False, seen
