@@ -324,7 +324,7 @@ class Oracle:
         least = max(expected - more, min(expected, 1)) if need == "yes" else 0
         if self.call == "cache":
             more += 1  # the first, the middle and the last are read for their types
-        if self.call == "predict" and self.inputs.failure in ("dies", "odd"):
+        if self.call == "predict" and self.inputs.failure in ("dies", "odd", "model"):
             more += 9  # its batch is halved, and others of it are loaded again
         if not least <= count <= expected + (more if expected else 0):
             raise WrongError(
@@ -398,6 +398,7 @@ class Oracle:
             "dies": "",
             "broken": "instead of a JSON object",
             "open": "still open",
+            "model": "the model fails",
         }
         is_away = self.inputs.is_away(item)
         wanted = "No such file" if is_away else reasons.get(item.fails, "?")
