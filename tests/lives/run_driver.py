@@ -96,6 +96,8 @@ class Driver:
         self.process = os.fork()
         if not self.process:
             _drive(call, self.answer)
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpgid(self.process, self.process)  # as it does itself: whoever is first
         self.watched = os.pidfd_open(self.process)
 
     def wait(self) -> Outcome:

@@ -200,12 +200,12 @@ work = functools.partial(of_version, VERSION)
 """,
     "cached": """
 @functools.cache
-def model():
+def loaded():
     return [VERSION]
 
 
 def work(source{out}):
-    return work_on(source, model()[0]{out})
+    return work_on(source, loaded()[0]{out})
 """,
     "lock": """
 LOCK = threading.Lock()

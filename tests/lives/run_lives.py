@@ -10,6 +10,7 @@ run_oracle     what has to be there afterwards
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import tempfile
 from collections.abc import Mapping
@@ -162,6 +163,8 @@ def prepare() -> None:
                 rehearse(History(Life(NAME, "0", setup, []), lambda sentence: None).call())
             finally:
                 os.chdir(before)
+    gc.collect()
+    gc.freeze()  # what is imported is not copied by each process's collections
 
 
 def live(life: Life, folder: Path, say: Say) -> None:

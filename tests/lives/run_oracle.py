@@ -68,7 +68,7 @@ class Oracle:
         self.states: dict[str, State] = {}
         # What the ledger may take for the last listing; one, unless a call was interrupted.
         self.listings: list[list[str]] = []
-        self.is_sure = True
+        self.is_sure, self.has_finished = True, False
         self.deleted: set[str] = set()  # outputs that were removed by hand
         self.log = 0  # how much of the log has been read
         self.needs: dict[str, str] = {}  # of the call that is made
@@ -309,7 +309,7 @@ class Oracle:
             raise WrongError(f"there is a row too many: {found[position]}")
         self._check_counts(outcome, done, failed, made)
         keys = [self.inputs.key(item) for item in listed]
-        self.listings, self.is_sure = [keys], True
+        self.listings, self.is_sure, self.has_finished = [keys], True, True
         self._settle({*keys}, owned)
         if restarts:
             self.states = {key: state for key, state in self.states.items() if key in keys}
