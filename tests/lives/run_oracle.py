@@ -384,6 +384,7 @@ class Oracle:
             )
         maybe = sum(need == "maybe" for need in self.needs.values())
         slack = maybe if self.call in ("index_shards", "predict") else 0
+        slack += len(failed) if self.call == "predict" else 0  # these are not tried again
         if not done - made <= outcome.resumed <= done - made + slack:
             raise WrongError(f"the report says {outcome.resumed} resumed, not {done - made}")
         for item, (source, error, message) in zip(failed, outcome.failures, strict=True):
