@@ -11,7 +11,6 @@ from .life import Say, WrongError
 from .loader_oracle import STREAMS, Oracle, Position
 from .loader_trainer import Plan, Trainer
 
-
 STEPS = ("reorder", "other_workers", "rewrite", "other_shards")
 _SHARDS = ("tar", "parquet", "jsonl", "arrow")
 _ALL = 1000

@@ -21,21 +21,24 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .__main__ import DOMAINS, domain_of
-from .drawing import covering_lives, life_of, random_life
+from .drawing import covering_lives, random_life
 from .host import live_all
-from .life import Domain, Life
+from .life import Life, life_from_json
 
 _HERE = Path(__file__)
 SOURCE = _HERE.parents[2] / "src"
 # How often a life that fails is lived again, with the fault and without it.
 _TRIES = 5
+# The most lives.
+_MOST = 1500
+_ENDLESS_S = 1e9
 # What a process gets to end.
 _ENDING_S = 60.0
 
@@ -48,6 +51,7 @@ class Fault:
     breaks: str
     past: str
     domain: str
+    near: str
     file: str
     old: str
     new: str
@@ -65,7 +69,7 @@ class Found:
     """What lives said of a fault.
 
     Attributes:
-        lives: How many lives ended until one found it, or in all.
+        lives: How many lives it took, those that are not near it among them, or how many ended.
         by: The life that found it, in one line; empty if none did.
     """
 
@@ -99,45 +103,36 @@ def planted(fault: Fault | None) -> Iterator[Path]:
         yield source
 
 
-def sought(fault: Fault, seconds: float, jobs: int, seed: int, patience: float) -> Found:
+Numbered = tuple[int, Life]
+
+
+def sought(
+    fault: Fault, lives: Iterable[Numbered], seconds: float, jobs: int, patience: float
+) -> Found:
     """Live lives with a fault until one fails for it."""
-    began, lives, again_s = time.monotonic(), 0, 0.0
-    with planted(fault) as source:
-        process = _started(source, f"live({fault.domain!r}, {seconds}, {jobs}, {seed}, {patience})")
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                said = json.loads(line)
-                lives, now = said["lives"], time.monotonic()
-                if said["kind"] and _is_for(source, said, patience):
-                    took_s = now - began - again_s
-                    return Found(lives, took_s, said["words"], said["kind"], said["problem"])
-                again_s += time.monotonic() - now
-        finally:
-            process.terminate()
-            process.wait(_ENDING_S)
-    return Found(lives, time.monotonic() - began - again_s)
+    began, most, again_s = time.monotonic(), 0, 0.0
+    with planted(fault) as source, _living(source, lives, seconds, jobs, patience) as process:
+        for said in _said(process):
+            most, now = max(most, said["number"]), time.monotonic()
+            if said["kind"] and _is_for(source, said, patience):
+                took_s, life = now - began - again_s, life_from_json(said["life"])
+                return Found(most, took_s, life.words(), said["kind"], said["problem"])
+            again_s += time.monotonic() - now
+        took_s = time.monotonic() - began - again_s
+        if process.wait(_ENDING_S):  # what all lives import and rehearse fails
+            return Found(0, took_s, "the rehearsal", "error", "it raises")
+        return Found(most, took_s)
 
 
 def _is_for(source: Path, said: dict[str, Any], patience: float) -> bool:
     """Return whether a life fails in the same way again with a fault, and never without it."""
-    wanted = _kind_of(said)
-    return wanted in _again(source, said, patience) and not any(
-        each[0] for each in _again(SOURCE, said, patience)
-    )
-
-
-def _again(source: Path, said: dict[str, Any], patience: float) -> Iterator[tuple[str, str]]:
-    """Live a life again, several times; yield in which way it failed each time."""
-    name, seed = said["life"]
-    process = _started(source, f"again({name!r}, {seed!r}, {_TRIES}, {patience})")
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            yield _kind_of(json.loads(line))
-    finally:
-        process.terminate()
-        process.wait(_ENDING_S)
+    wanted, life = _kind_of(said), life_from_json(said["life"])
+    again = [(0, life)] * _TRIES
+    with _living(source, again, _ENDLESS_S, 1, patience) as process:
+        if wanted not in map(_kind_of, _said(process)):
+            return False
+    with _living(SOURCE, again, _ENDLESS_S, 1, patience) as process:
+        return not any(each["kind"] for each in _said(process))
 
 
 def _kind_of(said: dict[str, Any]) -> tuple[str, str]:
@@ -146,50 +141,71 @@ def _kind_of(said: dict[str, Any]) -> tuple[str, str]:
     return said["kind"], " ".join(re.findall(r"\b[a-z]{3,}\b", first)[:8])
 
 
-def _started(source: Path, call: str) -> subprocess.Popen[str]:
-    """Start a process that calls a function of this module; it prints lines of JSON."""
+@contextmanager
+def _living(
+    source: Path, lives: Iterable[Numbered], seconds: float, jobs: int, patience: float
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that lives lives with a source; it prints how each ended, as JSON."""
     code = (
         "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit());"
-        f"from lives import planted; planted.{call}"
+        f"from lives import planted; planted.live({seconds}, {jobs}, {patience})"
     )
     paths = os.pathsep.join(map(str, (source, _HERE.parents[1])))
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=_HERE.parents[1],
-    )
+    with tempfile.TemporaryFile("w+") as file:
+        file.writelines(f"{json.dumps([number, life.to_json()])}\n" for number, life in lives)
+        file.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": paths},
+            stdin=file,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=_HERE.parents[1],
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(_ENDING_S)
 
 
-def live(name: str, seconds: float, jobs: int, seed: int, patience: float) -> None:
-    """Live lives for a time, those of all pairs first; print how each ended, as JSON."""
-    domain, end = domain_of(name), time.monotonic() + seconds
-    _print_all(domain, _until(end, _lives(domain, seed)), jobs, patience)
+def _said(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    assert process.stdout is not None
+    return map(json.loads, process.stdout)
 
 
-def again(name: str, seed: str, tries: int, patience: float) -> None:
-    """Live one life several times; print how it ended each time, as JSON."""
+def live(seconds: float, jobs: int, patience: float) -> None:
+    """Live the lives that come from the standard input; print how each ended, as JSON."""
+    end, numbers = time.monotonic() + seconds, {}
+    given = [json.loads(line) for line in sys.stdin]
+    lives = [life_from_json(text) for _, text in given]
+    for (number, _), life in zip(given, lives, strict=True):
+        numbers[id(life)] = number
+    until = itertools.takewhile(lambda _: time.monotonic() < end, lives)
+    for verdict in live_all(domain_of(lives[0].domain), until, jobs, patience):
+        said = {"number": numbers[id(verdict.life)], "life": verdict.life.to_json()}
+        kind = "" if verdict.kind == "right" else verdict.kind
+        print(json.dumps({**said, "kind": kind, "problem": verdict.problem}), flush=True)
+
+
+def lives_of(name: str, seed: int) -> list[Numbered]:
+    """Return lives: those of all pairs first, and then random ones."""
     domain = domain_of(name)
-    _print_all(domain, [life_of(domain, seed)] * tries, 1, patience)
+    every = itertools.chain(
+        covering_lives(domain),
+        (random_life(domain, number) for number in itertools.count(seed)),
+    )
+    return [*itertools.islice(enumerate(every, 1), _MOST)]
 
 
-def _print_all(domain: Domain, lives: Iterable[Life], jobs: int, patience: float) -> None:
-    for number, verdict in enumerate(live_all(domain, lives, jobs, patience), 1):
-        life, kind = verdict.life, "" if verdict.kind == "right" else verdict.kind
-        said = {"lives": number, "kind": kind, "problem": verdict.problem}
-        said |= {"life": [domain.NAME, life.seed], "words": life.words()}
-        print(json.dumps(said), flush=True)
-
-
-def _lives(domain: Domain, seed: int) -> Iterator[Life]:
-    yield from covering_lives(domain)
-    for number in itertools.count(seed):
-        yield random_life(domain, number)
-
-
-def _until(end: float, lives: Iterator[Life]) -> Iterator[Life]:
-    return itertools.takewhile(lambda _: time.monotonic() < end, lives)
+def _is_near(life: Life, near: Sequence[str]) -> bool:
+    """Return whether a life has these values, such as `data=tar|jsonl`, and these steps."""
+    steps = {step.name for step in life.steps}
+    for word in near:
+        axis, is_value, values = word.partition("=")
+        if not (life.setup[axis] in values.split("|") if is_value else word in steps):
+            return False
+    return True
 
 
 def main() -> int:
@@ -201,6 +217,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the lives at random")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="lives at once")
     parser.add_argument("--patience", type=float, default=2.0, help="multiplies limits of time")
+    parser.add_argument("--near", action="store_true", help="only lives that may find the fault")
     parser.add_argument("--list", action="store_true", help="only list the faults")
     given = parser.parse_args()
     chosen = [
@@ -209,12 +226,16 @@ def main() -> int:
         if fault.domain == (given.domain or fault.domain)
         and fault.name in (given.fault or [fault.name])
     ]
-    missed = 0
+    missed, lives = 0, {}
     for fault in chosen:
         if given.list:
             print(f"{fault.name:22} {fault.domain:7} {fault.breaks}")
             continue
-        found = sought(fault, given.seconds, given.jobs, given.seed, given.patience)
+        if fault.domain not in lives:
+            lives[fault.domain] = lives_of(fault.domain, given.seed)
+        near = fault.near.split() if given.near else ()
+        some = [each for each in lives[fault.domain] if _is_near(each[1], near)]
+        found = sought(fault, some, given.seconds, given.jobs, given.patience)
         missed += not found.by
         print(f"{fault.name:22} {found}", flush=True)
     if not given.list:

@@ -95,6 +95,8 @@ def work_on(source, version, out=None):
         KEPT.append(open(out / (stem + ".open"), "w"))
         KEPT[-1].write("not all of it")
     made = records(text)
+    if how == b"mode":
+        return {{"model": "fails"}}
     if how[:3] == b"odd":
         return {{"odd": object()}}
     if not made:
@@ -251,6 +253,8 @@ class Data:
 
 
 def model(batch):
+    if {{"model": "fails"}} in batch:
+        raise ValueError("the model fails")
     return list(batch)
 """
 

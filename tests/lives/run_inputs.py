@@ -18,7 +18,7 @@ FOLDERS = ("in/d1", "in/d2")
 MASKS = "masks"
 TABLE = "inputs.csv"
 # What a file begins with whose processing fails, by how.
-FAILURES = ("raises", "odd", "dies", "broken", "open")
+FAILURES = ("raises", "odd", "dies", "broken", "open", "model")
 # And what it begins with where only something is special.
 SPECIAL = ("flaky", "slow")
 # Inputs that are listed one by one, in the order in which they came.

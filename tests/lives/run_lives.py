@@ -39,7 +39,7 @@ AXES = {
     "leaves": run_functions.LEAVES,
     "workers": ("1", "2"),
     "backend": ("process", "thread"),
-    "failing": ("no", "raises", "odd", "dies", "broken", "flaky", "open", "slow"),
+    "failing": ("no", "raises", "odd", "dies", "broken", "flaky", "open", "slow", "model"),
 }
 STEPS = (
     "run",
@@ -77,6 +77,7 @@ EXCLUDED = (
     Excluded("threads leave files open in the driver", {"backend": "thread", "failing": "open"}),
     Excluded("no file is left open", {"leaves": "nothing", "failing": "open"}),
     Excluded("no function is called", {"call": "index_shards", "failing": "flaky open slow"}),
+    Excluded("no model is called", {"call": "preprocess cache index_shards", "failing": "model"}),
     Excluded("a sample is tried once", {"call": "predict cache", "failing": "flaky"}),
     *(
         Excluded("only preprocess names outputs", {"call": "predict cache index_shards"}, step)

@@ -324,7 +324,7 @@ class Oracle:
         least = max(expected - more, min(expected, 1)) if need == "yes" else 0
         if self.call == "cache":
             more += 1  # the first, the middle and the last are read for their types
-        if self.call == "predict" and self.inputs.failure in ("dies", "odd"):
+        if self.call == "predict" and self.inputs.failure in ("dies", "odd", "model"):
             more += 9  # its batch is halved, and others of it are loaded again
         if not least <= count <= expected + (more if expected else 0):
             raise WrongError(
@@ -384,6 +384,7 @@ class Oracle:
             )
         maybe = sum(need == "maybe" for need in self.needs.values())
         slack = maybe if self.call in ("index_shards", "predict") else 0
+        slack += len(failed) if self.call == "predict" else 0  # these are not tried again
         if not done - made <= outcome.resumed <= done - made + slack:
             raise WrongError(f"the report says {outcome.resumed} resumed, not {done - made}")
         for item, (source, error, message) in zip(failed, outcome.failures, strict=True):
@@ -398,6 +399,7 @@ class Oracle:
             "dies": "",
             "broken": "instead of a JSON object",
             "open": "still open",
+            "model": "the model fails",
         }
         is_away = self.inputs.is_away(item)
         wanted = "No such file" if is_away else reasons.get(item.fails, "?")
