@@ -57,6 +57,12 @@ def set_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any) -
     _worker._worker_info = info(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
 
 
+def set_worker_seed(seed: int) -> None:
+    """Set the seed that `torch.utils.data.get_worker_info()` names, if this is a worker."""
+    if _worker._worker_info is not None:
+        object.__setattr__(_worker._worker_info, "seed", seed)
+
+
 def asked_for_worker() -> bool:
     """Return whether any code of this worker asked which of how many workers it is."""
     return _AskedInfo.was_asked

@@ -24,8 +24,9 @@ from forebay.collating.rules import collated
 from forebay.columns.slicing import slicing
 from forebay.failures import Failure
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
-from forebay.loading.samplers import copied, has_state
+from forebay.loading.samplers import copied
 from forebay.loading.snapshots import unpickled
+from forebay.loading.user_states import has_state, saved_state
 from forebay.observe.measurements import SlowSample
 from forebay.seeds import COLLATE, SAMPLE, child_seed, seed_of
 
@@ -67,12 +68,16 @@ class BatchFetcher:
         seeds: Runs the calls of a worker process, or of the trainer's thread; None elsewhere.
         later: Requests whose samples may be fetched before their batches are asked for.
         is_process: Whether the worker is a process.
+        is_replacement: Whether the worker is in the place of one that died.
 
     Attributes:
         failures: The samples that were left out of the last batch.
         slowest: The slowest sample of the last batch; None if samples were not timed one by one.
         cpu_s: Processor time of threads that fetch samples, in seconds.
+        digests: Of a stream, those of the batch before the last one and of that; see `BatchResult`.
     """
+
+    digests: tuple[int | None, int | None] = (None, None)
 
     def __init__(
         self,
@@ -83,6 +88,7 @@ class BatchFetcher:
         seeds: SeedsIfDrawn | BatchSeeds | None,
         later: deque[BatchRequest],
         is_process: bool,
+        is_replacement: bool = False,
     ) -> None:
         self.failures: list[Failure] = []
         self.slowest: SlowSample | None = None
@@ -340,7 +346,7 @@ class MapFetcher(BatchFetcher):
 
     def state(self) -> WorkerState:
         """Return the state of the dataset."""
-        return WorkerState(self._spec.dataset.state_dict(), None, "within")
+        return WorkerState(saved_state(self._spec.dataset), None, "within")
 
     @property
     def has_state(self) -> bool:
