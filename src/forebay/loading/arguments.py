@@ -27,8 +27,10 @@ from forebay.columns.slicing import Slicer, slicing
 from forebay.loading.audit_plan import offsets_of
 from forebay.loading.changes import dataset_content
 from forebay.loading.messages import AHEAD
-from forebay.loading.samplers import has_state, length_of, takes_set_epoch
+from forebay.loading.samplers import length_of, takes_set_epoch
 from forebay.loading.selections import LOOKAHEAD, TINY_DEPTH
+from forebay.loading.snapshots import UnknownState
+from forebay.loading.user_states import has_state, saved_state
 from forebay.options import AutoWorkers, Ray, check_killable, cluster_of
 from forebay.plan import Plan
 from forebay.ranks import Ranks, process_group
@@ -283,9 +285,8 @@ class LoaderArguments:
         Not for a sampler or dataset of the user that has `set_epoch`, since its next epoch depends
         on a call that is still to come.
         """
-        return self.is_filled and not (
-            takes_set_epoch(self.dataset) or takes_set_epoch(self.index_sampler)
-        )
+        known = self.dataset, self.index_sampler
+        return self.is_filled and not (self.renews_workers or any(map(takes_set_epoch, known)))
 
     # ---- what is refused -----------------------------------------------------------------------
 
@@ -349,14 +350,10 @@ class LoaderArguments:
 
     def dataset_state(self) -> Any:
         """Return the state of this process's dataset; None if it has none."""
-        if not has_state(self.dataset):
-            return None
-        try:
-            return copy.deepcopy(self.dataset.state_dict())
-        except Exception:
-            if self.is_local:
-                raise
+        state = saved_state(self.dataset) if has_state(self.dataset) else None
+        if isinstance(state, UnknownState) and not self.is_local:
             return None  # an object that is filled where it is read, in workers
+        return copy.deepcopy(state)
 
     @property
     def content(self) -> str | None:

@@ -159,7 +159,7 @@ class BatchJob:
         self._spec = spec
         self._turns = turns
         self._seeds: SeedsIfDrawn | BatchSeeds | None = None
-        self._worker_id = 0
+        self._worker_id, self._is_replacement = 0, False
         self._fetcher: BatchFetcher | None = None  # once there is a request
         self._init_error: BaseException | None = None
         self._has_made = False
@@ -168,6 +168,16 @@ class BatchJob:
         # With `concurrency`: requests whose samples are to be fetched, once that can begin.
         self._later: deque[BatchRequest] = deque()
 
+    def _new_snapshots(self) -> Snapshots:
+        """Return what takes the states of the dataset."""
+        return Snapshots(
+            lambda state: state._replace(
+                dataset=as_bytes(state.dataset), iterator=as_bytes(state.iterator)
+            ),
+            time.perf_counter,
+            self._spec.snapshot_every,
+        )
+
     @functools.cached_property
     def timer(self) -> BatchTimer:
         """Measures what batches take, in the process that makes them."""
@@ -175,20 +185,13 @@ class BatchJob:
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Call the user's `worker_init_fn`; in a thread there is nothing else to set up."""
-        self._worker_id = worker_id
+        self._worker_id, self._is_replacement = worker_id, incarnation != worker_id
         if self._spec.worker_init_fn is not None:
             try:
                 self._spec.worker_init_fn(worker_id)
             except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
                 self._init_error = error
-        # Each thread has a shallow copy of the job.
-        self._snapshots = Snapshots(
-            lambda state: state._replace(
-                dataset=as_bytes(state.dataset), iterator=as_bytes(state.iterator)
-            ),
-            time.perf_counter,
-            self._spec.snapshot_every,
-        )
+        self._snapshots = self._new_snapshots()  # each thread has a shallow copy of the job
         self.timer = BatchTimer(is_worker=True, is_process=self.is_process)
         self.timer.measure()
         self._later = deque()
@@ -234,7 +237,8 @@ class BatchJob:
             return self._made(request, self._fetcher_for(request))
         except EndOfDataset:
             # Of a worker that ends with its epoch, the next one does not need it.
-            is_needed = self._spec.keeps_workers and request.epoch != self._ended
+            is_kept = self._spec.keeps_workers or not self._spec.num_workers
+            is_needed = is_kept and request.epoch != self._ended
             self._ended = request.epoch
             return WorkerExhausted(self._worker_id, self._state(must=True) if is_needed else None)
         except SampleError as error:
@@ -285,12 +289,15 @@ class BatchJob:
             timer.failed()
             raise
         state = self._state(must=request.wants_state) if self._spec.tracks_state else None
+        before, digest = fetcher.digests
         result = BatchResult(
             None if audited is None else batch,
             failures=tuple(fetcher.failures),
             is_empty=audited is None,
             state=state,
             audited=audited or (),
+            digest=digest,
+            digest_before=before,
         )
         is_first, self._has_made = not self._has_made, True
         if is_first and self.is_process and fetcher.reads_everything():
@@ -328,6 +335,7 @@ class BatchJob:
             later=self._later,
             is_process=self.is_process,
             owned=self._owned,
+            is_replacement=self._is_replacement,
         )
         self._fetcher = fetcher
         return fetcher

@@ -27,8 +27,9 @@ from forebay.collating.rules import collated
 from forebay.columns.slicing import slicing
 from forebay.failures import Failure
 from forebay.loading.messages import AuditedSample, BatchRequest, BatchSpec, WorkerState
-from forebay.loading.samplers import copied, has_state
+from forebay.loading.samplers import copied
 from forebay.loading.snapshots import unpickled
+from forebay.loading.user_states import has_state, saved_state
 from forebay.observe.measurements import SlowSample
 from forebay.seeds import COLLATE, SAMPLE, child_seed, seed_of
 
@@ -72,12 +73,16 @@ class BatchFetcher:
         is_process: Whether the worker is a process.
         owned: The generators that were found before this process was forked; None if it was not.
         names: What others are called that a search of the process finds, by ID.
+        is_replacement: Whether the worker is in the place of one that died.
 
     Attributes:
         failures: The samples that were left out of the last batch.
         slowest: The slowest sample of the last batch; None if samples were not timed one by one.
         cpu_s: Processor time of threads that fetch samples, in seconds.
+        digests: Of a stream, those of the batch before the last one and of that; see `BatchResult`.
     """
+
+    digests: tuple[int | None, int | None] = (None, None)
 
     def __init__(
         self,
@@ -90,6 +95,7 @@ class BatchFetcher:
         is_process: bool,
         owned: OwnedGenerators | None = None,
         names: Mapping[int, str] | None = None,
+        is_replacement: bool = False,
     ) -> None:
         self.failures: list[Failure] = []
         self.slowest: SlowSample | None = None
@@ -386,7 +392,7 @@ class MapFetcher(BatchFetcher):
 
     def state(self) -> WorkerState:
         """Return the state of the dataset."""
-        return WorkerState(self._spec.dataset.state_dict(), None, "within")
+        return WorkerState(saved_state(self._spec.dataset), None, "within")
 
     @property
     def has_state(self) -> bool:

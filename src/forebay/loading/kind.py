@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -41,10 +41,10 @@ from forebay.loading.selections import (
     Reader,
     Rest,
     Start,
-    WorkerTurns,
     length_of_batch,
     one,
 )
+from forebay.loading.worker_turns import WorkerTurns
 from forebay.observe.measurements import Setup
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, backend_name
@@ -396,7 +396,7 @@ class LoaderKind(LoaderArguments, ABC):
     def begin_at(self, position: Position) -> None:
         """Take what this kind continues with from a position."""
 
-    def first_worker_states(self, rest: Rest, known: list[WorkerState]) -> list[WorkerState]:
+    def first_worker_states(self, rest: Rest, known: Sequence[WorkerState]) -> list[WorkerState]:
         """Return the states that workers begin with, by those after the epoch before."""
         return []
 
@@ -426,10 +426,7 @@ class LoaderKind(LoaderArguments, ABC):
     def check_order(self, position: Position) -> None:
         """Raise an error if the rest of the epoch would have another order."""
 
-    def check_other_batches(self, position: Position) -> None:
-        """Raise an error if the rest of the epoch cannot have batches of another size."""
-
-    def fitted_state(self, position: Position) -> dict[str, Any]:
+    def fitted_state(self, position: Position, *, strict: bool) -> dict[str, Any]:
         """Return what is different in the kind's state of a position for this loader."""
         return {}
 

@@ -165,8 +165,9 @@ class Planner:
             task, result = feed.take()
             request = self._requests.pop(task)
             self._answered += 1
-            worker = request.worker_id
-            if worker is not None and not self._note_result(worker, request, result):
+            if request.worker_id is not None:
+                result = self._note_result(request, result)
+            if result is None:
                 continue
             self.batch += 1
             self.samples += self.kind.count(request.index)
@@ -188,15 +189,14 @@ class Planner:
         later = self._epochs[1].first_task if len(self._epochs) > 1 else self._next_task
         return self._epochs[0].first_task + self._answered < later
 
-    def _note_result(self, worker: int, request: BatchRequest, result: Result) -> bool:
-        """Record the result of a worker that takes turns; return whether to pass it on."""
+    def _note_result(self, request: BatchRequest, result: Result) -> Result | None:
+        """Record the result of a worker that takes turns; return what to pass on, if anything."""
         epoch = self._epochs[0].turns
         assert self.turns is not None and epoch is not None
-        is_batch = self.turns.note(epoch, request, result)
         if isinstance(result, WorkerExhausted):
             with self._requesting:
                 self._put_missing()
-        return is_batch
+        return self.turns.note(epoch, request, result)
 
     def refresh(self) -> None:
         """Drop requests for epochs that have not begun: the sampler or dataset has changed."""

@@ -10,7 +10,7 @@ any of forebay's arguments keeps one pipeline, since each epoch continues from t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -55,8 +55,8 @@ class Pipeline:
         is_resumed: Whether the last iteration began at a position that was loaded.
     """
 
-    def __init__(self, kind: LoaderKind, trace: Trace) -> None:
-        self.kind, self.keeps_workers = kind, kind.keeps_workers
+    def __init__(self, kind: LoaderKind, trace: Trace, states: Sequence[WorkerState] = ()) -> None:
+        self.kind, self.keeps_workers, self._states_left = kind, kind.keeps_workers, states
         self.feed: Feed | LocalFeed | None = None
         self.planner: Planner | None = None
         self.made_with: Mapping[str, Any] = {}
@@ -67,6 +67,7 @@ class Pipeline:
         self._dataset_seen: Any = None
         self._replaces_workers = False
         self._has_agreed = self._has_said = False
+        self._has_loaded = False  # a dataset's state
         self.hand_out = _hand_out_of(kind)
 
     # ---- an epoch ------------------------------------------------------------------------------
@@ -98,9 +99,6 @@ class Pipeline:
                     planner.begin(feed, rest.start, rest.next_worker)
                     if rest.reads_ahead:
                         planner.read_ahead()
-                    for _ in range(rest.skip):
-                        if planner.take() is None:
-                            break  # the dataset has become shorter
             if rest.restores_workers:  # not before: the dataset may restore the generators itself
                 planner.begin(feed, rest.start, rest.next_worker)
         except BaseException:
@@ -123,18 +121,10 @@ class Pipeline:
         planner.shared_seed = shared_seed
         if not is_new and before != kind.order_key():
             planner.refresh()  # the dataset has another length
-        turns, states = planner.turns, tuple[WorkerState, ...]()
-        if self._replaces_workers:  # new workers get copies of the dataset in its current state
-            self.close(between_epochs=True)
-        if turns is not None:
-            known = [] if self._replaces_workers else turns.states
-            turns.states = kind.first_worker_states(rest, known)
-            states = tuple(each.copied() for each in turns.states)
         if kind.ranks is not None and not self._has_agreed:
             self._check_ranks(kind.ranks, position)
         feed, seen = self.feed, kind.dataset_fingerprint()
         # Workers got copies of the dataset, which the user may have changed since.
-        is_old = seen != self._dataset_seen or kind.renews_workers
         if feed is not None and seen != self._dataset_seen and not self._has_said:
             self._has_said = True
             log.warning(
@@ -142,7 +132,15 @@ class Pipeline:
                 "made again, now and after each such change",
                 kind.title,
             )
-        if feed is None or not feed.is_open or is_old:
+        is_old = kind.renews_workers or self._replaces_workers or seen != self._dataset_seen
+        is_old |= feed is None or not feed.is_open
+        turns, states = planner.turns, tuple[WorkerState, ...]()
+        if turns is not None:
+            known, self._states_left = self._states_left if is_old else turns.states, ()
+            turns.begin(kind.first_worker_states(rest, known))
+            states = tuple(each.copied() for each in turns.states)
+        self._has_loaded = any(each.is_known and each.phase != "before" for each in states)
+        if feed is None or is_old:
             self.close(between_epochs=True)
             self._replaces_workers, self._dataset_seen = False, seen
             spec = kind.spec(base_seed, position.epoch, states)
@@ -150,6 +148,13 @@ class Pipeline:
             feed = self.feed = feed_of(kind, spec, self._trace, self._tuning, device)
         feed.in_use = iterator.one_at_a_time
         return planner, feed
+
+    @property
+    def states_left(self) -> Sequence[WorkerState]:
+        """What the next epoch continues from, if a copy of the trainer's dataset has a state."""
+        turns = None if self.planner is None else self.planner.turns
+        is_left = turns is not None and self._has_loaded and self.kind.is_local
+        return (self.feed and self.feed.worker_states()) or turns.states if is_left else ()
 
     def _check_ranks(self, ranks: Ranks, position: Position) -> None:
         """Raise an error unless all ranks have the same arguments and position."""
@@ -355,7 +360,8 @@ class LoaderProgress:
             before.close()
             kind.follow(before.kind)
         if before is None or is_new:
-            self.pipeline, self.setup = Pipeline(kind, self.trace), kind.setup
+            left = () if before is None else before.states_left
+            self.pipeline, self.setup = Pipeline(kind, self.trace, left), kind.setup
             self._pipelines.add(self.pipeline)
             return self.pipeline
         return before

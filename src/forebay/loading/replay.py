@@ -21,7 +21,7 @@ from forebay.loading.selections import Start
 def replayed(kind: LoaderKind, progress: LoaderProgress, epoch: int, batch: int) -> Any:
     """Return one batch, made again in this thread; see `DataLoader.replay`."""
     resumed = progress.resumed
-    pipeline = progress.pipeline or Pipeline(kind, progress.trace)
+    pipeline = progress.pipeline or Pipeline(kind, progress.trace, ())
     # After a sampler was replaced, the last iteration is replayed as it was.
     same = type(kind) is type(pipeline.kind)
     kind = kind.follow(pipeline.kind) if same else pipeline.kind

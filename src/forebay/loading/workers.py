@@ -33,7 +33,7 @@ from forebay.engine.engine import COLLECT_S, Engine
 from forebay.loading.batch_job import BatchJob, ProcessJob
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec
-from forebay.loading.samplers import set_generator, state_of_generator
+from forebay.loading.user_states import set_generator, state_of_generator
 from forebay.memory.layout import Slot
 from forebay.memory.packed_batch import PackedBatch, memory_of, unpack
 from forebay.memory.slab import Slab
