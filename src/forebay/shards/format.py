@@ -171,13 +171,6 @@ class ShardFormat(ABC):
             "  Leave columns= out, and choose in transform=."
         )
 
-    def mapped(self) -> ShardFormat:
-        """Return the format as it reads local shards: one that cuts no block, if that saves copies.
-
-        Blocks of these are mapped, so what is not read costs nothing.
-        """
-        return self
-
     @abstractmethod
     def decoder(self, info: bytes, columns: Sequence[str] | None) -> BlockDecoder:
         """Return what reads the blocks of a shard.
