@@ -71,7 +71,7 @@ def test_samples_are_those_without_compression(tmp_path, small_blocks, compressi
     assert equal(found[0], plain[0])
     assert one.untyped_storage().nbytes() == one.nbytes
     blocks = blocks_of(tmp_path / "made")
-    assert len(blocks) > 16 and (blocks.nbytes != blocks.length).all()
+    assert len(blocks) > 16 and (blocks.nbytes != blocks.length).any()
     opened = forebay.open_cache(tmp_path / "made", transform=lambda each: each["name"])
     assert opened[5] == "sample 5"
 
