@@ -153,5 +153,6 @@ class Lookahead:
             link.close()
 
     def close(self) -> None:
-        """Let the fetcher forget all windows."""
-        self._begin(0, 0, 0)
+        """Let the fetcher forget all windows; also as the interpreter ends, or once more."""
+        self._leave()
+        self._epochs, self._held = range(0), []  # the next call begins anew

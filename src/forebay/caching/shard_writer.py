@@ -35,7 +35,7 @@ from forebay.base.randomness import seed_generators, seed_of_text
 from forebay.base.value_classes import MisfitError
 from forebay.base.value_inference import named_misfit, spec_of, widened
 from forebay.base.value_types import Spec, schema_of
-from forebay.caching.arrow_messages import decompressed_bytes, record_batches
+from forebay.caching.arrow_messages import record_batches
 from forebay.caching.arrow_shards import (
     FORMAT,
     KEY,
@@ -90,6 +90,7 @@ class ShardWriter:
         layout: What the shard has, at the end.
         compression: How its blocks are compressed.
         firsts: Of each block, its first sample.
+        sizes: Of each block, its bytes without compression.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class ShardWriter:
     def _begin(self, layout: Layout) -> None:
         self.layout, self._names = layout, layout.names
         self._block = BlockBuilder(layout)
-        self._next, self.firsts = self._first, list[int]()
+        self._next, self.firsts, self.sizes = self._first, list[int](), list[int]()
         header = {"format": FORMAT, **layout.to_json(), "first": self._first}
         schema = schema_of(self._names, layout.specs).with_metadata({KEY: json.dumps(header)})
         self._file = self._path.open("wb")
@@ -147,6 +148,7 @@ class ShardWriter:
                 f"{MOST_BLOCK_BYTES:,}"
             )
         self._writer.write_batch(batch)
+        self.sizes.append(pa.ipc.get_record_batch_size(batch))
 
     def _close(self) -> None:
         if self._block.rows:
@@ -294,16 +296,13 @@ def earlier_samples(
 def shard_record(path: Path, writer: ShardWriter) -> dict[str, Any]:
     """Return what the index of a cache says of a shard, JSON-serializable."""
     data = np.memmap(path, np.uint8, "r").data
-    places, codec = record_batches(data, writer.compression), writer.compression
+    is_compressed = writer.compression is not None
+    places = record_batches(data, is_compressed=is_compressed)
     blocks = np.zeros(len(places), BLOCK)
     blocks["first"] = writer.firsts
     blocks["crc32"] = [zlib.crc32(data[start : start + length]) for start, length in places]
     blocks["offset"], blocks["length"] = zip(*places, strict=True)
-    blocks["nbytes"] = (
-        blocks["length"]
-        if codec is None
-        else [decompressed_bytes(data[start : start + length], codec) for start, length in places]
-    )
+    blocks["nbytes"] = writer.sizes if is_compressed else blocks["length"]
     known = writer.layout.to_json()
     return {"blocks": b64encode(blocks.tobytes()).decode(), **known}
 

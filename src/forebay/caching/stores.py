@@ -142,14 +142,11 @@ class _Obstore(ObjectStore):
         from obstore.store import from_url
 
         # Silence ends a request, and not how long it takes: a link may be slow.
-        timeouts = {
-            "connect_timeout": timedelta(seconds=SILENT_S),
-            "read_timeout": timedelta(seconds=SILENT_S),
-            "timeout": timedelta(days=1),
-        }
+        silence = timedelta(seconds=SILENT_S)
+        limits: Any = {"connect_timeout": silence, "read_timeout": silence}
         return from_url(
             self.url,
-            client_options={**timeouts, "allow_http": True},
+            client_options={**limits, "timeout": timedelta(days=1), "allow_http": True},
             retry_config={"max_retries": 10, "retry_timeout": timedelta(seconds=PATIENCE_S)},
             **_settings_of(self.url),
         )

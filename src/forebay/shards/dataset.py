@@ -174,7 +174,7 @@ def open_shards(
         root, opened = given_index(*given)
     nbytes = disk_bytes(directory, disk, "" if is_url(root) else f"{root!r} is a folder")
     if index is None:
-        opened = made_index(found, format, progress)
+        opened = made_index(found, location, format, progress)
     if not opened.index.samples:
         raise InputError(
             f"{shown_location(root)!r}: there are no samples in "

@@ -8,8 +8,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ from forebay.shards.format import (
     format_by_head,
     format_by_suffix,
     format_named,
+    most_rows,
 )
 from forebay.shards.index import IndexedShard
 from forebay.shards.location import Listed, codec_of
@@ -56,10 +56,6 @@ def index_shard(
     if not listed.size and codec is None and known is not None and known.may_be_empty:
         found = _checked(known.find(_InMemory(memoryview(b""), where)), 0, where)
         return IndexedShard(listed, known.name, "", found, None)
-    if store is not None and known is not None and codec is None:
-        beside = partial(_beside, store, listed.name.rpartition("/")[0])
-        if (blocks := known.find_beside(_InBucket(store, listed, where), beside)) is not None:
-            return IndexedShard(listed, known.name, "", _checked(blocks, listed.size, where), None)
     with _local(root, listed, store, where) as data:
         codec = codec or codec_by_head(bytes(data[:HEAD_BYTES]))
         try:
@@ -75,17 +71,10 @@ def index_shard(
         found = _checked(known.find(_InMemory(content, where)), len(content), where)
         crc32 = None
         if codec is not None:
-            found = _whole(found, len(data), len(content))
+            found = _whole(found, len(data), len(content), where)
         if store is not None or codec is not None:
             crc32 = _checksums(data, found)
         return IndexedShard(listed, known.name, codec or "", found, crc32)
-
-
-def _beside(store: ObjectStore, folder: str, name: str) -> bytes | None:
-    """Return an object beside a shard; None if there is none, or it cannot be read."""
-    with suppress(BucketError):
-        return bytes(store.read(f"{folder}/{name}" if folder else name))
-    return None
 
 
 def _checked(found: FoundBlocks, size: int, where: str) -> FoundBlocks:
@@ -101,16 +90,25 @@ def _checked(found: FoundBlocks, size: int, where: str) -> FoundBlocks:
     )
     if is_wrong:
         raise InputError(f"{where}: its blocks are said to be where they cannot be")
+    sizes = np.bincount(extents[:, 0], extents[:, 2], blocks)
+    if (rows > most_rows(np.maximum(sizes, 0 if found.nbytes is None else found.nbytes))).any():
+        raise InputError(
+            f"{where}: a block of it has {rows.max():,} samples, more than its bytes can hold\n"
+            "  It is damaged, or has hardly any values: write it again, in smaller blocks."
+        )
     return found
 
 
-def _whole(found: FoundBlocks, size: int, nbytes: int) -> FoundBlocks:
+def _whole(found: FoundBlocks, size: int, nbytes: int, where: str) -> FoundBlocks:
     """Return the blocks of a compressed shard as one, whose bytes are all of the shard."""
     if not len(found.rows):
         return found._replace(extents=np.empty((0, 3), np.int64))
     starts, total = found.starts, int(found.rows.sum())
     if starts is None:
-        raise InputError("such shards are not compressed as a whole")
+        raise InputError(
+            f"{where}: shards of its format are read in parts, and it is compressed as a whole\n"
+            "  Decompress it; such files compress their columns themselves."
+        )
     starts = starts + np.repeat(found.extents[:, 1], found.rows)
     return FoundBlocks(
         np.array([total]), np.array([[0, 0, size]]), found.info, starts, np.array([nbytes])

@@ -58,7 +58,7 @@ class LocalShards:
     ) -> None:
         self.location, self._index, self._columns, self._kept = root, index, columns, kept
         self._by_column = by_column
-        self.blocks = ShardBlocks(index.index, columns, by_column=by_column, is_mapped=True)
+        self.blocks = ShardBlocks(index.index, columns, by_column=by_column)
         # As memory, since one number of an array takes longer than all else of a sample.
         self._first, self._starts = memoryview(self.blocks.first), memoryview(self.index.starts)
         self._plain: dict[int, _PlainBlock | None] = {}
