@@ -53,6 +53,7 @@ def preprocess(
     metadata: str = "parquet",
     version: str | None = None,
     accept_changes: bool = False,
+    overwrite: bool = False,
     progress: bool = True,
 ) -> Report:
     """Process every input once, keep the files it writes, and write a table of metadata.
@@ -148,6 +149,11 @@ def preprocess(
             code are accepted; with a new one every input is processed again.
         accept_changes: Keep what is done although `work` changed, and use the new code for the
             rest: for a change that does not affect outputs, or only those of inputs that failed.
+        overwrite: Replace files in the output folder that forebay did not make, but that have the
+            name of an output or of the table, such as those of an earlier program. One that has
+            the same content as the output is taken over in any case. Any other is an error of its
+            input, and stays. A function keeps what an earlier program made by using it:
+            `shutil.copy(out.final(name), out / name)`.
         progress: Show progress on stderr.
 
     Returns:

@@ -95,6 +95,7 @@ class Session:
         check_in_reach(self.output, options)
         occupy_standard_descriptors()  # or the ledger could get the descriptor of a closed stderr
         self.folder = open_place(output)
+        self.folder.overwrites = options.overwrite
         self.ledger: Ledger
         self._work, self._described, self._inputs = work, cache(described), inputs
         self.has_waited = False  # for another process that has begun the same call
