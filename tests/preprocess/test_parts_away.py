@@ -16,7 +16,7 @@ import forebay
 from forebay.cli import cli
 
 
-def copied(source, out):
+def copied(source: Path, out):
     """Copy a file; return two rows."""
     with Path("calls").open("a") as calls:
         calls.write(f"{source}\n")

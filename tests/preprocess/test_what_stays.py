@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
     make_inputs(Path("in"), 6)
 
 
-def copied(source, out):
+def copied(source: Path, out):
     """Copy an input; one that contains "bad" fails after it was read."""
     if isinstance(source, dict):
         source = Path(source.get("destination") or source["path"])
@@ -183,7 +183,7 @@ def test_touched_inputs_keep_their_outputs_until_each_is_done_again():
     touch(*NAMES)
     seen = []
 
-    def interrupted(source, out):
+    def interrupted(source: Path, out):
         seen.append(len([*Path("out").glob("*.txt")]))
         if len(seen) == 3:
             raise KeyboardInterrupt
@@ -327,7 +327,7 @@ import forebay
 from forebay.outputs import publishing
 from test_what_stays import NAMES
 
-def again(source, out):
+def again(source: Path, out):
     out.file(source.name).write_text("new" + source.name)
 
 publish = publishing.Publisher._publish_file
