@@ -7,9 +7,12 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from pathlib import Path
 
 import pytest
 from driving import PATIENCE_S, SOURCE, call, make_inputs
+
+from documents import program
 
 COUNT = 3
 # What each script begins with; `{before}` may import what starts threads.
@@ -235,6 +238,16 @@ def test_a_script_runs_however_it_is_started(tmp_path, way):
     """By its file, as a module, from a string, in a shell, by a test, out of an archive."""
     arguments, options = WAYS[way](tmp_path, script_text(tmp_path))
     run(arguments, tmp_path, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [NUMPY, ""], ids=["numpy", "alone"])
+def test_the_programs_of_a_how_to_run_as_a_script(tmp_path, before):
+    """As somebody has them who copies them into a file, with what is imported there already."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "models-in-workers.md"
+    text = page.read_text()
+    (tmp_path / "script.py").write_text(f"{before}\n{program(text)}\nprint('as in a loop 3')\n")
+    run(["script.py"], tmp_path)
 
 
 @pytest.mark.full

@@ -49,10 +49,12 @@ class OutputFolder:
 
     Attributes:
         overwrites: Whether files that forebay did not make are replaced.
+        refusal: What is raised where something has to be written; None if the folder can be.
     """
 
     is_local = True
     overwrites = False
+    refusal: OutputError | None = None
 
     def __init__(self, path: Path) -> None:
         """Make the folder where there is none."""

@@ -45,6 +45,7 @@ from forebay.ledger.lock import Holder
 from forebay.options import AutoWorkers, PreprocessOptions, Ray, plain_number
 from forebay.outputs.folder import OutputFolder
 from forebay.outputs.places import snapshot_of
+from forebay.outputs.read_only import open_folder
 from forebay.runs.fingerprint import Fingerprint
 from forebay.runs.source_code import reference_of
 
@@ -60,7 +61,7 @@ def open_place(output: str | os.PathLike[str]) -> OutputFolder:
     """Return the output folder that a path or a URL names, which is made where there is none."""
     text = local_path(output)
     if not is_url(text):
-        return OutputFolder(Path(os.path.abspath(text)))
+        return open_folder(Path(os.path.abspath(text)))
     from forebay.outputs.bucket import BucketFolder
 
     return BucketFolder(text)

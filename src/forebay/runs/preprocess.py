@@ -59,11 +59,13 @@ def preprocess(
     """Process every input once, keep the files it writes, and write a table of metadata.
 
     The function is called as `work(source)` or `work(source, out)`, whichever it takes: `source` is
-    a `pathlib.Path`, or a dict when the inputs are a table's rows; `out` is an empty folder of this
+    a `pathlib.Path`, a string if strings were listed or the parameter is annotated as one, or a
+    dict when the inputs are a table's rows; `out` is an empty folder of this
     input, used like a path (`out / "a.wav"`), and what the function leaves in it is published under
     the same names in the output folder once the whole input has succeeded: files and folders, but
     no links. `out.file(name)` gives a path in it to a file that has to be there at the end,
-    `out.tar()` makes a tar file of many small ones, and `out.source` is the input's name. Two
+    `out.tar()` makes a tar file of many small ones, and `out.source` is the input's name.
+    `out.final(name)` is where an output will be. Two
     inputs that use the same name both fail. A second parameter with a default gets `out` only if it
     is called `out...`.
 

@@ -269,6 +269,8 @@ class Session:
         self.remember_work(run=json.dumps(run))
         total = max(before.total, self._listed)
         total = total if options.limit is None else min(options.limit, total)
+        if self.folder.refusal is not None and before.done < total:
+            raise self.folder.refusal
         if todo is None:  # what failed in the same call is not tried again
             has_failed = failed_only or not self.has_waited
             todo = ledger.todo(options.limit, failed_only=failed_only, has_failed=has_failed)
