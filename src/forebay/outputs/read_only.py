@@ -64,12 +64,9 @@ class ReadOnlyFolder(OutputFolder):
         """Do nothing: nothing is staged."""
 
 
-def open_folder(path: Path) -> OutputFolder:
-    """Return the folder at a path, which is made where there is none."""
-    try:
-        return OutputFolder(path)
-    except OutputError as error:
-        is_refused = isinstance(error.__cause__, OSError) and error.__cause__.errno in _REASONS
-        if not is_refused or not os.path.isfile(os.path.join(path, LEDGER_FILE)):
-            raise
-        return ReadOnlyFolder(path, error)
+def read_only_folder(path: Path, refusal: OutputError) -> ReadOnlyFolder | None:
+    """Return a folder that can be looked at; None if there is none that a run has made."""
+    is_refused = isinstance(refusal.__cause__, OSError) and refusal.__cause__.errno in _REASONS
+    if not is_refused or not os.path.isfile(os.path.join(path, LEDGER_FILE)):
+        return None
+    return ReadOnlyFolder(path, refusal)
