@@ -74,6 +74,7 @@ _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": [
 @click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=PATH)
 @options("num_workers", "concurrency", "backend", *CLUSTER, "timeout", "retries", "on_error")
 @options("max_failures", "limit", "redo", "restart", "metadata", "save", "batch_size")
+@options("overwrite")
 @options(
     *("version", "accept_changes", "report", "quiet"),
     batch_size="Call FUNCTION with lists of at most so many inputs.",
@@ -271,7 +272,8 @@ def verify_command(output: str) -> int:
         known = {name for name, *_ in ledger.outputs()} | {*ledger.own_files()}
         known |= {INDEX_NAME} if is_index(meta) else set()
         orphans = dict.fromkeys(found.keys() - known, "no input is known to have made it")
-        left = {each.name: each.reason for each in leftovers(ledger.rows) if each.name in found}
+        unlisted = [each for each in leftovers(ledger.rows) if each.name in found]
+        left = {each.name: each.reason for each in unlisted}
         left |= {each.name: each.reason for each in absent_results(ledger)}
         ledger.mark_todo(damaged)
     for name in missing:
@@ -286,7 +288,12 @@ def verify_command(output: str) -> int:
     )
     if damaged:
         click.echo(f"{counted(len(damaged), 'input')} will be redone by the next run")
-    if left:
+    if kept := sum(each.may_come_back for each in unlisted):
+        click.echo(
+            f"{counted(kept, 'orphan')} may be of another call, whose inputs the last one did not "
+            "list: list the inputs of both in one call, or give each call a folder of its own"
+        )
+    elif left:
         command = shlex.join(["forebay", "prune", shown_location(output)])
         click.echo(f"{counted(len(left), 'orphan')} can be removed: {command}")
     return FAILURES if missing or altered or orphans or left else DONE

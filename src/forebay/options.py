@@ -154,6 +154,7 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a string such as '2', or None",
     ),
     "accept_changes": (lambda value: value in (True, False), "True or False"),
+    "overwrite": (lambda value: value in (True, False), "True or False"),
     "shard_bytes": (_is_positive, "1, 2, 3, …"),
     "concurrency": (lambda value: value is None or _is_positive(value), "1, 2, 3, … or None"),
     "batch_size": (lambda value: value is None or _is_positive(value), "1, 2, 3, … or None"),
@@ -182,6 +183,7 @@ class PreprocessOptions:
     shard_bytes: int = SHARD_BYTES
     concurrency: int | None = None
     batch_size: int | None = None
+    overwrite: bool = False
     progress: bool = True
 
     @classmethod

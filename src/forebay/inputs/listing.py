@@ -147,7 +147,7 @@ def _list_path(name: str) -> Listing:
 
         return _list_path(os.path.join(name, only_table(tables_in(name), shown)))
     if stat.S_ISDIR(mode):
-        return list_folder(name).through(with_storable_names)
+        return list_folder(name)
     if name.lower().endswith(SUFFIXES):
         if not stat.S_ISREG(mode):  # to open it could take for ever
             raise InputError(
@@ -280,7 +280,7 @@ def _found(
 def _walk_list(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Input]:
     failures: dict[tuple[Any, str], int] = {}
     for path in paths:
-        name = _storable(str(os.fspath(path)))
+        name = str(os.fspath(path))
         yield _remote(name, _url_identity(name, failures)) if is_url(name) else _file(name)
 
 

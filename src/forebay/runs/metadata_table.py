@@ -223,7 +223,8 @@ class LedgerTable:
 
     def check(self, form: str) -> None:
         """Raise OutputError if a table of this format would replace a file that no run wrote."""
-        if form not in self._formats and self._folder.size(table_name(form)) is not None:
+        is_new = form not in self._formats and not self._folder.overwrites
+        if is_new and self._folder.size(table_name(form)) is not None:
             raise self._foreign(form)
 
     def update(self, form: str, kind: str, *, is_stale: bool) -> None:
@@ -254,7 +255,8 @@ class LedgerTable:
             self._folder.copy_ledger(self._ledger, now=is_new)
 
         try:
-            self._folder.write_table(name, write, replaces=not is_new)
+            replaces = not is_new or self._folder.overwrites
+            self._folder.write_table(name, write, replaces=replaces)
         except FileExistsError:
             self._ledger.set_tables(stale)
             raise self._foreign(form) from None
@@ -295,7 +297,7 @@ class LedgerTable:
         path = str(self._folder.locate(table_name(form)))
         return OutputError(
             f"{path!r} exists, but no run recorded in this output folder wrote it\n"
-            "  It was left as it is, and no table was written. Move it away, write the table in "
-            "another format (metadata=), or choose another output folder; then make the same call "
-            "again."
+            "  It was left as it is, and no table was written. Make the same call with "
+            "overwrite=True (--overwrite) to replace it; or move it away, write the table in "
+            "another format (metadata=), or choose another output folder."
         )

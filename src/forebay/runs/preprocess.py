@@ -53,16 +53,19 @@ def preprocess(
     metadata: str = "parquet",
     version: str | None = None,
     accept_changes: bool = False,
+    overwrite: bool = False,
     progress: bool = True,
 ) -> Report:
     """Process every input once, keep the files it writes, and write a table of metadata.
 
     The function is called as `work(source)` or `work(source, out)`, whichever it takes: `source` is
-    a `pathlib.Path`, or a dict when the inputs are a table's rows; `out` is an empty folder of this
+    a `pathlib.Path`, a string if strings were listed or the parameter is annotated as one, or a
+    dict when the inputs are a table's rows; `out` is an empty folder of this
     input, used like a path (`out / "a.wav"`), and what the function leaves in it is published under
     the same names in the output folder once the whole input has succeeded: files and folders, but
     no links. `out.file(name)` gives a path in it to a file that has to be there at the end,
-    `out.tar()` makes a tar file of many small ones, and `out.source` is the input's name. Two
+    `out.tar()` makes a tar file of many small ones, and `out.source` is the input's name.
+    `out.final(name)` is where an output will be. Two
     inputs that use the same name both fail. A second parameter with a default gets `out` only if it
     is called `out...`.
 
@@ -148,6 +151,11 @@ def preprocess(
             code are accepted; with a new one every input is processed again.
         accept_changes: Keep what is done although `work` changed, and use the new code for the
             rest: for a change that does not affect outputs, or only those of inputs that failed.
+        overwrite: Replace files in the output folder that forebay did not make, but that have the
+            name of an output or of the table, such as those of an earlier program. One that has
+            the same content as the output is taken over in any case. Any other is an error of its
+            input, and stays. A function keeps what an earlier program made by using it:
+            `shutil.copy(out.final(name), out / name)`.
         progress: Show progress on stderr.
 
     Returns:

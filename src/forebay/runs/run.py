@@ -95,6 +95,7 @@ class Session:
         check_in_reach(self.output, options)
         occupy_standard_descriptors()  # or the ledger could get the descriptor of a closed stderr
         self.folder = open_place(output)
+        self.folder.overwrites = options.overwrite
         self.ledger: Ledger
         self._work, self._described, self._inputs = work, cache(described), inputs
         self.has_waited = False  # for another process that has begun the same call
@@ -268,6 +269,8 @@ class Session:
         self.remember_work(run=json.dumps(run))
         total = max(before.total, self._listed)
         total = total if options.limit is None else min(options.limit, total)
+        if self.folder.refusal is not None and before.done < total:
+            raise self.folder.refusal
         if todo is None:  # what failed in the same call is not tried again
             has_failed = failed_only or not self.has_waited
             todo = ledger.todo(options.limit, failed_only=failed_only, has_failed=has_failed)
