@@ -241,20 +241,28 @@ def _with_recorded(
 
 @cli.command("verify", short_help="Check the output files of a run.")
 @click.argument("output", type=PATH)
-def verify_command(output: str) -> int:
+@click.option(
+    "--altered",
+    type=click.Choice(["keep", "redo"]),
+    help="Of altered outputs: record them as they are, or have the next run make them again.",
+)
+def verify_command(output: str, *, altered: str | None) -> int:
     """Check that every recorded output is there with its size, and that there are no other files.
 
-    Inputs whose outputs are missing or altered are set to be redone: repeat the command that
-    made them.
+    Inputs whose outputs are missing are set to be redone: repeat the command that made them. An
+    altered output stays as it is until --altered says which of the two is meant: somebody may have
+    improved it.
     """
     from forebay.ledger.leftovers import leftovers
+    from forebay.ledger.results import record_sizes
     from forebay.runs.sample_numbers import absent_results
     from forebay.shards.sources import INDEX_NAME
 
     meta = snapshot_of(output).meta  # leave alone a folder that forebay did not make
     folder = open_place(output)
     with folder.ledger("verify") as ledger:
-        missing, altered = perform_pending(ledger, folder), []
+        missing, sizes = perform_pending(ledger, folder), dict[str, tuple[int, int]]()
+        lines = list[str]()
         found = dict(folder.files())
         checked, damaged = 0, set[int]()
         for name, size, ordinal in ledger.done_outputs():
@@ -263,28 +271,31 @@ def verify_command(output: str) -> int:
             actual = folder.size(name) if elsewhere else found.get(name)
             if actual == size:
                 continue
-            damaged.add(ordinal)
             shown = elsewhere or name
             if actual is None:
                 missing.append(shown)
             else:
-                altered.append(f"{shown}: {size:,} bytes recorded, {actual:,} found")
+                lines.append(f"altered  {shown}: {size:,} bytes recorded, {actual:,} found")
+                sizes[name] = ordinal, actual
+            if actual is None or altered == "redo":
+                damaged.add(ordinal)
         known = {name for name, *_ in ledger.outputs()} | {*ledger.own_files()}
         known |= {INDEX_NAME} if is_index(meta) else set()
         orphans = dict.fromkeys(found.keys() - known, "no input is known to have made it")
         unlisted = [each for each in leftovers(ledger.rows) if each.name in found]
         left = {each.name: each.reason for each in unlisted}
         left |= {each.name: each.reason for each in absent_results(ledger)}
+        if altered == "keep" and sizes:
+            with ledger.transaction() as db:
+                record_sizes(db, sizes)
         ledger.mark_todo(damaged)
-    for name in missing:
-        click.echo(f"missing  {name}")
-    for line in altered:
-        click.echo(f"altered  {line}")
+    for line in [f"missing  {name}" for name in missing] + lines:
+        click.echo(line)
     for name, reason in sorted((orphans | left).items()):
         click.echo(f"orphan   {name}: {reason}")
     click.echo(
         f"{counted(checked, 'output')} checked: {len(missing):,} missing, "
-        f"{len(altered):,} altered, {counted(len(orphans) + len(left), 'orphan')}"
+        f"{len(sizes):,} altered, {counted(len(orphans) + len(left), 'orphan')}"
     )
     if damaged:
         click.echo(f"{counted(len(damaged), 'input')} will be redone by the next run")
@@ -293,10 +304,16 @@ def verify_command(output: str) -> int:
             f"{counted(kept, 'orphan')} may be of another call, whose inputs the last one did not "
             "list: list the inputs of both in one call, or give each call a folder of its own"
         )
-    elif left:
+    if sizes and altered is None:
+        command = shlex.join(["forebay", "verify", shown_location(output), "--altered"])
+        click.echo(
+            f"{counted(len(sizes), 'altered output')} left as found: `{command} keep` records the "
+            f"new sizes, `{command} redo` has the next run make them again"
+        )
+    if left and not kept:
         command = shlex.join(["forebay", "prune", shown_location(output)])
         click.echo(f"{counted(len(left), 'orphan')} can be removed: {command}")
-    return FAILURES if missing or altered or orphans or left else DONE
+    return FAILURES if missing or lines or orphans or left else DONE
 
 
 @cli.command("prune", short_help="Remove outputs that belong to no row of the table.")

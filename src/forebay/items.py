@@ -27,7 +27,7 @@ from forebay.errors import InputError, OptionError, short_tracebacks, shortened
 from forebay.inputs.chosen_columns import columns_of_table, no_table
 from forebay.inputs.listing import list_folder
 from forebay.inputs.other_inputs import is_table
-from forebay.inputs.row_paths import file_column, located, path_among, path_in, with_open_path
+from forebay.inputs.row_paths import file_columns, files_of_row, located, with_open_paths
 from forebay.inputs.search import matches, patterns_of
 from forebay.inputs.tables import are_paths, read_memory_table, read_tables, tables_in
 from forebay.packed import PackedSequence
@@ -44,11 +44,11 @@ class ItemDataset(Dataset[Any]):
         items: PackedSequence[Any],
         load: Callable[[Any], Any],
         labels: PackedSequence[Any] | Callable[[Any], Any] | None = None,
-        name: Callable[[Any], str | None] | None = None,
+        files: Callable[[Any], list[str]] | None = None,
         columns: tuple[str, ...] = (),
     ) -> None:
         self.items, self.columns = items, columns
-        self._name = name or str
+        self._files = files
         self._load = load
         self._labels = labels
 
@@ -77,8 +77,15 @@ class ItemDataset(Dataset[Any]):
         names no path.
         """
         position = sample_number(index)
-        name = self._name(self.items[position])
-        return str(range(len(self))[position]) if name is None else name
+        item = self.items[position]
+        if self._files is None:
+            return str(item)
+        return next(iter(self._files(item)), None) or str(range(len(self))[position])
+
+    def files_of(self, index: int) -> list[str]:
+        """Return the files that a sample is made of, as far as they are known: any may change."""
+        item = self.items[sample_number(index)]
+        return [str(item)] if self._files is None else self._files(item)
 
     def __repr__(self) -> str:
         return f"<ItemDataset: {len(self):,} items, {self.items.nbytes:,} bytes>"
@@ -146,8 +153,9 @@ def from_folder(
             "  The folder does contain files. '**/*' matches all but hidden ones; '*' those at "
             "the top level."
         )
-    file_of = partial(os.path.join, str(root))
-    return ItemDataset(items, partial(_load_file, str(root), load), name=file_of)
+    return ItemDataset(
+        items, partial(_load_file, str(root), load), files=partial(_file_of, str(root))
+    )
 
 
 @overload
@@ -249,10 +257,10 @@ def from_table(
     items = PackedSequence(_rows(table))
     local = None if start is None or is_url(start) else start
     first = (dict(zip(known, values, strict=True)) for values in items)
-    watched = file_column(known, first, local)
+    watched = file_columns(known, first, local)
     row_of = partial(_load_row, known, start, watched)
-    name_of = partial(_path_of_row, row_of, watched)
-    return ItemDataset(items, partial(row_of, load), name=name_of, columns=known)
+    files_of = partial(_files_of_row, row_of, watched)
+    return ItemDataset(items, partial(row_of, load), files=files_of, columns=known)
 
 
 @short_tracebacks
@@ -318,26 +326,26 @@ def _load_file(folder: str, load: Callable[[Path], Any], name: str) -> Any:
     return load(Path(folder, name))
 
 
+def _file_of(folder: str, name: str) -> list[str]:
+    return [os.path.join(folder, name)]
+
+
 def _load_row(
     columns: tuple[str, ...],
     folder: str | None,
-    watched: str,
+    watched: tuple[str, ...],
     load: Callable[[dict[str, Any]], Any] | None,
     values: tuple[Any, ...],
 ) -> Any:
     row = located(dict(zip(columns, values, strict=True)), folder)
-    row = with_open_path(row, _path_in_row(row, watched), folder)
+    row = with_open_paths(row, watched, folder)
     return row if load is None else load(row)
 
 
-def _path_in_row(row: dict[str, Any], watched: str) -> str:
-    return path_in(row)[0] or path_among(row, watched)[0]
-
-
-def _path_of_row(
-    row_of: Callable[..., dict[str, Any]], watched: str, values: tuple[Any, ...]
-) -> str | None:
-    return _path_in_row(row_of(None, values), watched) or None
+def _files_of_row(
+    row_of: Callable[..., dict[str, Any]], watched: tuple[str, ...], values: tuple[Any, ...]
+) -> list[str]:
+    return [path for path, _ in files_of_row(row_of(None, values), watched)]
 
 
 def _rows(table: pyarrow.Table) -> Iterator[tuple[Any, ...]]:

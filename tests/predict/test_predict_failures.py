@@ -510,3 +510,17 @@ def test_a_part_that_fails_is_called_by_its_samples(tmp_path):
     text = "\n".join([str(caught.value), *caught.value.__notes__])
     assert "the input was samples 0 to 29, number 1" in text
     assert '"first"' not in text and "Nothing was kept" not in text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("is_factory", [False, True])
+def test_tuples_for_a_model_of_one_argument_are_said_once(tmp_path, workers, is_factory):
+    """However few samples there are: a TensorDataset's batches are lists."""
+    data = torch.utils.data.TensorDataset(torch.ones(10, 4), torch.ones(10))
+    model = torch.nn.Linear(4, 2)
+    given = (lambda: model) if is_factory else model
+    with pytest.raises(forebay.OptionError, match=r"since the samples are tuples.*not list"):
+        forebay.predict(given, data, tmp_path, num_workers=workers, progress=False)
+    taken = lambda batch: model(batch[0])  # noqa: E731
+    report = forebay.predict(taken, data, tmp_path, num_workers=0, resume=False, progress=False)
+    assert (report.done, report.failed) == (10, 0)

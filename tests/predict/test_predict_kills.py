@@ -184,6 +184,43 @@ def test_a_part_that_was_stopped_goes_on_behind_its_last_batch(tmp_path, place):
 
 
 @pytest.mark.usefixtures("at_once")
+def test_a_stop_within_a_batch_with_failing_samples_leaves_whole_batches(tmp_path):
+    """What the model returns may depend on the batch, so no other batches follow."""
+    stops = [True]
+
+    def model(batch):
+        numbers_of = batch[:, 0].tolist()
+        if 30 in numbers_of:
+            raise ValueError("a sample that the model refuses")
+        if 34 in numbers_of and len(numbers_of) < 5 and stops:  # the batch was halved
+            stops.clear()
+            raise KeyboardInterrupt
+        return batch.sum(1) + 1000 * batch.sum()
+
+    with pytest.raises(KeyboardInterrupt):
+        predict(model, tmp_path / "out", batch_size=5)
+    report = predict(model, tmp_path / "out", batch_size=5)
+    assert (report.done, report.failed, report.resumed) == (49, 1, 30)
+    predict(model, tmp_path / "whole", batch_size=5)
+    assert published(tmp_path / "out") == published(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_what_a_kill_left_of_a_checkpoint_is_removed(tmp_path, is_finished):
+    """Also by the same call after the last part was made: a file may have many megabytes."""
+    folder = tmp_path / "out" / ".forebay" / "checkpoints"
+    model = interrupted(tmp_path / "out")
+    if is_finished:
+        predict(model, tmp_path / "out")
+        folder.mkdir(exist_ok=True)
+    (folder / ".0123-0-3.tmp").write_bytes(bytes(100))
+    (folder / "0123-3-6").write_bytes(bytes(100))
+    predict(model, tmp_path / "out")
+    assert [*folder.iterdir()] == []
+
+
+@pytest.mark.usefixtures("at_once")
 def test_checkpoints_of_other_work_do_not_count(tmp_path):
     """With resume=False, or another model, every sample is predicted again."""
     output = tmp_path / "out"

@@ -586,13 +586,17 @@ def test_verify_names_the_damage_and_the_next_run_mends_it(tmp_path, inputs, out
     (output / "stranger.txt").write_text("whose?")
     code, out, _ = here("verify", output)
     assert code == FAILURES
+    command = f"forebay verify {output} --altered"
     assert out.splitlines() == [
         "missing  0001.txt",
         "altered  0003.txt: 24 bytes recorded, 5 found",
         "orphan   stranger.txt: no input is known to have made it",
         "6 outputs checked: 1 missing, 1 altered, 1 orphan",
-        "2 inputs will be redone by the next run",
+        "1 input will be redone by the next run",
+        f"1 altered output left as found: `{command} keep` records the new sizes, `{command} redo` "
+        "has the next run make them again",
     ]
+    assert here("verify", output, "--altered", "redo")[0] == FAILURES
     code, out, err = preprocess("copy", inputs, output)
     assert code == DONE, err
     assert out.startswith("6 done (4 by earlier runs)")
@@ -604,13 +608,22 @@ def test_verify_names_the_damage_and_the_next_run_mends_it(tmp_path, inputs, out
 
 
 @pytest.mark.slow
-def test_verify_twice_is_as_good_as_once(inputs, output):
-    """What is to be done again anyway is not counted twice."""
+def test_an_output_that_was_improved_in_place_is_not_lost(inputs, output):
+    """It stays until the user says which of the two is meant; what is said twice counts once."""
     preprocess("copy", inputs, output)
-    (output / "0003.txt").write_text("other")
+    for name in ("0003.txt", "0004.txt"):
+        (output / name).write_text("better")
     assert here("verify", output)[0] == FAILURES
+    assert preprocess("copy", inputs, output)[1].startswith("6 done (6 by earlier runs)")
+    assert (output / "0003.txt").read_text() == "better"
+    assert here("verify", output, "--altered", "keep")[0] == FAILURES
     assert here("verify", output)[0] == DONE
+    (output / "0004.txt").write_text("worse")
+    assert here("verify", output, "--altered", "redo")[0] == FAILURES
+    assert here("verify", output, "--altered", "redo")[0] == DONE
     assert preprocess("copy", inputs, output)[1].startswith("6 done (5 by earlier runs)")
+    assert (output / "0003.txt").read_text() == "better"
+    assert (output / "0004.txt").read_text() != "worse"
 
 
 # ---- progress -----------------------------------------------------------------------------------

@@ -505,7 +505,7 @@ def test_verify_finds_missing_altered_and_unknown_files(memory, inputs):
     memory.rm_file("/bucket/out/0001.txt")
     memory.pipe_file("/bucket/out/0002.txt", b"torn")
     memory.pipe_file("/bucket/out/stranger", b"")
-    code, said = command("verify", OUT)
+    code, said = command("verify", OUT, "--altered", "redo")
     assert code == 3
     assert "missing  0001.txt" in said
     assert "altered  0002.txt" in said

@@ -130,7 +130,7 @@ def test_files_that_a_function_writes_elsewhere_are_its_outputs(tmp_path, inputs
         "3 outputs checked: 0 missing, 0 altered, 0 orphans\n",
     )
     (target / "0001.wav").write_text("altered")
-    code, said, _ = here("verify", tmp_path / "out")
+    code, said, _ = here("verify", tmp_path / "out", "--altered", "redo")
     assert code != 0 and f"altered  {target / '0001.wav'}: 12 bytes" in said
     report = run(convert, inputs, tmp_path / "out", num_workers=workers)
     assert (report.resumed, (target / "0001.wav").read_text()) == (2, "LINE 0 OF 1\n")

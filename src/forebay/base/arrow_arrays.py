@@ -7,6 +7,8 @@ A column of a table has a kind, which depends on the values in it:
 
     null ─┬─ bool ───────────────┬─ mixed
           ├─ int ── float ───────┤
+          ├─ date, time, … ──────┤   see `typed_columns`
+          ├─ vector ── list ─────┤
           ├─ str ────────────────┤
           ├─ list of a kind ─────┤
           └─ struct of kinds ────┘
@@ -28,10 +30,19 @@ import mmap
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import byte_size
+from forebay.base.row_values import unmarked
+from forebay.base.typed_columns import (
+    arrow_type_of,
+    common_detail,
+    detail_of,
+    mark_of,
+    typed_array,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,6 +69,22 @@ def check_memory(nbytes: int) -> None:
 _TYPECODES = {"int64": "q", "double": "d"}
 
 
+@cache
+def _typed_of() -> tuple[tuple[Callable[[Any], bool], str], ...]:
+    """Return what tells whether an Arrow type is one of a kind of marked values."""
+    from pyarrow import types
+
+    return (
+        (types.is_date32, "date"),
+        (types.is_time64, "time"),
+        (types.is_timestamp, "datetime"),
+        (types.is_duration, "duration"),
+        (types.is_decimal128, "decimal"),
+        (types.is_binary, "bytes"),
+        (types.is_fixed_size_list, "vector"),
+    )
+
+
 def array_of(values: Sequence[Any], kind: pyarrow.DataType) -> pyarrow.Array:
     """Return values of one type as an Arrow array.
 
@@ -71,6 +98,8 @@ def array_of(values: Sequence[Any], kind: pyarrow.DataType) -> pyarrow.Array:
     if None in values:
         valid = bits_of([value is not None for value in values])
     buffers, children = [valid], None
+    if (typed := next((name for is_one, name in _typed_of() if is_one(kind)), None)) is not None:
+        return typed_array(values, typed, kind, valid)
     if types.is_struct(kind):
         children = [
             array_of([None if value is None else value[one.name] for value in values], one.type)
@@ -146,12 +175,19 @@ class Kind:
     name: str
     item: Kind | None = None
     fields: Mapping[str, Kind] = field(default_factory=dict)
+    detail: str = ""  # see `typed_columns`
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the values are marked ones."""
+        return self.name in TYPED
 
 
 NULL, BOOL, INT, FLOAT, STR, MIXED = map(Kind, ("null", "bool", "int", "float", "str", "mixed"))
 
 
-AS_THEY_ARE = frozenset({"bool", "int", "str"})
+TYPED = frozenset({"date", "time", "datetime", "duration", "decimal", "bytes", "vector"})
+AS_THEY_ARE = frozenset({"bool", "int", "str"}) | TYPED
 
 
 # All values of these types have the same kind.
@@ -169,6 +205,9 @@ def kind_of(value: Any) -> Kind:
         for one in value:
             item = widen(item, one)
         return Kind("list", item)
+    if (mark := mark_of(value)) is not None:
+        detail = detail_of(*mark)
+        return MIXED if detail is None else Kind(mark[0], detail=detail)
     if len(value) > _MOST_FIELDS:
         return MIXED
     return Kind("struct", fields={name: kind_of(one) for name, one in value.items()})
@@ -229,12 +268,25 @@ def common_kind(one: Kind, other: Kind) -> Kind:
         return FLOAT
     if one.item is not None and other.item is not None:
         return Kind("list", common_kind(one.item, other.item))
+    if one.is_typed and one.name == other.name:
+        detail = common_detail(one.name, one.detail, other.detail)
+        if detail is not None:
+            return Kind(one.name, detail=detail)
+    if {one.name, other.name} <= {"vector", "list"}:  # of several lengths or dtypes
+        return common_kind(_as_list(one), _as_list(other))
     if one.name == other.name == "struct":
         fields = dict(one.fields)
         for name, kind in other.fields.items():
             fields[name] = common_kind(fields.get(name, NULL), kind)
         return Kind("struct", fields=fields) if len(fields) <= _MOST_FIELDS else MIXED
     return MIXED
+
+
+def _as_list(kind: Kind) -> Kind:
+    """Return a kind of vectors as one of lists."""
+    if kind.name != "vector":
+        return kind
+    return Kind("list", FLOAT if kind.detail.startswith("float") else INT)
 
 
 def final_kind(kind: Kind) -> Kind:
@@ -254,9 +306,18 @@ def final_kind(kind: Kind) -> Kind:
 def as_json(value: Any) -> str:
     """Return a value as JSON that every reader takes: NaN and the infinities are null."""
     try:
-        return _ENCODER.encode(value)
+        text = _ENCODER.encode(value)
+        return text if "\\u0000" not in text else _ENCODER.encode(_plain(value))
     except ValueError:
-        return json.dumps(_finite(value), ensure_ascii=False)
+        return json.dumps(_finite(_plain(value)), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without marks."""
+    value = unmarked(value)
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return {name: _plain(one) for name, one in value.items()} if type(value) is dict else value
 
 
 def _finite(value: Any) -> Any:
@@ -278,7 +339,7 @@ def fit(value: Any, kind: Kind) -> Any:
     if kind.name == "float":
         return float(value)
     if kind.item is not None:
-        return [fit(one, kind.item) for one in value]
+        return [fit(one, kind.item) for one in unmarked(value)]
     return {name: fit(value.get(name), one) for name, one in kind.fields.items()}
 
 
@@ -297,6 +358,8 @@ def _arrow_type(kind: Kind) -> pyarrow.DataType:
     if kind.name == "struct":
         fields = [(_clean(name), _arrow_type(one)) for name, one in kind.fields.items()]
         return pyarrow.struct(fields)
+    if kind.is_typed:
+        return arrow_type_of(kind.name, kind.detail)
     scalars = {"bool": pyarrow.bool_(), "int": pyarrow.int64(), "float": pyarrow.float64()}
     return scalars.get(kind.name, pyarrow.string())
 

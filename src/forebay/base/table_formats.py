@@ -29,7 +29,7 @@ from forebay.base.arrow_arrays import (
     values_in,
 )
 from forebay.base.output_names import PACKINGS, SUFFIXES
-from forebay.base.row_values import python_rows
+from forebay.base.row_values import python_rows, unmarked
 from forebay.base.table_files import TableFile, opening, refuse, text_lines, without_nul
 from forebay.errors import InputError
 
@@ -285,9 +285,14 @@ class _Parquet:
     def write(self, file: BinaryIO, kinds: dict[str, Kind], groups: Iterator[Group]) -> None:
         import pyarrow.parquet
 
-        # Without the stored Arrow schema there is nothing in the file but the table itself.
+        schema = schema_of_kinds(kinds)
         writer = pyarrow.parquet.ParquetWriter(
-            file, schema_of_kinds(kinds), version="2.6", compression="zstd", store_schema=False
+            file,
+            schema,
+            version="2.6",
+            compression="zstd",
+            # Parquet has no such types: the schema of Arrow tells them from numbers and lists.
+            store_schema=any(part in str(schema) for part in ("duration", "tz=", "fixed_size")),
         )
         with writer:
             for batch in batches(kinds, groups):
@@ -360,9 +365,10 @@ class _Lines:
 
 
 def _cell(value: Any, kind: Kind) -> Any:
+    value = unmarked(value)
     if isinstance(value, list | dict):
         return as_json(value)
-    value = fit(value, kind)
+    value = value if kind.is_typed else fit(value, kind)
     return ("false", "true")[value] if isinstance(value, bool) else value
 
 

@@ -27,9 +27,10 @@ from forebay.base.table_files import refuse
 from forebay.columns.arrow_columns import Columns
 from forebay.columns.column_types import open_columns
 from forebay.errors import InputError, OptionError, shortened, shown_location
-from forebay.inputs.listing import list_inputs, seen_identity
+from forebay.inputs.listing import list_inputs
 from forebay.inputs.memory_tables import arrow_frame, with_labels
 from forebay.inputs.other_inputs import is_table
+from forebay.inputs.row_paths import seen_identity
 from forebay.inputs.tables import find_table, read_memory_table, read_table
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ def content_identity(
         return ""
     column = ""
     if row is not None and row[:1] == "{":
-        column = path_in(json.loads(row))[1] or "path"  # any but `destination`: see `file_column`
+        column = path_in(json.loads(row))[1] or "path"  # any but `destination`: see `file_columns`
     for path in files_named(source, column, folder):
         try:
             with open_regular(path) as file:

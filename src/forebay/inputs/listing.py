@@ -33,6 +33,7 @@ from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.base.table_files import GUESSED
 from forebay.errors import InputError, OptionError, shown_location
 from forebay.inputs.other_inputs import is_of_rows, is_table, no_inputs, no_path
+from forebay.inputs.row_paths import NO_FILES, RowFiles, seen_identity
 from forebay.ledger.database import LEDGER_FILE
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input, LinkInput, shown_input
@@ -56,6 +57,7 @@ class Listing:
 
     Attributes:
         kind: One of KINDS.
+        files: Where the files are that rows name.
         total: The number of inputs; None if it is not known before the listing ends.
         fingerprint: Changes with a large manifest that is read from any row on; "" for others.
         samples: Those of a Dataset, a `Samples`; None for other inputs.
@@ -67,11 +69,16 @@ class Listing:
     description: str
     _walk: Callable[..., Iterator[Input]] = field(repr=False, compare=False)
     is_search: bool = False
-    folder: str | None = None
+    files: RowFiles = NO_FILES
     total: int | None = None
     fingerprint: str = ""
     samples: Any = field(default=None, repr=False, compare=False)
     as_text: bool = False
+
+    @property
+    def folder(self) -> str | None:
+        """Where relative paths of rows may start."""
+        return self.files.folder
 
     @property
     def is_distinct(self) -> bool:
@@ -102,7 +109,8 @@ def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) ->
         from forebay.inputs.memory_tables import memory_manifest
 
         manifest, start = memory_manifest(inputs, folder)
-        return Listing("rows", manifest.columns, manifest.name, manifest.inputs, folder=start)
+        files = RowFiles(start, manifest.watched)
+        return Listing("rows", manifest.columns, manifest.name, manifest.inputs, files=files)
     if folder is not None:
         raise OptionError(
             f"folder={os.fspath(folder)!r} is for tables in memory, and the inputs are a "
@@ -260,7 +268,7 @@ def _rows_of(manifest: Manifest, folder: str | None) -> Listing:
         manifest.columns,
         name,
         manifest.inputs,
-        folder=folder,
+        files=RowFiles(folder, manifest.watched),
         total=manifest.total,
         fingerprint=manifest.fingerprint,
     )
@@ -295,26 +303,9 @@ def _file(path: str) -> Input:
     except (OSError, ValueError):
         return Input(path, None, NOT_SEEN)
     if stat.S_ISREG(status.st_mode):
-        return Input(path, None, _status_identity(status))
+        return Input(path, None, f"{status.st_size}:{status.st_mtime_ns}")
     kind = LinkInput if stat.S_ISLNK(status.st_mode) else Input
     return kind(path, None, seen_identity(path))
-
-
-def seen_identity(path: str) -> str:
-    """Return a value that changes with the file at a path, or the files of a folder there."""
-    try:
-        status = os.stat(path)
-        if not stat.S_ISDIR(status.st_mode):
-            return _status_identity(status)
-        from forebay.inputs.search import folder_identity
-
-        return folder_identity(path)
-    except (OSError, ValueError):  # what is worked on raises a better message
-        return NOT_SEEN
-
-
-def _status_identity(status: os.stat_result) -> str:
-    return f"{status.st_size}:{status.st_mtime_ns}"
 
 
 def _is_absent(error: Exception) -> bool:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -19,13 +18,18 @@ from itertools import islice, starmap
 from typing import Any, BinaryIO
 
 from forebay.base.arrow_arrays import Row
-from forebay.base.files import file_name, is_url, open_regular, shown_values
+from forebay.base.files import file_name, open_regular, shown_values
 from forebay.base.row_values import json_value
 from forebay.base.table_files import refuse, table_file
 from forebay.base.table_formats import NO_BYTES, LocatedRow, format_of
 from forebay.errors import InputError
-from forebay.inputs.row_paths import PATH_COLUMNS, file_column, files_named, path_in
-from forebay.ledger.identity import NOT_SEEN
+from forebay.inputs.row_paths import (
+    PATH_COLUMNS,
+    file_columns,
+    files_of_row,
+    identity_of_files,
+    seen_identity,
+)
 from forebay.ledger.records import Input, shown_input
 
 # Rows that become JSON at once: few, since each may be large.
@@ -51,7 +55,7 @@ class Manifest:
         folder: Where relative paths may start besides the current folder; None if it is remote.
         total: The number of rows; None if it is not known before the last one is read.
         fingerprint: Changes with a large file that is read from any row on; "" for others.
-        file_column: The column that names files, if none has a usual name for that; "" for none.
+        watched: The columns that name files, besides one with a usual name for that.
         is_text: Whether each row has a string in each column, in their order.
     """
 
@@ -61,20 +65,17 @@ class Manifest:
     _rows: Callable[[int], Iterator[LocatedRow]]
     total: int | None = None
     fingerprint: str = ""
-    file_column: str = ""
+    watched: tuple[str, ...] = ()
     is_text: bool = False
 
     def inputs(self, first: int = 1) -> Iterator[Input]:
         """Yield one input for each row from the `first` on, in the manifest's order."""
-        folder_seen = lru_cache(4096)(_folder_identity)  # many rows may name one folder
-        names_paths, other = not set(PATH_COLUMNS).isdisjoint(self.columns), self.file_column
+        seen = lru_cache(4096)(seen_identity)  # many rows may name one folder
+        names_paths, watched = not set(PATH_COLUMNS).isdisjoint(self.columns), self.watched
         for row, text in self.rows(first - 1):
-            source, column = "", ""
-            if names_paths:
-                source, column = path_in(row)
-            elif other:
-                source, column = _path_at(row, other), other
-            identity = self._identity(source, column, folder_seen) if source else ""
+            named = files_of_row(row, watched) if names_paths or watched else []
+            source = named[0][0] if named else ""
+            identity = identity_of_files(named, self.folder, seen) if named else ""
             if "://" not in text or not _may_hide(text):
                 yield tuple.__new__(Input, (source, text, identity))  # calls no Python code
                 continue
@@ -124,39 +125,6 @@ class Manifest:
             refuse(where, reason, advice, error)
         return row, text
 
-    def _identity(self, source: str, column: str, folder_seen: Callable[[str], str]) -> str:
-        """Return what changes with the file or folder that a row names; NOT_SEEN for none."""
-        if is_url(source):  # a request for each row could take longer than the work
-            return ""
-        for path in files_named(source, column, self.folder):
-            try:
-                status = os.stat(path)
-                if stat.S_ISDIR(status.st_mode):
-                    return folder_seen(path)
-            except (OSError, ValueError):  # ValueError: a NUL in the name
-                continue
-            return f"{status.st_size}:{status.st_mtime_ns}"
-        return NOT_SEEN
-
-
-def _folder_identity(path: str) -> str:
-    from forebay.inputs.search import folder_identity
-
-    return folder_identity(path)
-
-
-def _path_at(row: Row, column: str) -> str:
-    """Return the path that a row names in a `file_column`; "" for none."""
-    value = row.get(column)
-    return value if isinstance(value, str) else ""
-
-
-def first_file_column(
-    columns: Sequence[str], rows: Iterator[LocatedRow], folder: str | None
-) -> str:
-    """Return the column that names files, if none has a usual name for that; "" for none."""
-    return file_column(columns, (row for _, row in rows), folder)
-
 
 def _pages(rows: Iterator[LocatedRow]) -> Iterator[list[LocatedRow]]:
     """Yield rows in lists; those before a damaged row come before its error is raised."""
@@ -204,7 +172,7 @@ def open_manifest(name: str, open_file: Callable[[], BinaryIO], folder: str | No
     rows = partial(form.rows, file)
     if next(rows(), None) is None:
         refuse(shown, "no rows", "A manifest needs one row for each input.")
-    watched = first_file_column(columns, rows(), folder)
+    watched = file_columns(columns, (row for _, row in rows()), folder)
     is_large = folder is not None and total is not None and total >= MANY_ROWS
     fingerprint = _fingerprint(name) if is_large else ""
     is_text = form.is_text

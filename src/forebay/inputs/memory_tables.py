@@ -21,9 +21,9 @@ from forebay.base.table_files import refuse
 from forebay.base.table_formats import LocatedRow, check_types
 from forebay.columns.column_types import without_view
 from forebay.errors import InputError, shortened
-from forebay.inputs.manifests import Manifest, check_columns, first_file_column
+from forebay.inputs.manifests import Manifest, check_columns
 from forebay.inputs.other_inputs import is_table, rows_in
-from forebay.inputs.row_paths import DESTINATION
+from forebay.inputs.row_paths import DESTINATION, file_columns
 
 if TYPE_CHECKING:
     import pyarrow
@@ -63,9 +63,9 @@ def memory_manifest(table: Any, folder: str | os.PathLike[str] | None) -> tuple[
         refuse(name, "no rows", "A manifest needs one row for each input.")
     start = start_of(folder, (row.get(DESTINATION) for _, row in rows()), name)
     local = None if is_url(start) else start
-    watched = first_file_column(columns, rows(), local)
+    watched = file_columns(columns, (row for _, row in rows()), local)
     manifest = Manifest(name, columns, local, lambda skipped: islice(rows(), skipped, None), total)
-    return replace(manifest, file_column=watched), start
+    return replace(manifest, watched=watched), start
 
 
 def with_labels(frame: Any) -> Any:

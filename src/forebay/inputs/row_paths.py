@@ -10,18 +10,37 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
 from forebay.base.files import is_url, location_in
 from forebay.errors import InputError, shortened
+from forebay.ledger.identity import NOT_SEEN, joined_identity
 
 # The column of `preprocess`'s tables that names an output, relative to the table's folder.
 DESTINATION = "destination"
+# The column of these tables that names the input of an earlier step.
+ORIGIN = "origin"
 # The columns that may hold an input's path, best first. `destination` comes first because the table
 # that one step writes is the manifest of the next, which reads the files that it names.
 PATH_COLUMNS = (DESTINATION, "source", "path", "file", "filename", "input")
+
+
+class RowFiles(NamedTuple):
+    """Where the files are that rows name.
+
+    Attributes:
+        folder: Where relative paths may start besides the current folder: the folder of the table,
+            or its URL; None if there is none.
+        watched: The `file_columns` of the table.
+    """
+
+    folder: str | None = None
+    watched: tuple[str, ...] = ()
+
+
+NO_FILES = RowFiles()
 
 
 def path_in(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -67,48 +86,96 @@ def located(row: dict[str, Any], folder: str | None) -> dict[str, Any]:
 
 
 # ---- columns of files ----------------------------------------------------------------------------
-# A column with a usual name, such as `path`, is one of paths whatever it holds; see `path_in`. In a
-# table without one it is the first whose first values are files that exist; if there is none, for
-# example because a disk is not mounted now, the first whose first values all end alike, as in
-# `.jpg`. So a table that names no files costs nothing for each row.
+# A column with a usual name, such as `path`, is one of paths whatever it holds; see `path_in`. So
+# is each other one whose first values are files that exist, or lists of these. If there is none,
+# for example because a disk is not mounted now, the first is whose first values all end alike, as
+# in `.jpg`. So a table that names no files costs nothing for each row.
 
 # Rows and columns that are looked at. More than half of the values are files in a column of paths.
 _FIRST_ROWS, _FIRST_COLUMNS = 8, 256
 
 
-def file_column(
+def file_columns(
     columns: Sequence[str], rows: Iterable[Mapping[str, Any]], folder: str | None
-) -> str:
-    """Return the column that names files; "" if there is none, or one has a usual name.
+) -> tuple[str, ...]:
+    """Return the columns that name files, besides one with a usual name.
 
     Args:
         rows: All of them, or the first ones.
         folder: Where relative paths may start besides the current folder; None if it is remote.
     """
-    if not set(PATH_COLUMNS).isdisjoint(columns):
-        return ""
-    first, alike = [*islice(rows, _FIRST_ROWS)], ""
+    has_usual = not set(PATH_COLUMNS).isdisjoint(columns)
+    first, found, alike = [*islice(rows, _FIRST_ROWS)], list[str](), ""
     for column in columns[:_FIRST_COLUMNS]:
-        cells = [row.get(column) for row in first]
-        values = [str(each) for each in cells if isinstance(each, str | os.PathLike) and each]
+        # What an earlier step made its files of is no file of this one.
+        if column in PATH_COLUMNS or column == ORIGIN:
+            continue
+        cells = [_paths_at(row, column) for row in first]
+        values = [*chain.from_iterable(cells)]
         if 2 * sum(_is_file(each, folder) for each in values) > len(values):
-            return column
+            found.append(column)
         endings = {_ending(each) for each in values}
-        if not alike and len(values) == len(first) > 1 and len(endings) == 1 and endings != {""}:
+        if not alike and all(cells) and len(first) > 1 and len(endings) == 1 and endings != {""}:
             alike = column
-    return alike
+    return tuple(found or ([alike] if alike and not has_usual else []))
+
+
+def _paths_at(row: Mapping[str, Any], column: str) -> list[str]:
+    """Return what may be paths in a column of a row: a string, or those of a list."""
+    value = row.get(column)
+    values = value if isinstance(value, list | tuple) else [value]
+    return [str(each) for each in values if isinstance(each, str | os.PathLike) and each]
+
+
+def files_of_row(row: Mapping[str, Any], watched: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the paths that a row names, each with its column, the first of its name first.
+
+    Args:
+        watched: The `file_columns` of the table.
+    """
+    usual = path_in(row)
+    found = [(path, column) for column in watched for path in _paths_at(row, column)]
+    return [usual, *found] if usual[0] else found
+
+
+def identity_of_files(
+    named: Iterable[tuple[str, str]], folder: str | None, seen: Callable[[str], str]
+) -> str:
+    """Return what changes with files that a row names.
+
+    Args:
+        named: Their paths and columns.
+        folder: That of the table.
+        seen: Returns what changes with the file or folder at a path; NOT_SEEN for none.
+    """
+    return joined_identity(
+        # A request for each row's URL could take longer than the work.
+        "" if is_url(path) else _first_seen(files_named(path, column, folder), seen)
+        for path, column in named
+    )
+
+
+def seen_identity(path: str) -> str:
+    """Return a value that changes with the file at a path, or the files of a folder there."""
+    try:
+        status = os.stat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            return f"{status.st_size}:{status.st_mtime_ns}"
+        from forebay.inputs.search import folder_identity
+
+        return folder_identity(path)
+    except (OSError, ValueError):  # what is worked on raises a better message
+        return NOT_SEEN
+
+
+def _first_seen(paths: Sequence[str], seen: Callable[[str], str]) -> str:
+    return next((found for path in paths if (found := seen(path)) != NOT_SEEN), NOT_SEEN)
 
 
 def _ending(value: str) -> str:
     """Return the ending of what may be the name of a file, such as ".jpg"; "" for other texts."""
     found = re.search(r"\.[A-Za-z][A-Za-z0-9]{1,4}$", value)
     return found[0].lower() if found and not re.search(r"\s|@|://", value) else ""
-
-
-def path_among(row: Mapping[str, Any], column: str) -> tuple[str, str]:
-    """Return the path that a row names in a `file_column`, and that; two empty strings for none."""
-    value = row.get(column)
-    return (value, column) if value and isinstance(value, str) else ("", "")
 
 
 def _is_file(value: Any, folder: str | None) -> bool:
@@ -123,8 +190,17 @@ def _is_file(value: Any, folder: str | None) -> bool:
     return False
 
 
-def with_open_path(row: dict[str, Any], path: str, folder: str | None) -> dict[str, Any]:
-    """Return a row whose path can be opened, although it is relative to the table.
+def with_open_paths(
+    row: dict[str, Any], watched: Sequence[str], folder: str | None
+) -> dict[str, Any]:
+    """Return a row whose paths can be opened, although they are relative to the table."""
+    for path, _ in files_of_row(row, watched):
+        row = _with_open_path(row, path, folder)
+    return row
+
+
+def _with_open_path(row: dict[str, Any], path: str, folder: str | None) -> dict[str, Any]:
+    """Return a row of which one path can be opened.
 
     Args:
         path: What the row names; "" for nothing.

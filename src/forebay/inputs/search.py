@@ -152,15 +152,11 @@ def away_folders() -> Callable[[str], bool]:
     return lambda path: has_no_files(os.path.dirname(path.rstrip("/")) or os.curdir)
 
 
-def folder_identity(folder: str, own: Set[str] = frozenset(), since_ns: int | None = None) -> str:
+def folder_identity(folder: str) -> str:
     """Return what changes with the files in a folder and below it: names, sizes and times.
 
     Hidden files count, too. NOT_SEEN without files: it may be a folder that is not mounted. Raise
     OSError if one of them cannot be seen.
-
-    Args:
-        own: Files that may be newer than `since_ns`, as real paths.
-        since_ns: Return "" if another file has changed since this time.
     """
     found, folders = list[str](), [""]
     while folders:
@@ -173,9 +169,6 @@ def folder_identity(folder: str, own: Set[str] = frozenset(), since_ns: int | No
                 else:
                     status = os.lstat(entry.path) if _is_broken(entry) else entry.stat()
                     found.append(f"{name}\0{status.st_size}\0{status.st_mtime_ns}")
-                    is_new = since_ns is not None and status.st_ctime_ns > since_ns
-                    if is_new and os.path.realpath(entry.path) not in own:
-                        return ""
     if not found:
         return NOT_SEEN
     text = "\n".join(sorted(found)).encode("utf-8", "surrogatepass")

@@ -10,6 +10,7 @@ An identity is a string that changes with what an input holds:
     ""                              a row without a file: it is its own content
     ?                               it cannot be seen now: its folder is not mounted, for example
     5f1c…:?                         only what is before the "?" can be seen now
+    17:1699…|20:1699…               several files that a row names
 
 Cannot be seen is not changed: whatever the ledger has of such an input stays as it is.
 """
@@ -17,13 +18,18 @@ Cannot be seen is not changed: whatever the ledger has of such an input stays as
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # What cannot be seen of an input; also the end of an identity of which only a part can be.
 NOT_SEEN = "?"
+# Before an identity of files that a worker saw after its call, which may have changed them.
+AFTERWARDS = "="
 # What the identity of a folder begins with.
 FOLDER = "folder:"
 # Between the size and time of a file and the hash of its content.
 _HASH = "#"
+# Between the identities of several files.
+_AND = "|"
 
 SAME, CHANGED, RETIMED, UNSEEN = range(4)
 
@@ -51,9 +57,14 @@ def merged_identity(recorded: str, listed: str) -> str:
     return with_content(listed, content) if content else listed
 
 
-def is_of_folder(identity: str) -> bool:
-    """Return whether this is the identity of a folder."""
-    return identity.startswith(FOLDER)
+def joined_identity(identities: Iterable[str]) -> str:
+    """Return the identity of an input that has several files, given theirs; "" counts for none."""
+    found = []
+    for each in filter(None, identities):
+        found.append(each)
+        if each.endswith(NOT_SEEN):
+            break
+    return _AND.join(found)
 
 
 def content_of(identity: str) -> str:

@@ -112,6 +112,7 @@ class Ledger(LedgerFile):
         self._seen: SeenKeys | None = None  # None if no input can be listed twice
         self._fingerprint = ""
         self.away = frozenset[int]()  # the ordinals of done inputs that cannot be seen
+        self.rewritten: tuple[int, str] | None = None  # inputs that changed in their calls
         self._has_openers = False  # whether any input of this listing needs one
         super().__init__(lock, path, is_of_run=is_of_run)
 
@@ -360,7 +361,11 @@ class Ledger(LedgerFile):
             db.execute("DELETE FROM file_changes")
             last = max((one.ordinal for one in (*done, *failed, *large)), default=0)
             new = self._write_ahead(db, last, done)
-            return record_results(db, done, failed, new, self.away, large)
+            recorded = record_results(db, done, failed, new, self.away, large)
+            if recorded.rewritten:
+                count, name = self.rewritten or (0, self.name_of(recorded.rewritten[0]))
+                self.rewritten = count + len(recorded.rewritten), name
+            return recorded
 
     def take_back(self, unpublished: Sequence[Unpublished]) -> Recorded:
         """Mark the inputs as failed whose files could not be given their names.

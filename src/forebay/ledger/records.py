@@ -84,8 +84,8 @@ class Done(NamedTuple):
     """An input that was processed successfully.
 
     Attributes:
-        content: The identity of the file that was read, with a hash of its content; see
-            `identity.py`. "" if there is none.
+        content: The identity of the files that were read, as a worker saw them, perhaps with a hash
+            of the content, or after the call; see `identity.py`. "" if there is none.
     """
 
     ordinal: int

@@ -40,15 +40,20 @@ from forebay.ledger.database import (
     storable,
     storables,
 )
-from forebay.ledger.identity import SAME, identity_change, is_of_folder
+from forebay.ledger.identity import AFTERWARDS, SAME, identity_change
 from forebay.ledger.records import Done, FailedInput, FileChange, Unpublished
 
 
 class Recorded(NamedTuple):
-    """The outcome of recording one batch of results."""
+    """The outcome of recording one batch of results.
+
+    Attributes:
+        rewritten: The inputs whose files changed while they were worked on.
+    """
 
     file_changes: list[FileChange]
     failed: list[FailedInput]
+    rewritten: Sequence[int] = ()
 
 
 _outputs_of = attrgetter("outputs")
@@ -123,6 +128,8 @@ def record_results(
     refused += [_of_large(one) for one in large]
     all_failed = [*failed, *refused]
     _write(db, winners, all_failed, contested, new)
+    contents = {one.ordinal: one.content for one in winners if one.content}
+    rewritten = _record_contents(db, contents) if contents else ()
     _clear_outputs(db, refused)
     file_changes = _file_changes(winners, removals)
     add_file_changes(db, file_changes)
@@ -132,7 +139,7 @@ def record_results(
         done=len(winners) - len(again) - len(withdrawn),
         failed=len(all_failed) - failed_before,
     )
-    return Recorded(file_changes, all_failed)
+    return Recorded(file_changes, all_failed, rewritten)
 
 
 def too_large(db: sqlite3.Connection, done: Sequence[Done]) -> list[Done]:
@@ -362,6 +369,19 @@ def _overwritten(db: sqlite3.Connection, held: dict[str, _Holder]) -> dict[str, 
     return earlier
 
 
+def record_sizes(db: sqlite3.Connection, sizes: Mapping[str, tuple[int, int]]) -> None:
+    """Record other sizes of outputs.
+
+    Args:
+        sizes: By name: the input, and the size that the output has now.
+    """
+    for ordinal in {ordinal for ordinal, _ in sizes.values()}:
+        (text,) = db.execute("SELECT outputs FROM inputs WHERE ordinal = ?", (ordinal,)).fetchone()
+        with reading("outputs"):
+            found = [(name, sizes.get(name, (0, size))[1]) for name, size in files_of(text)]
+        db.execute("UPDATE inputs SET outputs = ? WHERE ordinal = ?", (json.dumps(found), ordinal))
+
+
 def _clear_outputs(db: sqlite3.Connection, lost: Iterable[FailedInput]) -> None:
     """Forget the outputs of inputs of which none is kept."""
     ordinals = ((one.ordinal,) for one in lost)
@@ -389,8 +409,6 @@ def _write(
                 strict=True,
             ),
         )
-    if hashed := {one.ordinal: one.content for one in winners if one.content}:
-        _record_contents(db, hashed)
     db.executemany(
         "UPDATE inputs SET state = 2, attempts = ?, seconds = ?, "
         "metadata = ?, error = ? WHERE ordinal = ?",
@@ -410,15 +428,26 @@ def _write(
         db.execute("INSERT OR REPLACE INTO meta VALUES('_contested', '1')")
 
 
-def _record_contents(db: sqlite3.Connection, hashed: Mapping[int, str]) -> None:
-    """Add to the identities of files the hashes of what was read, unless they changed meanwhile.
+def _record_contents(db: sqlite3.Connection, found: Mapping[int, str]) -> list[int]:
+    """Write the identities of files as workers saw them; return the inputs that have others now.
 
-    That of a folder is replaced: its outputs are in it, too.
+    A hash is added to an identity unless the file changed since it was listed. But what was looked
+    at after the call stands in any case: the call itself may have changed it.
     """
-    rows = select_in(db, "SELECT identity, ordinal FROM inputs WHERE ordinal IN ({})", hashed)
-    as_listed = (
-        (hashed[ordinal], ordinal)
-        for identity, ordinal in rows
-        if is_of_folder(hashed[ordinal]) or identity_change(hashed[ordinal], identity) == SAME
+    rows = select_in(db, "SELECT ordinal, identity FROM inputs WHERE ordinal IN ({})", found)
+    seen = [(*each, found[each[0]]) for each in rows]
+    changed = [
+        ordinal
+        for ordinal, identity, content in seen
+        if content.startswith(AFTERWARDS)
+        and identity_change(content.removeprefix(AFTERWARDS), identity) != SAME
+    ]
+    db.executemany(
+        "UPDATE inputs SET identity = ? WHERE ordinal = ?",
+        (
+            (content.removeprefix(AFTERWARDS), ordinal)
+            for ordinal, identity, content in seen
+            if content.startswith(AFTERWARDS) or identity_change(content, identity) == SAME
+        ),
     )
-    db.executemany("UPDATE inputs SET identity = ? WHERE ordinal = ?", as_listed)
+    return changed

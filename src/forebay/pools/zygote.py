@@ -318,10 +318,9 @@ class _Zygote:
                 os.read(gate_read, 1)  # until the driver can kill it by ID
                 os.close(gate_read)
                 self._control.close()
-                for descriptor in (self._answers, *self._driver_ended):
+                others = (child.stacks for child in self._children.values())
+                for descriptor in (self._answers, *self._driver_ended, *others):
                     os.close(descriptor)
-                for child in self._children.values():
-                    os.close(child.stacks)
                 _run_worker(incarnation, worker_id, job, Channel(*descriptors), stacks)
             finally:
                 os._exit(1)
@@ -401,8 +400,7 @@ def _run_worker(
 def _begin_as_child(worker_id: int) -> None:
     """Do what `multiprocessing` does in a child of its own, if anything has imported it.
 
-    Otherwise all workers would share the connection of a manager, and a queue would wait for a
-    thread that a fork does not have.
+    Otherwise all workers would share a manager's connection, and a queue would wait for a thread.
     """
     if "multiprocessing.util" in sys.modules:
         from multiprocessing.process import BaseProcess, current_process

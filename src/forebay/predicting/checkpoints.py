@@ -131,7 +131,8 @@ class Checkpoints:
         key, at = self._keys[part], 0
         while True:
             begun = f"{key}-{at}-"
-            ends = [int(name[len(begun) :]) for name in names if name.startswith(begun)]
+            rests = (name[len(begun) :] for name in names if name.startswith(begun))
+            ends = [int(rest) for rest in rests if rest.isdecimal()]
             end = max(ends, default=0)
             if not at < end <= len(samples):
                 return found
@@ -167,11 +168,11 @@ class Checkpoints:
             self._place.remove(names)
 
     def names(self) -> Collection[str]:
-        """Return the names of the checkpoints of all parts."""
+        """Return the names of the checkpoints of all parts, and of what a kill left of one."""
         if not is_url(self._folder) and not os.path.lexists(self._folder):
             return ()
         try:
-            return [name for name, _ in self._place.files() if name.replace("-", "").isalnum()]
+            return [name for name, _ in self._place.files()]
         except FileNotFoundError:
             return ()
         except OSError as error:
@@ -188,7 +189,7 @@ def checkpoints_of(
     *,
     skips_failures: bool = False,
 ) -> Checkpoints:
-    """Return the checkpoints of the parts that are to be made, after removing all others.
+    """Return the checkpoints of the parts that are to be made, after removing all other files.
 
     The key of a part is a hash of what makes it: the state of the work; which
     samples it has, by place and identity, and which of them are taken over from earlier files.

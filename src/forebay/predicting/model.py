@@ -100,6 +100,10 @@ class Predicted(NamedTuple):
     outputs: Any
 
 
+# So many samples fail alike before the model is taken for one of other batches.
+_ALIKE = 3
+
+
 class Bisection:
     """Calls a model, and attributes its exceptions to single samples.
 
@@ -115,6 +119,7 @@ class Bisection:
     ) -> None:
         self._model, self._load = model, load
         self._most: int | None = None  # samples that fit on the device
+        self._alike: list[str] | None = []  # errors of the first samples; None once a batch worked
         self.model_s = self.failing_s = 0.0
 
     def __call__(self, loaded: Loaded) -> Iterator[Predicted | Failure]:
@@ -150,7 +155,9 @@ class Bisection:
         count, index = len(one.indices), one.indices[0]
         # The exception must be freed before the next try: its frames hold what filled the memory.
         try:
-            return Predicted(one.indices, self._model(one.batch))
+            found = Predicted(one.indices, self._model(one.batch))
+            self._alike = None
+            return found
         except torch.OutOfMemoryError as error:
             self._most = max(count // 2, 1)
             text = "memory ran out with a batch of %d samples: from now on they have at most %d"
@@ -159,11 +166,30 @@ class Bisection:
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises
             if count > 1:
                 return None
+            self._refuse_tuples(error, one.batch)
             note_on_batch(error, one.batch)
             return Failure.of(error, source=index)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         return failure
+
+    def _refuse_tuples(self, error: Exception, batch: Any) -> None:
+        """Raise OptionError if no sample can be what the model takes: a tuple for one argument."""
+        is_wrong_type = isinstance(error, TypeError | AttributeError)
+        if self._alike is None or not is_wrong_type or not isinstance(batch, list | tuple):
+            self._alike = None
+            return
+        self._alike.append(type(error).__name__)
+        if len(self._alike) < _ALIKE:
+            return
+        reason = str(error).partition("\n")[0]
+        raise OptionError(
+            f"the model was called with a {type(batch).__name__} of {len(batch)}, since the "
+            f"samples are tuples, and failed: {type(error).__name__}: {reason}\n"
+            "  The first samples all failed so, and nothing was kept of them. Pass a function that "
+            "takes the batch apart, such as lambda batch: model(batch[0]), or a dataset or "
+            "collate_fn= without what the model does not take."
+        ) from error
 
     def _halves(self, one: Loaded) -> list[Loaded]:
         middle = len(one.indices) // 2

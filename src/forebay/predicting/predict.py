@@ -236,6 +236,7 @@ def predict(
                     diagnosis = report.later["diagnosis"]
             else:
                 session.remember_work()
+            checkpoints_of(session, [], EarlierRows())  # what a kill left of one
             drop_gone_ranges(session)
             if has_identities:
                 from forebay.runs.sample_numbers import forget_earlier

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,12 +18,20 @@ from typing import Any, TypeVar
 from forebay.base.draw_detection import ThreadTurns
 from forebay.base.files import NoInputError, is_url
 from forebay.base.generators import OwnedGenerators
-from forebay.base.output_names import path_elsewhere
 from forebay.base.process import is_worker
 from forebay.base.randomness import SetSeed, seed_generators, seed_of_text, seed_on_import
 from forebay.errors import OutputError
-from forebay.inputs.row_paths import located, with_open_path
-from forebay.ledger.records import FileFields, key_of
+from forebay.inputs.row_paths import (
+    NO_FILES,
+    RowFiles,
+    files_of_row,
+    identity_of_files,
+    located,
+    seen_identity,
+    with_open_paths,
+)
+from forebay.ledger.identity import AFTERWARDS
+from forebay.ledger.records import key_of
 from forebay.options import PreprocessOptions
 from forebay.outputs.output import Output, current
 from forebay.outputs.staging import Staging
@@ -64,7 +73,7 @@ class PreprocessJob:
     """Calls the user's function, or the user's Dataset, for one input at a time.
 
     Args:
-        folder: Where a row's relative `destination` starts; None if the rows are not from a table.
+        files: Where the files are that rows name; without a folder, rows are from no table.
         call: How the function is called.
         concurrency: Inputs that a worker processes at once, each in a thread of its own.
 
@@ -83,7 +92,7 @@ class PreprocessJob:
         outputs: Staging,
         fetch: Fetch | None = None,
         turns: ThreadTurns | None = None,
-        folder: str | None = None,
+        files: RowFiles = NO_FILES,
         save: Callable[[Any, Output], Any] | None = None,
         *,
         call: Call = USUAL,
@@ -95,7 +104,7 @@ class PreprocessJob:
         self._concurrency = concurrency
         self._seeds_owned = seeds_owned
         self._save = save
-        self._folder = folder
+        self._files, self._folder = files, files.folder
         self._work = work
         self._kind = kind
         self._outputs = outputs
@@ -148,7 +157,7 @@ class PreprocessJob:
         key = key_of(source, row)
         opens = others[0] if others else key
         out, began = self._outputs.begin(source), time.perf_counter()
-        since = 0 if row is not None else _file_time()
+        since = _file_time()
 
         def undo() -> None:
             nonlocal out
@@ -170,8 +179,10 @@ class PreprocessJob:
                 raise Refusal("output") from error
             raise
         took_s = time.perf_counter() - began
-        content = _own_folder(source, written, since) if written and row is None else ""
-        content = content or self._content(source, row, took_s)
+        content = self._content(source, row, took_s)
+        if (left := self._afterwards(source, row, since)) and not content.startswith(left):
+            content = left
+        content = f"{AFTERWARDS}{content}" if left else content
         fields = (written, metadata, content), len(metadata)
         return tuple.__new__(Answer, fields)  # calls no Python code
 
@@ -219,6 +230,24 @@ class PreprocessJob:
         from forebay.inputs.contents import content_identity
 
         return content_identity(source, row, self._folder, took_s)
+
+    def _afterwards(self, source: str, row: str | None, since_ns: int) -> str:
+        """Return the identity of the files of an input, if they may have changed since a time."""
+        if not source or self._kind == "indices" or (row is None and is_url(source)):
+            return ""
+        if row is None:
+            return seen_identity(source) if _may_have_changed(source, since_ns) else ""
+        if self._folder is None:
+            return ""
+        named = files_of_row(_read_json(row)[0], self._files.watched)
+        found = list[str]()
+
+        def seen(path: str) -> str:
+            found.append(path)
+            return seen_identity(path)
+
+        identity = identity_of_files(named, self._folder, seen)
+        return identity if any(_may_have_changed(path, since_ns) for path in found) else ""
 
     def _results(self, source: str, row: str | None, opens: str, out: Output) -> tuple[Files, str]:
         """Call the function for one input; return its files, and the metadata as JSON."""
@@ -278,7 +307,7 @@ class PreprocessJob:
             if self._folder:
                 listed = located(listed, self._folder)
             if source and self._folder:
-                listed = with_open_path(listed, source, self._folder)
+                listed = with_open_paths(listed, self._files.watched, self._folder)
             return listed
         try:
             os.stat(source)
@@ -372,23 +401,13 @@ def _file_time() -> int:
     return time.clock_gettime_ns(getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME))
 
 
-def _own_folder(source: str, written: tuple[FileFields, ...], since_ns: int) -> str:
-    """Return the identity of an input that is a folder, with the outputs that are in it now.
-
-    "" if there are none, or if somebody else has changed the folder meanwhile.
-    """
-    own = {path for name, *_ in written if (path := path_elsewhere(name)) is not None}
-    if not own or not os.path.isdir(source):
-        return ""
-    above = os.path.realpath(source) + "/"
-    if not any(path.startswith(above) for path in own):
-        return ""
-    from forebay.inputs.search import folder_identity
-
+def _may_have_changed(path: str, since_ns: int) -> bool:
+    """Return whether a file was changed since a time; of a folder that is not known."""
     try:
-        return folder_identity(source, own, since_ns)
-    except OSError:
-        return ""
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return False
+    return status.st_ctime_ns >= since_ns or stat.S_ISDIR(status.st_mode)
 
 
 def job_maker(options: PreprocessOptions) -> Callable[..., PreprocessJob]:

@@ -111,7 +111,30 @@ def note_on_strays(names: Sequence[str], folder: str, function: str, call: str) 
     )
 
 
-def note_on_unstaged(count: int, name: str, folder: str, function: str) -> str:
+def notes_on_results(
+    unstaged: tuple[int, str] | None,
+    rewritten: tuple[int, str] | None,
+    folder: str,
+    function: str,
+) -> Iterator[str]:
+    """Yield what to say of outputs that a function wrote by itself, and of inputs that it changed.
+
+    Args:
+        unstaged, rewritten: How many there are, and the first; None for none.
+    """
+    if unstaged is not None:
+        yield _note_on_unstaged(*unstaged, folder, function)
+    if rewritten is not None:
+        count, name = rewritten
+        were = "input was" if count == 1 else "inputs were"
+        yield (
+            f"{count:,} {were} changed while {function} worked on them, such as {shortened(name)}\n"
+            "  They are recorded as they are now, so the same call does not process them again. If "
+            f"another program wrote them, and not {function}, process them again: redo={name!r}."
+        )
+
+
+def _note_on_unstaged(count: int, name: str, folder: str, function: str) -> str:
     """Return what to say of outputs that a function wrote by itself.
 
     Args:

@@ -17,6 +17,7 @@ from forebay.errors import InputError, LedgerError, OptionError, short_traceback
 from forebay.inputs.listing import KINDS, Listing, list_inputs
 from forebay.inputs.other_inputs import is_table
 from forebay.inputs.own_outputs import keep_apart, without_outputs
+from forebay.inputs.row_paths import RowFiles
 from forebay.ledger.database import DONE, reading
 from forebay.ledger.records import Todo, key_of
 from forebay.options import PreprocessOptions, Ray
@@ -82,8 +83,8 @@ def preprocess(
     is the metadata, in any JSON-serializable form. The table's `source` is
     `dataset.source_of(i)`, the path or ID of a sample, if the Dataset has this method, as those of
     `from_folder`, `from_table` and `from_ids` do, also within a `Subset`, a `ConcatDataset` or a
-    mixture; otherwise it is the index. A sample is processed again if its name changes, or the file
-    of that name.
+    mixture; `train-00003.tar#17` of shards; otherwise it is the index. A sample is processed again
+    if its name changes, or a file that it is made of.
 
     The same call again continues: inputs that are done are skipped, those that failed are tried
     again after all others, and a changed input is processed again; its old outputs stay until the
@@ -188,7 +189,7 @@ def preprocess(
         work, output, options, described=described, inputs=given, settings=settings
     ) as session:
         call = USUAL if listing.samples is not None else call_of(work, as_text=listing.as_text)
-        session.start_workers(listing.kind, inputs, folder=listing.folder, save=save, call=call)
+        session.start_workers(listing.kind, inputs, files=listing.files, save=save, call=call)
         if listing.samples is not None:
             from forebay.runs.samples import sample_listing
 
@@ -247,6 +248,7 @@ def retry(
             if kind not in KINDS:
                 raise ValueError(kind)
             folder = None if call["folder"] is None else str(call["folder"])
+            files = RowFiles(folder, tuple(map(str, call["watched"])))
             as_text = bool(call.get("as_text"))
             is_private = bool(call.get("is_private")) or session.ledger.needs_listing
         if is_private:
@@ -258,7 +260,7 @@ def retry(
             )
         todo = None if samples is None else _found_again(session, samples)
         how = USUAL if samples is not None else call_of(work, as_text=as_text)
-        session.start_workers(kind, folder=folder, save=save, call=how)
+        session.start_workers(kind, files=files, save=save, call=how)
         return session.process_inputs(failed_only=True, todo=todo)
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
 from forebay.base.files import is_url, shown_values
-from forebay.base.row_values import json_value
+from forebay.base.records import record_of
+from forebay.base.row_values import json_value, python_rows
 from forebay.errors import OutputError, shortened
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -35,7 +36,10 @@ def files_in(returned: Any) -> tuple[list[str], Any]:
         paths = _paths(returned)
         return (paths, None) if _missing(paths) is None else ([], returned)
     if kind is list and returned and all(map(_is_file_with_row, returned)):
-        first, metadata = [each for each, _ in returned], [row for _, row in returned]
+        first, metadata = (
+            [each for each, _ in returned],
+            [record_of(row) or row for _, row in returned],
+        )
     elif kind is tuple and len(returned) == 2 and _is_metadata(returned[1]):
         first, metadata = returned
     else:
@@ -59,8 +63,9 @@ def rows_of_files(places: Sequence[str], metadata: Any) -> list[dict[str, Any]] 
     """Return the rows for files that a function returned, given the `destination` of each."""
     if not any(places):  # it returned `out`: all that is in it
         return rows_returned(metadata)
-    one = metadata is None or isinstance(metadata, Mapping)
-    rows = [metadata or {}] * len(places) if one else list(metadata)
+    is_one = metadata is None or record_of(metadata) is not None
+    rows = rows_returned(metadata) or ([{}] if is_one else [])
+    rows = rows * len(places) if is_one else rows
     if len(places) == 1:
         places = [*places] * len(rows)
     if len(places) != len(rows):
@@ -77,13 +82,17 @@ def _are_all(kind: type, values: Any) -> bool:
 
 
 def _is_metadata(value: Any) -> bool:
-    return value is None or isinstance(value, Mapping) or _are_all(Mapping, value)
+    return value is None or _is_row(value) or (_are_all(object, value) and all(map(_is_row, value)))
+
+
+def _is_row(value: Any) -> bool:
+    return _rows_of(value) is not None
 
 
 def _is_file_with_row(value: Any) -> bool:
     if type(value) is not tuple or len(value) != 2:
         return False
-    return isinstance(value[0], str | os.PathLike) and isinstance(value[1], Mapping)
+    return isinstance(value[0], str | os.PathLike) and _is_row(value[1])
 
 
 def _paths(value: Any) -> list[str]:
@@ -137,54 +146,71 @@ def exhausted(returned: Any, name_of: Callable[[str], str | None] | None) -> Any
     if not hasattr(returned, "__next__"):
         return returned
     first = [*islice(returned, PIECE_ROWS)]
-    if (
-        len(first) < PIECE_ROWS
-        or name_of is None
-        or not all(isinstance(each, Mapping) for each in first)
-    ):
+    if len(first) < PIECE_ROWS or name_of is None or not all(map(_is_row, first)):
         return [*first, *returned]
     rows = chain(first, returned)
     del first
     return EncodedRows(rows, name_of)
 
 
-def rows_returned(returned: Any) -> list[dict[str, Any]] | None:
+def rows_returned(returned: Any) -> list[dict[Any, Any]] | None:
     """Return the rows in what a function returned, exhausting it if it is a generator.
 
-    None is returned as it is. A mapping is one row, and an iterable of mappings is one row for
-    each; anything else is one row with the value in the column `metadata`. Of a tuple or list of an
-    array and other values, such as (image, label), each has its column, `metadata_0` and so on: as
-    one value they would have no type but JSON.
+    None is returned as it is. A record (see `record_of`) is one row, a table has its rows, and an
+    iterable of these has the rows of each; anything else is one row with the value in the column
+    `metadata`. Of a tuple or list of an array and other values, such as (image, label), each has
+    its column, `metadata_0` and so on: as one value they would have no type but JSON.
     """
     if returned is None:
         return None
-    if type(returned) is dict or isinstance(returned, Mapping):
-        return [dict(returned)]
-    if hasattr(kind := type(returned), "__arrow_c_stream__") and hasattr(kind, "columns"):
-        # To iterate over a DataFrame would give the names of its columns, and no row.
-        raise TypeError(
-            f"metadata must be dicts, one for each row, not a {kind.__name__}\n"
-            "  Return to_dict('records') of pandas, to_dicts() of polars, to_pylist() of pyarrow."
-        )
+    if (rows := _rows_of(returned)) is not None:
+        return rows
+    kind = type(returned)
     is_array = hasattr(kind, "dtype") and hasattr(kind, "tolist")
     if is_array or isinstance(returned, _SCALARS) or not isinstance(returned, Iterable):
         return [{"metadata": returned}]
     values = list(returned)
-    mappings = sum(isinstance(value, Mapping) for value in values)
-    if mappings == len(values):
-        return [dict(value) for value in values]
-    if mappings:
-        raise _mixed(values, len(values))
+    rows, other = _rows_among(values)
+    if other is None:
+        return rows
+    if rows:
+        raise _mixed(other, len(values))
     dimensions = {getattr(value, "ndim", -1) for value in values}
     if len(dimensions) > 1 and max(dimensions) > 0:
         return [{f"metadata_{at}": value for at, value in enumerate(values)}]
     return [{"metadata": values}]
 
 
-def _mixed(values: Iterable[Any], count: int) -> TypeError:
-    other = next(value for value in values if not isinstance(value, Mapping))
-    kind = type(other).__name__
-    return TypeError(f"metadata must all be dicts, but one of {count} values is of type {kind}")
+def _rows_among(values: Iterable[Any]) -> tuple[list[dict[Any, Any]], type | None]:
+    """Return the rows of those values that have some, and the type of the first that has none."""
+    rows, other = list[dict[Any, Any]](), None
+    for value in values:
+        if (found := _rows_of(value)) is not None:
+            rows += found
+        elif other is None:
+            other = type(value)
+    return rows, other
+
+
+def _mixed(other: type, count: int) -> TypeError:
+    return TypeError(
+        f"metadata must all be dicts, or records with fields, but one of {count} values "
+        f"is of type {other.__name__}"
+    )
+
+
+def _rows_of(value: Any) -> list[dict[Any, Any]] | None:
+    """Return the rows of a record or of a table; None for anything else."""
+    if (record := record_of(value)) is not None:
+        return [record]
+    kind = type(value)
+    is_arrow = hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "__arrow_c_array__")
+    if not (is_arrow and hasattr(kind, "columns")):
+        return None
+    if hasattr(kind, "iloc"):  # of pandas: by column, or numbers of several types would be floats
+        columns = {name: value.iloc[:, at].tolist() for at, name in enumerate(value.columns)}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return value.to_dicts() if hasattr(kind, "to_dicts") else python_rows(value)
 
 
 def encode(
@@ -221,7 +247,7 @@ def _encoded(rows: Sequence[Any], final_name: Callable[[str], str | None]) -> st
         return final_name(text) or (shown_values(text) if "://" in text else text)
 
     try:
-        return _json([json_value(row, string, keeps_nan=True) for row in rows])
+        return _json([json_value(row, string, is_returned=True) for row in rows])
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(_what_is_wrong(rows)) from error
 
@@ -231,12 +257,13 @@ class EncodedRows:
 
     def __init__(self, rows: Iterator[Any], final_name: Callable[[str], str | None]) -> None:
         self._pieces, count, size = list[str](), 0, 0
-        while piece := [*islice(rows, PIECE_ROWS)]:
-            count += len(piece)
-            if not all(isinstance(each, Mapping) for each in piece):
-                raise _mixed(piece, count)
+        while values := [*islice(rows, PIECE_ROWS)]:
+            count += len(values)
+            piece, other = _rows_among(values)
+            if other is not None:
+                raise _mixed(other, count)
             self._pieces.append(_encoded(piece, final_name))
-            del piece  # before the next one is made
+            del values, piece  # before the next ones are made
             size += len(self._pieces[-1])
             _check_size(size)
 
@@ -281,7 +308,7 @@ def _what_is_wrong(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         for column, value in row.items():
             try:
-                _ENCODER.encode(json_value({column: value}, keeps_nan=True))
+                _ENCODER.encode(json_value({column: value}, is_returned=True))
             except RecursionError:
                 reason = "it holds itself, or is nested too deep"
             except (TypeError, ValueError) as error:

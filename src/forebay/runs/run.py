@@ -35,6 +35,7 @@ from forebay.errors import (
 )
 from forebay.failures import MAX_KEPT
 from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inputs
+from forebay.inputs.row_paths import NO_FILES, RowFiles
 from forebay.inputs.search import away_folders
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
@@ -163,7 +164,7 @@ class Session:
         kind: str,
         inputs: Any = None,
         doing: Any = None,
-        folder: str | None = None,
+        files: RowFiles = NO_FILES,
         save: Any = None,
         *,
         call: Call = USUAL,
@@ -179,7 +180,7 @@ class Session:
         turns = ThreadTurns() if self.options.backend == "thread" else None
         staging, make = self.folder.staging(), job_maker(self.options)
         how = {"call": call, "seeds_owned": seeds_owned}
-        job = make(work, kind, staging, fetch, turns, folder, save, **how)
+        job = make(work, kind, staging, fetch, turns, files, save, **how)
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
@@ -197,7 +198,7 @@ class Session:
         if self._has_table and not self.starts_over:
             self._find_missing()
         folder = None if listing.folder is None else shown_location(listing.folder)
-        call: dict[str, object] = {"kind": listing.kind, "folder": folder}
+        call = {"kind": listing.kind, "folder": folder, "watched": listing.files.watched}
         call["is_private"] = folder != listing.folder
         call["as_text"] = listing.as_text
         self._call["call"] = json.dumps(call)
@@ -300,9 +301,8 @@ class Session:
         kept = generators_kept if options.workers == 0 else fewer_collections
         with generators_restored() if options.backend == "thread" else kept():
             times = processing.run(todo, self._kind, seen, at_once=at_once)
-        if unstaged := processing.commits.unstaged:
-            folder, function = shown_location(self.output), self._user[0]
-            self.notes.append(notes.note_on_unstaged(*unstaged, folder, function))
+        where = shown_location(self.output), self._user[0]
+        self.notes += notes.notes_on_results(processing.commits.unstaged, ledger.rewritten, *where)
         self._changed |= times.committed > 0
         self.perform_pending()
         if self._has_table:

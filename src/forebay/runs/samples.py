@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
 from typing import Any, NamedTuple
 
-from forebay.base.files import is_url
 from forebay.base.origins import NumberedOrigins, Origin, as_array, origins_of, placed
 from forebay.errors import InputError, shown_location
-from forebay.inputs.listing import Listing, name_text, seen_identity, with_storable_names
+from forebay.inputs.listing import Listing, name_text, with_storable_names
+from forebay.inputs.row_paths import identity_of_files, seen_identity
 from forebay.ledger.records import Input
 from forebay.runs.fingerprint import Base, Extents, describe, text_of_part
 from forebay.runs.source_code import is_sequence, state_of
@@ -217,7 +217,9 @@ class _Names:
             shown = shown_location(value) if type(value) is str else ""
             if not shown or not f"/{name}".endswith(f"/{shown}"):
                 row += f" {text_of_part(value)}"
-        return Input(name, row, "" if is_url(name) else seen_identity(name))
+        files = getattr(self._base, "files_of", None)
+        named = [(path, "") for path in ([name] if files is None else files(index))]
+        return Input(name, row, identity_of_files(named, None, seen_identity))
 
     def stamp_of(self, index: int) -> str:
         """Return what changes with a sample, of one of forebay's readers."""
