@@ -84,11 +84,9 @@ class SecondMaker:
         fetcher = self._made
         if isinstance(request.index, array):  # as the planner keeps it
             request = request._replace(index=request.index.tolist())
-        if audited.offset >= 0 and not audited.is_whole:
+        if audited.offset >= 0 and not audited.is_whole and self._spec.auto_collation:
             position = request.positions(len(request.index))[audited.offset]
-            index = _index_at(request, audited)
-            single = [index] if self._spec.auto_collation else index
-            request = request._replace(index=single, position=position)
+            request = request._replace(index=[_index_at(request, audited)], position=position)
         fetcher.begin(request)
         samples = fetcher.fetch(request)
         if fetcher.finds_more():
