@@ -197,7 +197,7 @@ def test_batches_of_another_size_cannot_continue_an_iterable_dataset():
 def test_the_state_of_an_iterator_that_has_none_is_refused():
     """It is known only when the dataset is iterated."""
     state = state_after("iterable", TAKEN)
-    state["kind_state"]["worker_states"] = [[None, {"at": 3}, "within", 0]]
+    state["kind_state"]["worker_states"] = [[None, {"at": 3}, "within", 0, 3]]
     loader = LOADERS["iterable"]()
     loader.load_state_dict(state)
     with pytest.raises(OptionError, match=r"a dataset's iterator, but range_iterator has no"):

@@ -29,7 +29,8 @@ def offsets_of(step: int, size: int, *, is_first: bool) -> tuple[int, ...]:
     """
     if not is_first:
         return (0,) * (step == 0 and size > 0)
-    count = min(_OF_FIRST, size)
+    # Not the very first sample alone: what it draws for all others would be drawn again.
+    count = min(_OF_FIRST, size) if size > 1 else 0
     steps = (*_LATER_STEPS, *range(2, 2 + _OF_FIRST - count))
     count = count if step == 0 else min(steps.count(step), size)
     found = sorted({at * (size - 1) // max(count - 1, 1) for at in range(count)})

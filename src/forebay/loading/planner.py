@@ -396,9 +396,7 @@ class Planner:
             self.shared_seed,
             # Workers may have read batches that nobody took.
             self._was_left and not preceding,
-            audited=self.kind.audited(
-                index, epoch.batch - epoch.start.batch, is_first=epoch.start.epoch == self._first
-            ),
+            audited=self.kind.audited(index, epoch, self._first),
         )
         if states is not None:
             self._sampler_states[task] = states
