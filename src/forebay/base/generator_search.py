@@ -312,7 +312,7 @@ _earlier: list[Any] = []
 
 
 def freeze(*, finds: bool) -> None:
-    """Exempt the objects of this process from collection.
+    """Exempt the objects of this process from collection, which would copy what workers share.
 
     Args:
         finds: Whether its generators are found before, for `others_in_process`.

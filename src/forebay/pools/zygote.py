@@ -236,7 +236,6 @@ class _Zygote:
         signal.signal(signal.SIGTERM, _wake)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._driver.send(("ready",))
-        # The collector would write to, and so copy, pages that the workers share.
         freeze(finds=getattr(self._job, "finds_generators", False))
 
     def _end_with_driver(self, *_: object) -> None:
