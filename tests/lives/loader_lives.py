@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .life import Excluded, Life, Say
-from .loader_known import KNOWN
 from .loader_more import STEPS as STEPS_OF_MORE
 from .loader_oracle import STREAMS
 

@@ -3,7 +3,7 @@
     Search             what objects reach, each with a path: attributes, items, closures, defaults,
                        and the globals that the code of a function names
     others_in_process  what the collector lists besides, in a worker, wherever it is kept
-    remember_process   lists it in time: the collector does not list what was frozen for a fork
+    freeze             lists it before a fork: the collector does not list what is frozen
 
 A worker has little else than what the user's function reaches. What it has of the trainer's, it has
 a copy of, which may be seeded.
@@ -311,11 +311,15 @@ def _hold_any(values: Iterable[Any]) -> bool:
 _earlier: list[Any] = []
 
 
-def remember_process() -> None:
-    """Find the generators of this process; then exempt its objects from collection.
+def freeze(*, finds: bool) -> None:
+    """Exempt the objects of this process from collection, which would copy what workers share.
 
-    Collecting would write to, and so copy, the memory that workers share.
+    Args:
+        finds: Whether its generators are found before, for `others_in_process`.
     """
+    if not finds:
+        gc.freeze()
+        return
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -28,7 +28,7 @@ from forebay.loading.audit_plan import offsets_of
 from forebay.loading.changes import dataset_content
 from forebay.loading.messages import AHEAD
 from forebay.loading.samplers import length_of, takes_set_epoch
-from forebay.loading.selections import LOOKAHEAD, TINY_DEPTH
+from forebay.loading.selections import LOOKAHEAD, TINY_DEPTH, PlannedEpoch
 from forebay.loading.snapshots import UnknownState
 from forebay.loading.user_states import has_state, saved_state
 from forebay.options import AutoWorkers, Ray, check_killable, cluster_of
@@ -193,13 +193,17 @@ class LoaderArguments:
         cached = filter(None, map(cached_samples, parts))
         return any(each.remote is not None for each in cached)
 
-    def audited(self, index: Any, step: int, *, is_first: bool) -> tuple[int, ...]:
-        """Return which samples of a batch are made a second time; see `offsets_of`."""
+    def audited(self, index: Any, epoch: PlannedEpoch, first: int) -> tuple[int, ...]:
+        """Return which samples of the next batch of an epoch are made a second time.
+
+        Args:
+            first: The epoch that was begun first.
+        """
         if not self.is_audited:
             return ()
-        return offsets_of(
-            step, length_of(index) or 1 if self.auto_collation else 1, is_first=is_first
-        )
+        size = length_of(index) or 1 if self.auto_collation else 1
+        step, is_first = epoch.batch - epoch.start.batch, epoch.start.epoch == first
+        return offsets_of(step, size, is_first=is_first)
 
     @property
     def renews_workers(self) -> bool:

@@ -107,14 +107,17 @@ class LoaderAudit:
             self._child.close()
             self._child, self._left = None, 0
 
-    def described(self) -> str:
-        """Return what was found, in one sentence; "" if nothing was compared."""
-        if not self.samples:
-            return ""
-        made = f"{counted(self.samples, 'sample')} made a second time"
+    def described(self) -> tuple[str, ...]:
+        """Return what was not the same, in words."""
+        return tuple(map(str, self.differences))
+
+    def note(self) -> str:
+        """Return a sentence on what was not the same; "" if nothing was."""
+        self.poll()
         if not self.differences:
-            return f"{made}, all the same."
-        return f"{made}; not the same: {self.differences[0]}."
+            return ""
+        made = counted(self.samples, "sample")
+        return f"Of {made} made a second time, not all were the same: {self.differences[0]}."
 
 
 def _depth() -> int:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 # The largest share of the workers' time that the audit takes, after the first epoch.
 SHARE = 0.005
-# By number of a batch since the epoch began, how many of its samples are made again: five of the
-# first epoch, after others and in other workers, and one of each later one.
-_FIRST, _LATER = {0: 3, 1: 1, 8: 1}, {0: 1}
+# How many samples of the first batch are made again, and after how many batches one more: five of
+# the first epoch, some after others of their batch and some of other workers. Of later epochs, one.
+_OF_FIRST, _LATER_STEPS = 3, (1, 8)
 # Which batch is made again as a whole, if its samples are not made one by one, or not collated by
 # torch.
 _WHOLE = 1
@@ -27,9 +27,14 @@ def offsets_of(step: int, size: int, *, is_first: bool) -> tuple[int, ...]:
         step: How many batches of the epoch come before it, since the epoch was begun.
         is_first: Whether it is the first epoch of the loader.
     """
-    count = min((_FIRST if is_first else _LATER).get(step, 0), size)
-    found = {at * (size - 1) // max(count - 1, 1) for at in range(count)}
-    return (*sorted(found), *(-1,) * (is_first and step == _WHOLE))
+    if not is_first:
+        return (0,) * (step == 0 and size > 0)
+    # Not the very first sample alone: what it draws for all others would be drawn again.
+    count = min(_OF_FIRST, size) if size > 1 else 0
+    steps = (*_LATER_STEPS, *range(2, 2 + _OF_FIRST - count))
+    count = count if step == 0 else min(steps.count(step), size)
+    found = sorted({at * (size - 1) // max(count - 1, 1) for at in range(count)})
+    return (*found, *(-1,) * (step == _WHOLE))
 
 
 def is_due(made_s: float, cost_s: float) -> bool:

@@ -128,6 +128,7 @@ class InspectedLoader(TorchDataLoader[_T_co]):
     def statistics(self) -> Statistics:
         """Return counts and times of the loader so far; cheap, and possible at any time."""
         progress, kind = self._loader_progress, self._kind()
+        progress.audit.poll()
         pipeline, feeds = progress.pipeline, progress.feeds
         waiting = [each for feed in feeds for each in feed.waiting()]
         epoch, batch = progress.next_epoch - 1, 0
@@ -154,6 +155,8 @@ class InspectedLoader(TorchDataLoader[_T_co]):
             ready_to=ready[-1] if ready else None,
             in_flight=sum(feed.in_flight for feed in feeds),
             failures=progress.failures.total,
+            audited=progress.audit.samples,
+            differences=progress.audit.described(),
             sources=sources,
             tokens=tokens,
         )
@@ -167,7 +170,7 @@ class InspectedLoader(TorchDataLoader[_T_co]):
 
         progress = self._loader_progress
         setup = setup_now(progress.setup or self._kind().setup, progress.trace)
-        return diagnosis_of(progress.trace, setup, self.dataset)
+        return diagnosis_of(progress.trace, setup, self.dataset, progress.audit.note())
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write what happened so far to a self-contained HTML file: charts, waits, slow samples.

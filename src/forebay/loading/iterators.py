@@ -128,6 +128,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         progress, began = self._progress, time.perf_counter()
         progress.trace.begin(began)
         self._is_over, self._is_unread, self._is_early = False, True, False
+        self._left_out: FailuresError | None = None  # as long as no batch had a sample
         self._workers: list[WorkerHandle] = []
         progress.audit.begin(kind, progress.trace.made_s)
         self.pipeline, start = progress.next_start(kind, self.pipeline)
@@ -188,7 +189,10 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
                             log_samples_failed(result.failures)
                             if result.is_empty:
                                 self._check_alone(request, result.failures)
+                                if not (self._num_yielded or self._planner.start.batch):
+                                    self._left_out = _nothing_left(request, result.failures)
                                 continue
+                        self._left_out = None
                         return self._handed_out(request, result)
                     if isinstance(result, Failure):
                         raise _died(result, request, self._timeout)
@@ -294,10 +298,13 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
 
     def _end(self) -> None:
         self._is_over = True
+        left_out, self._left_out = self._left_out, None
         self.pipeline.reader = None
         if not self.pipeline.keeps_workers:
             self.pipeline.close(between_epochs=True)
         self._progress.audit.end(WAIT_S)
+        if left_out is not None:
+            raise left_out
 
     def _shutdown_workers(self) -> None:
         self.pipeline.close()
@@ -310,6 +317,17 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         is_read = pipeline.reader == id(self) or pipeline.reader is None
         if self._loader is None or (is_read and not pipeline.keeps_workers):
             pipeline.close(between_epochs=self._loader is not None)
+
+
+def _nothing_left(request: BatchRequest, failures: tuple[Failure, ...]) -> FailuresError:
+    """Return the error for an epoch of which every sample was left out."""
+    return FailuresError(
+        f"every sample of epoch {request.epoch} raised, and on_error='skip' left them all out\n"
+        f"  No batch was returned. The last to raise was sample {failures[-1].source!r}: "
+        f"{failures[-1].error}: {shortened(failures[-1].message)}\n"
+        "  The loader continues with the next epoch. See loader.failures, or use "
+        "on_error='raise' to stop at the first."
+    )
 
 
 def _died(failure: Failure, request: BatchRequest, timeout: float) -> Exception:

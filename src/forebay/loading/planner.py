@@ -63,8 +63,7 @@ class Planner:
 
     def __init__(self, kind: LoaderKind) -> None:
         self.kind, self.turns = kind, kind.turns()
-        self.epoch, self.batch, self.samples = -1, 0, 0
-        self.start = Start(0)
+        self.epoch, self.batch, self.samples, self.start = -1, 0, 0, Start(0)
         self.shared_seed: int | None = None
         self.is_over = True
         self._feed: Feed | LocalFeed | None = None
@@ -88,14 +87,12 @@ class Planner:
         self._requesting = threading.RLock()  # reentrant: a signal's handler may use the loader
         self._answered = 0  # requests of this epoch that were taken
         self._most_at_once = MAX_BATCHES  # requests of a sampler to make at a time
-        self._first = -1  # the epoch that was begun first
 
     # ---- epochs --------------------------------------------------------------------------------
 
     def begin(self, feed: Feed | LocalFeed, start: Start, next_worker: int = 0) -> None:
         """Begin an epoch; keep its batches that were requested in advance, if they are valid."""
         is_new, self._feed = feed is not self._feed, feed
-        self._first = start.epoch if self.epoch < 0 else self._first
         if is_new:
             self._requesting = threading.RLock()
         with self._requesting:
@@ -396,9 +393,7 @@ class Planner:
             self.shared_seed,
             # Workers may have read batches that nobody took.
             self._was_left and not preceding,
-            audited=self.kind.audited(
-                index, epoch.batch - epoch.start.batch, is_first=epoch.start.epoch == self._first
-            ),
+            audited=self.kind.audited(index, epoch, next(iter(self.orders))),
         )
         if states is not None:
             self._sampler_states[task] = states

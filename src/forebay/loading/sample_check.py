@@ -208,16 +208,15 @@ def _differences(kind: LoaderKind, found: Sequence[MadeBefore]) -> list[SampleDi
     """Make them again in a fork, which has made nothing before, in the opposite order."""
     spec = replace(kind.spec(), auto_collation=True, seed=kind.seed, fetcher=MapFetcher)
     spec = replace(spec, concurrency=1, worker_init_fn=None, num_workers=2)
-    process = AuditProcess(lambda: _answering(SecondMaker(spec), found))
+    process = AuditProcess(lambda: _answering(SecondMaker(spec, is_thorough=True), found))
     differences: dict[tuple[str, str], SampleDifference] = {}
     try:
         for number in range(len(found)):
             process.send(len(found) - 1 - number)
             answers = process.received(ANSWER_S)
             if not answers:
-                raise OptionError(
-                    _NO_ANSWER.format(samples=found[-1 - number].request.samples_shown)
-                )
+                asked = found[len(found) - 1 - number].request.samples_shown
+                raise OptionError(_NO_ANSWER.format(samples=asked, seconds=ANSWER_S))
             for each in answers[0]:
                 between = BETWEEN_PROCESSES if each.is_stable else WITHIN_ONE
                 one = SampleDifference(each.index, each.field, between)

@@ -30,10 +30,13 @@ class SecondMaker:
     """Makes samples again, in a process that has not made any.
 
     Its place among the workers is another one than that of the one that made them first.
+
+    Args:
+        is_thorough: Whether all samples are made twice here, and not only those that differ.
     """
 
-    def __init__(self, spec: BatchSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: BatchSpec, *, is_thorough: bool = False) -> None:
+        self._spec, self._is_thorough = spec, is_thorough
         count = max(int(spec.num_workers), 2)
         known = count - 1, count, spec.base_seed + count - 1, spec.dataset
         torch_internals.seed_as_worker(spec.base_seed, count - 1, with_devices=False)
@@ -47,11 +50,12 @@ class SecondMaker:
 
     def _found(self, task: MadeBefore, audited: AuditedSample) -> list[Difference]:
         made = self.made(task.request, audited)
-        digest, shown = digested(made), leaves(made)
-        found, fields = [], [*islice(differing(audited.digest, digest), MOST_PARTS)]
-        changing = (
-            set(differing(digest, digested(self.made(task.request, audited)))) if fields else ()
-        )
+        digest, shown, found = digested(made), leaves(made), list[Difference]()
+        fields = [*islice(differing(audited.digest, digest), MOST_PARTS)]
+        changing: set[str] = set()
+        if fields or self._is_thorough:
+            changing = set(differing(digest, digested(self.made(task.request, audited))))
+            fields += changing.difference(fields)
         for field in fields:
             is_stable = field not in changing
             values = audited.shown.get(field, ""), shown.get(field, "")
@@ -80,11 +84,9 @@ class SecondMaker:
         fetcher = self._made
         if isinstance(request.index, array):  # as the planner keeps it
             request = request._replace(index=request.index.tolist())
-        if audited.offset >= 0 and not audited.is_whole:
+        if audited.offset >= 0 and not audited.is_whole and self._spec.auto_collation:
             position = request.positions(len(request.index))[audited.offset]
-            index = _index_at(request, audited)
-            single = [index] if self._spec.auto_collation else index
-            request = request._replace(index=single, position=position)
+            request = request._replace(index=[_index_at(request, audited)], position=position)
         fetcher.begin(request)
         samples = fetcher.fetch(request)
         if fetcher.finds_more():

@@ -148,6 +148,8 @@ class Statistics:
             between epochs; 0 without workers.
         restarts: Attempts to make a batch that ended with the death of a worker.
         failures: Samples that were skipped (`on_error="skip"`).
+        audited: With `seed=`: samples that were made a second time, and compared.
+        differences: What was not the same then: sample, part and values, in words.
         num_workers: The current number of workers; 0 before the first iteration.
         decisions: For `num_workers="auto"`: the reasons of the last 256 changes of the number.
         copied_batches: Batches of worker processes whose copy to the device was started.
@@ -197,6 +199,8 @@ class Statistics:
     idle_s: float
     restarts: int
     failures: int
+    audited: int = 0
+    differences: tuple[str, ...] = ()
     wait_share: float = 0.0
     recent_wait_share: float = 0.0
     recent_rate: float = 0.0

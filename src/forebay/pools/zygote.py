@@ -20,7 +20,6 @@ workers.
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import pickle
 import select
@@ -33,7 +32,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NoReturn
 
-from forebay.base.generator_search import remember_process
+from forebay.base.generator_search import freeze
 from forebay.base.libraries import keep_freed, use_one_thread
 from forebay.base.process import (
     OOM_AFTER_WORKERS,
@@ -208,11 +207,7 @@ class _Zygote:
         self._driver.send(("ready",))
         if isinstance(self._job, Failure):
             self._driver.send(("unloadable", -1))
-        # The collector would write to, and so copy, pages that the workers share.
-        if getattr(self._job, "finds_generators", False):
-            remember_process()
-        else:
-            gc.freeze()
+        freeze(finds=getattr(self._job, "finds_generators", False))
 
     def _end_with_driver(self, *_: object) -> None:
         """End if the driver has: while the user's module is imported, no order is awaited."""
