@@ -254,7 +254,7 @@ class Planner:
     def origin_of(self, epoch: int) -> int:
         """Return the samples in all epochs before `epoch`; others than the current count as now."""
         start, origin = self.start, self.start.origin
-        if self.epoch < 0 or epoch == start.epoch:
+        if epoch == start.epoch:
             return origin
         own, usual = self.kind.end_of(start) or 0, self.kind.end_of(Start(epoch)) or 0
         later = epoch - start.epoch

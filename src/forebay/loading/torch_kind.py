@@ -185,7 +185,7 @@ class TorchKind(ReadsSampler):
         self._states_before = None if self.follows else sampler_states(self.index_sampler)
         is_kept = self.persistent_workers and has_workers
         self._drew_base_seed = own.get("draws_base_seed", True) and not is_kept
-        # Of workers that persist, torch resets the iterator of before: the sampler is iterated once.
+        # Of workers that persist, torch resets its iterator: the sampler is iterated once.
         resets = self._drew_base_seed or isinstance(self.dataset, IterDataPipe)
         self._iterator = begin(
             generator, draws=self._drew_base_seed, resets=resets and self._resets
