@@ -73,8 +73,11 @@ _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": [
 @click.argument("work", metavar="FILE.py:FUNCTION", type=REFERENCE)
 @click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=PATH)
 @options("num_workers", "concurrency", "backend", *CLUSTER, "timeout", "retries", "on_error")
-@options("max_failures", "limit", "redo", "restart", "metadata", "save")
-@options("version", "accept_changes", "report", "quiet")
+@options("max_failures", "limit", "redo", "restart", "metadata", "save", "batch_size")
+@options(
+    *("version", "accept_changes", "report", "quiet"),
+    batch_size="Call FUNCTION with lists of at most so many inputs.",
+)
 def preprocess_command(
     work: str, paths: tuple[str, ...], report: str | None, **settings: Any
 ) -> int:
@@ -243,7 +246,8 @@ def verify_command(output: str) -> int:
     Inputs whose outputs are missing or altered are set to be redone: repeat the command that
     made them.
     """
-    from forebay.runs.named_samples import absent_results
+    from forebay.ledger.leftovers import leftovers
+    from forebay.runs.sample_numbers import absent_results
     from forebay.shards.sources import INDEX_NAME
 
     meta = snapshot_of(output).meta  # leave alone a folder that forebay did not make
@@ -267,7 +271,7 @@ def verify_command(output: str) -> int:
         known = {name for name, *_ in ledger.outputs()} | {*ledger.own_files()}
         known |= {INDEX_NAME} if is_index(meta) else set()
         orphans = dict.fromkeys(found.keys() - known, "no input is known to have made it")
-        left = {each.name: each.reason for each in ledger.leftovers() if each.name in found}
+        left = {each.name: each.reason for each in leftovers(ledger.rows) if each.name in found}
         left |= {each.name: each.reason for each in absent_results(ledger)}
         ledger.mark_todo(damaged)
     for name in missing:
@@ -290,23 +294,29 @@ def verify_command(output: str) -> int:
 
 @cli.command("prune", short_help="Remove outputs that belong to no row of the table.")
 @click.argument("output", type=PATH)
+@click.argument("folders", type=PATH, nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
-def prune_command(output: str, *, dry_run: bool) -> int:
+def prune_command(output: str, folders: tuple[str, ...], *, dry_run: bool) -> int:
     """Remove the outputs of inputs, or the results of samples, that are no longer listed.
 
-    Also those of changed inputs that failed when they were done again. An input that is listed
-    again afterwards is processed again. Files that forebay did not make stay.
+    Also those of changed inputs that failed when they were done again, and those of all inputs in
+    FOLDERS, which may be away for good. An input that is listed again afterwards is processed
+    again. Files that forebay did not make stay.
     """
-    from forebay.runs.named_samples import absent_results, forget_earlier
+    from forebay.ledger.leftovers import leftovers, made_of
+    from forebay.runs.sample_numbers import absent_results, forget_earlier
 
     snapshot_of(output)  # leave alone a folder that forebay did not make
     folder = open_place(output)
     with folder.ledger("prune") as ledger:
         perform_pending(ledger, folder)
         absent = [*absent_results(ledger)]
-        left = sorted([*ledger.leftovers(), *absent])
+        named = made_of(ledger.rows, folders)
+        left = sorted([*leftovers(ledger.rows, named), *absent])
         if not dry_run:
-            ledger.prune()
+            if named:
+                ledger.mark_tables_stale()
+            ledger.prune(also=[each.ordinal for each in named])
             perform_pending(ledger, folder)
             if absent:
                 forget_earlier(ledger, folder, absent_too=True)

@@ -8,7 +8,7 @@ by ranks, resumed, mixed and made in workers as any samples are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 from forebay.base.batches import items_in, leaves, mapped
 from forebay.base.datasets import cached_samples, getitems_of
 from forebay.base.formatting import counted, noun_for
+from forebay.base.origins import Origin, content_digests
 from forebay.columns.token_counts import token_counts
 from forebay.errors import InputError, OptionError, short_tracebacks
 from forebay.options import check_positive
@@ -313,11 +314,12 @@ class SequenceRows(Dataset[Any]):
         """A checksum of what decides which samples a row has."""
         return crc32(np.ascontiguousarray(self.rows.bounds).data, crc32(self.lengths.data))
 
-    def content(self, samples: int) -> str:
-        """See `BlockDataset`: rows are made of all samples, so none stays if there are more."""
-        cached = cached_samples(self.dataset)
-        of_samples = None if cached is None else cached.content(len(self.dataset))
-        return f"{self._arrangement:08x}-{self.size}-{of_samples or ':'}"
+    def origins(self, *, reads: bool = True) -> Sequence[Origin]:
+        """Return the rows: each is made of all samples, so none stays if there are more."""
+        del reads
+        of_samples = content_digests(self.dataset) or ":"
+        stamp = f"{self._arrangement:08x}-{self.size}-{of_samples}"
+        return (Origin("", stamp, len(self)),)
 
     def members(self, index: int) -> list[int]:
         """Return the indices of a row's samples in the dataset, as `rows[index]` has them."""

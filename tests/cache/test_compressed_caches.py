@@ -318,18 +318,6 @@ def test_rows_of_samples_in_a_bucket_come_by_windows(endpoint, there):
     assert endpoint.counters()["bytes"] < 2 * size  # some is for the epoch that follows
 
 
-@pytest.mark.parametrize("compression", CODECS)
-def test_a_compressed_cache_is_copied(memory, machine, tmp_path, compression):
-    """By disk="all": the files, as they are."""
-    url = "memory://bucket/cache"
-    make(Pictures(), url, compression)
-    copy = forebay.open_cache(url, directory=tmp_path / "copy", disk="all", progress=False)
-    assert all(assert_same(copy[at], Pictures()[at]) is None for at in range(40))
-    for number in range(40):
-        name = f"shard-{number:05}.arrow"
-        assert (tmp_path / "copy" / name).read_bytes() == memory.cat(f"/bucket/cache/{name}")
-
-
 def test_a_compressed_cache_is_made_in_a_bucket(memory, machine, tmp_path):
     """With the bytes of one in a folder."""
     make(Pictures(), tmp_path)

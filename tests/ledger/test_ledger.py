@@ -13,6 +13,7 @@ from forebay.errors import InputError, LedgerError
 from forebay.failures import Failure
 from forebay.ledger.database import files_of
 from forebay.ledger.ledger import Ledger
+from forebay.ledger.leftovers import leftovers
 from forebay.ledger.records import (
     Counts,
     Done,
@@ -108,7 +109,7 @@ def test_a_changed_input_that_fails_keeps_the_outputs_of_before(ledger):
     ledger.enrol([Input("a", None, "2:2"), Input("b", None, "1:1")], (), True)
     assert ledger.record([], [failed(1)]).file_changes == []
     assert states(ledger) == {"a": "failed", "b": ["y"]}
-    assert list(ledger.leftovers()) == [Leftover("x", 7, "its input changed, and fails now")]
+    assert list(leftovers(ledger.rows)) == [Leftover("x", 7, "its input changed, and fails now")]
     ledger.prune()
     assert (ledger.file_changes(), claimed(ledger)) == ([FileChange("x")], {"y"})
     assert states(ledger) == {"a": "failed", "b": ["y"]}
@@ -136,11 +137,12 @@ def test_an_input_that_cannot_be_seen_keeps_all_that_there_is_of_it(ledger, seen
     before = [*ledger.results()]
     away = [Input(name, None, each) for name, each in zip("ab", seen, strict=True)]
     names = tuple(each.source for each in away if each.identity == "?")
-    found = Enrolment(0, 2, 0, 0, unseen=len(names), unseen_names=names)
+    places = tuple(at for at, each in enumerate(away, 1) if each.identity == "?")
+    found = Enrolment(0, 2, 0, 0, unseen=places, unseen_names=names)
     assert ledger.enrol(away, (), True) == found
     assert [*ledger.results()] == before
     moved = ledger.enrol(reversed(away), (), True)
-    assert (moved.same, moved.changed, moved.moved, moved.unseen) == (2, 0, 2, len(names))
+    assert (moved.same, moved.changed, moved.moved, len(moved.unseen)) == (2, 0, 2, len(names))
     assert states(ledger) == {"a": ["x"], "b": ["y"]}
     ledger.enrol(paths("a", "b"), (), True)
     assert [*ledger.results()] == before
@@ -305,7 +307,7 @@ def test_any_sequence_of_listings_agrees_with_a_plain_model(tmp_path_factory, st
             assert enrolment.new == len(listed) - len(known)
             assert enrolment.changed == sum(made[one][1] for one in changed)
             assert enrolment.same == len(known) - enrolment.changed
-            assert enrolment.unseen == len(away)
+            assert len(enrolment.unseen) == len(away)
             left = [one for one in order if one not in listed]
             assert enrolment.gone == (len(left) if complete else 0)
             assert ledger.file_changes() == []

@@ -281,7 +281,8 @@ def test_a_run_that_starts_over_removes_nothing_before_its_successor_is_there():
     run(max_failures=99)
     before = published(Path("out"))
     os.rename("in", "away")
-    assert run(resume=False, max_failures=99).failed == 6
+    report = run(resume=False, max_failures=99)
+    assert (report.done, report.failed, len(report.unseen)) == (6, 0, 6)
     assert {*published(Path("out"))} == {*before}
     assert here("prune", "out")[:2] == (0, "removed 0 outputs (0 B)\n")
     assert {*published(Path("out"))} == {*before}

@@ -43,7 +43,6 @@ COMPRESSED = {
     ".bz2": bz2.compress,
     ".br": lambda data: pa.Codec("brotli").compress(data, asbytes=True),
     ".xz": lambda data: lzma.compress(data[:500]) + bytes(4) + lzma.compress(data[500:]),
-    ".snappy": lambda data: pa.Codec("snappy").compress(data, asbytes=True),
 }
 
 

@@ -44,7 +44,7 @@ def kept_bytes(window: int | None) -> int:
 
 
 def disk_bytes(directory: Any, disk: float | str, what: str) -> int:
-    """Return the bytes of `disk=`, of which all are 0; `directory=` is given with it or neither.
+    """Return the bytes of `disk=`; `directory=` is given with it or neither.
 
     Args:
         what: What is read, if it is in a folder, where neither has a meaning.
@@ -59,7 +59,7 @@ def disk_bytes(directory: Any, disk: float | str, what: str) -> int:
             f"disk={disk!r} with directory={directory!r}: disk= is how much is kept in directory=, "
             "and one of them is missing\n  Nothing was started. Give both, or neither."
         )
-    return parse_bytes(disk, "disk") if disk and disk != "all" else 0
+    return parse_bytes(disk, "disk") if disk else 0
 
 
 class BlockTable(Protocol):
@@ -244,14 +244,6 @@ class BlockDataset(Dataset[Any]):
         """
         return RowBlocks(self, blocks, rows)
 
-    def content(self, samples: int) -> str | None:
-        """Return what a state has of the first so many samples, to notice other ones.
-
-        Two strings with a colon between: the first differs if samples were replaced, the second if
-        they may have been. None if nothing is known of them.
-        """
-        return None
-
     @property
     def block_table(self) -> BlockTable:
         """Where the samples are."""
@@ -377,10 +369,6 @@ class RowBlocks(BlockDataset):
     def remote(self) -> Any:
         """See `BlockDataset`."""
         return self._dataset.remote
-
-    def content(self, samples: int) -> str | None:
-        """See `BlockDataset`: of the samples, whichever rows they make."""
-        return self._dataset.content(len(self._dataset))
 
     def _lookahead(self, order: Any, lanes: range, fetched: Fetched) -> Lookahead | None:
         # The rows of a global batch are dealt to ranks by their costs: any rank may have any.

@@ -12,9 +12,10 @@ import ctypes
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+from forebay.base.origins import Origin
 from forebay.base.row_values import python_values
 from forebay.errors import InputError, shortened
 
@@ -335,6 +336,8 @@ class Columns:
         columns: By name.
         types: The type of each, by name.
         reopen: Returns these columns in another process, where they are not to be pickled.
+        origins: The files of the rows; none for rows in memory.
+        hashed: Returns the origin of rows in memory, a hash of them.
 
     Attributes:
         types: The type of each, by name.
@@ -348,10 +351,12 @@ class Columns:
         length: int,
         nbytes: int,
         reopen: Callable[[], Columns],
+        origins: Sequence[Origin],
+        hashed: Callable[[], Origin],
     ) -> None:
         self._columns, self.types = columns, types
         self._length, self.nbytes = length, nbytes
-        self._reopen = reopen
+        self._reopen, self._origins, self._hashed = reopen, origins, cache(hashed)
 
     def __reduce__(self) -> Any:
         """Pickle what opens them again."""
@@ -359,6 +364,10 @@ class Columns:
 
     def __len__(self) -> int:
         return self._length
+
+    def origins(self, reads: bool) -> Sequence[Origin]:
+        """Return where the rows come from; none of rows in memory unless they may be read."""
+        return self._origins or ((self._hashed(),) if reads else ())
 
     def take(self, index: Any) -> dict[str, Any]:
         """Return the values of some rows by column: an array, or a list of strings or bytes.

@@ -11,11 +11,14 @@ A column of any other type is an error that names it.
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from forebay.base.origins import Origin
 from forebay.columns.arrow_columns import (
     BufferParts,
     CategoryColumn,
@@ -41,7 +44,10 @@ _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 def open_columns(
-    table: pyarrow.Table, where: str, reopen: Callable[[], Columns] | None = None
+    table: pyarrow.Table,
+    where: str,
+    reopen: Callable[[], Columns] | None = None,
+    origins: Sequence[Origin] = (),
 ) -> Columns:
     """Return the columns of a table with at least one row, over its memory where that is possible.
 
@@ -50,6 +56,7 @@ def open_columns(
     Args:
         where: What errors begin with.
         reopen: See `Columns`; None to pickle the table.
+        origins: The files of the rows; none for rows in memory, of which a hash is made.
 
     Raises:
         InputError: A column has a type that no batch can have, or a null where NaN is not possible.
@@ -64,8 +71,33 @@ def open_columns(
         for at, name in enumerate(table.column_names)
     }
     types = {field.name: str(field.type) for field in table.schema}
-    again = reopen or partial(open_columns, table, where)
-    return Columns(columns, types, int(table.num_rows), int(table.nbytes), again)
+    again = reopen or partial(open_columns, table, where, None, origins)
+    sizes = int(table.num_rows), int(table.nbytes)
+    return Columns(columns, types, *sizes, again, origins, partial(_hashed, table))
+
+
+def _hashed(table: pyarrow.Table) -> Origin:
+    """Return the rows of a table in memory as an origin, known by a hash of all values."""
+    import pyarrow
+
+    written = _Hashed()
+    with pyarrow.ipc.new_stream(pyarrow.PythonFile(written, "w"), table.schema) as stream:
+        stream.write_table(table)
+    return Origin("", written.hash.hexdigest(), int(table.num_rows))
+
+
+class _Hashed(io.RawIOBase):
+    """A file that is only hashed."""
+
+    def __init__(self) -> None:
+        self.hash = blake2b(digest_size=16)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.hash.update(data)
+        return memoryview(data).nbytes
 
 
 def _column(column: pyarrow.ChunkedArray, name: str, where: str, known: dict[Any, Any]) -> Column:

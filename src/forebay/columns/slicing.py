@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import Dataset, StackDataset, Subset, TensorDataset, default_collate
 
 from forebay.base.formatting import byte_size, counted, summary
+from forebay.base.origins import Origin
 from forebay.base.torch_internals import collates_as_usual
 from forebay.errors import InputError, shortened
 
@@ -70,6 +71,11 @@ class ColumnDataset(Dataset[dict[str, Any]]):
     def by_blocks(self) -> Any:
         """What says how columns of a file are read by blocks; None for columns in memory."""
         return getattr(self.columns, "dataset", None)
+
+    def origins(self, *, reads: bool = True) -> Sequence[Origin]:
+        """Return the files of the rows, in order, or a hash of those in memory."""
+        found: Sequence[Origin] = self.columns.origins(reads)
+        return found
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return a row: tensors, strings and bytes by column."""

@@ -21,13 +21,15 @@ from forebay.base.arrow_arrays import array_of_numpy
 from forebay.base.files import absolute, fetched, file_name, is_url, names_among
 from forebay.base.formatting import byte_size, counted
 from forebay.base.machine import memory_for_files
+from forebay.base.origins import Origin
 from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.base.table_files import refuse
 from forebay.columns.arrow_columns import Columns
 from forebay.columns.column_types import open_columns
 from forebay.errors import InputError, OptionError, shortened, shown_location
-from forebay.inputs.listing import is_table
-from forebay.inputs.memory_tables import arrow_frame
+from forebay.inputs.listing import list_inputs, seen_identity
+from forebay.inputs.memory_tables import arrow_frame, with_labels
+from forebay.inputs.other_inputs import is_table
 from forebay.inputs.tables import find_table, read_memory_table, read_table
 
 if TYPE_CHECKING:
@@ -64,12 +66,13 @@ def columns_of_table(table: Any, columns: Any) -> Columns | BlockColumns:
         return _columns_of_files(path, names)
     path = absolute(find_table(table))
     name = f"from_table: {path}"
+    stamps = [one.identity for one in list_inputs([path])]  # before it is read
     if not path.partition("::")[0].lower().endswith(".parquet"):
-        return _checked(name, read_table(path), names)
+        return _checked(name, read_table(path), names, [path], stamps)
     if not is_url(path):
-        return _parquet([path], names)
+        return _parquet([path], names, stamps)
     with fetched(path) as file:
-        return _parquet([str(file)], names, url=path)
+        return _parquet([str(file)], names, stamps, url=path)
 
 
 def _is_several(path: str) -> bool:
@@ -106,7 +109,9 @@ def _columns_of_files(location: Any, columns: Sequence[str]) -> Columns | BlockC
         )
     if is_url(found.root):
         return _by_blocks(location, columns)
-    return (_parquet if ".parquet" in suffixes else _mapped)(paths, columns)
+    if ".parquet" in suffixes:
+        return _parquet(paths, columns, [*map(seen_identity, paths)])
+    return _mapped(paths, columns)
 
 
 def _kind_of(path: str) -> str:
@@ -117,9 +122,26 @@ def _kind_of(path: str) -> str:
     return ".arrow" if ends.endswith(_ARROW_SUFFIXES) else ""
 
 
-def _checked(name: str, table: pyarrow.Table, columns: Sequence[str]) -> Columns:
+def _checked(
+    name: str,
+    table: pyarrow.Table,
+    columns: Sequence[str],
+    paths: Sequence[str] = (),
+    stamps: Sequence[str] = (),
+) -> Columns:
     _check_chosen(name, table.column_names, columns, table.num_rows)
-    return open_columns(table.select(columns), name)
+    origins = _origins(paths, stamps, [table.num_rows], columns) if paths else ()
+    return open_columns(table.select(columns), name, None, origins)
+
+
+def _origins(
+    paths: Sequence[str], stamps: Sequence[str], rows: Sequence[int], columns: Sequence[str]
+) -> list[Origin]:
+    """Return files as the origins of rows, by their names in the folder that has all of them."""
+    start = len(os.path.commonpath(paths)) + 1 if len(paths) > 1 else paths[0].rfind("/") + 1
+    names = [shown_location(path[start:]) for path in paths]
+    stamps = [f"{stamp} {list(columns)}" for stamp in stamps]
+    return [*map(Origin, names, stamps, rows)]
 
 
 def _check_chosen(name: str, known: Sequence[str], chosen: Sequence[str], rows: int) -> None:
@@ -151,7 +173,7 @@ def _in_memory(name: str, table: Any, columns: Sequence[str]) -> pyarrow.Table:
         if isinstance(table, Mapping):
             return _table_of_arrays(name, {each: table[each] for each in columns})
         if pandas is not None and isinstance(table, pandas.DataFrame):
-            return arrow_frame(table[[*columns]], mixes=False)
+            return arrow_frame(with_labels(table)[[*columns]], mixes=False)
         return pyarrow.table(table)  # the other columns are not read
 
 
@@ -193,9 +215,10 @@ def _mapped(
         _check_identity(f"from_table: {path}", path, identity)
         found.append(_mapped_file(path, columns))
     table = _joined(paths, found)
-    name = _name_of(paths)
+    name, rows = _name_of(paths), [each.num_rows for each in found]
     _check_chosen(name, columns, columns, table.num_rows)
-    return open_columns(table, name, partial(_mapped, paths, columns, identities))
+    origins = _origins(paths, [each.partition(" ")[0] for each in identities], rows, columns)
+    return open_columns(table, name, partial(_mapped, paths, columns, identities), origins)
 
 
 def _mapped_file(path: str, columns: Sequence[str]) -> pyarrow.Table:
@@ -217,11 +240,12 @@ def _mapped_file(path: str, columns: Sequence[str]) -> pyarrow.Table:
 
 
 def _parquet(
-    paths: Sequence[str], columns: Sequence[str], url: str | None = None
+    paths: Sequence[str], columns: Sequence[str], stamps: Sequence[str], url: str | None = None
 ) -> Columns | BlockColumns:
     """Return columns of Parquet files, which are read now if they fit into memory.
 
     Args:
+        stamps: What changes with each file.
         url: That of the only file, which is downloaded and will be removed.
     """
     from pyarrow import parquet
@@ -245,7 +269,9 @@ def _parquet(
                     # A name also stands for columns "name.…", which are left out again.
                     tables.append(file.read(columns).select(columns))
                 tables[-1].validate(full=True)  # strings of other writers may not be UTF-8
-        return open_columns(_joined(paths, tables), name)
+        counts = [table.num_rows for table in tables]
+        origins = _origins([url] if url else paths, stamps, counts, columns)
+        return open_columns(_joined(paths, tables), name, None, origins)
     if url is not None:
         size = f"{byte_size(needed)} or more, and {byte_size(free)} of memory are free"
         what = f"the {counted(len(columns), 'column')} of {rows:,} rows take {size}"
@@ -289,7 +315,7 @@ def _joined(paths: Sequence[str], tables: Sequence[pyarrow.Table]) -> pyarrow.Ta
 def _identity_of(path: str) -> str:
     """Return what changes with a file, or when it is replaced."""
     status = os.stat(path)
-    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+    return f"{status.st_size}:{status.st_mtime_ns} {status.st_dev}:{status.st_ino}"
 
 
 def _check_identity(where: str, path: str, identity: str) -> None:

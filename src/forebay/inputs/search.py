@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -129,6 +130,26 @@ def glob_files(pattern: str) -> Iterator[str]:
     if os.path.isdir(folder or os.curdir):
         found = _search(folder, patterns_of(rest), _local_entries, folders=folders)
         yield from (each.path for each in found)
+
+
+def away_folders() -> Callable[[str], bool]:
+    """Return what tells whether the folder that a file was in is away.
+
+    That is a folder that does not exist, or that has no files: it may be that of a disk that is not
+    mounted now, or in one.
+    """
+
+    @lru_cache(1)  # files come in the order of their paths
+    def has_no_files(folder: str) -> bool:
+        try:
+            with os.scandir(folder) as found:
+                return all(each.name.startswith(".") for each in found)
+        except FileNotFoundError:
+            return True
+        except (OSError, ValueError):  # a URL, for one
+            return False
+
+    return lambda path: has_no_files(os.path.dirname(path.rstrip("/")) or os.curdir)
 
 
 def folder_identity(folder: str, own: Set[str] = frozenset(), since_ns: int | None = None) -> str:

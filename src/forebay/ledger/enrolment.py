@@ -44,7 +44,15 @@ from forebay.ledger.identity import (
     UNSEEN,
     identity_change,
 )
-from forebay.ledger.records import NAMED, Done, Enrolment, Input, SameContents, Todo
+from forebay.ledger.records import (
+    NAMED,
+    Done,
+    Enrolment,
+    Input,
+    IsAway,
+    SameContents,
+    Todo,
+)
 
 # How a listing compared, and its new inputs that are still to be appended; None without any.
 Merged = tuple[Enrolment, Iterator[Input] | None]
@@ -57,11 +65,14 @@ def merge(
     ahead: int | None = None,
     seen: SeenKeys | None = None,
     same_contents: SameContents | None = None,
+    is_away: IsAway | None = None,
 ) -> Merged:
     """Merge a listing into the ledger within the caller's transaction.
 
     Args:
         seen: Finds what is listed twice; None if nothing can be.
+        is_away: Finds files that are not listed because their folder is away; None for a listing
+            that would name them.
     """
     known, remaining = _skip_known(db, iter(listing))
     if known.following is None and not (complete and last_ordinal(db) > known.count):
@@ -72,12 +83,14 @@ def merge(
         if more is None and seen is not None:
             check_distinct(db, seen, is_late=False)
         return known.enrolment(new), more
-    from forebay.ledger.rearrangement import LISTED, load_listing, rearrange
+    from forebay.ledger.rearrangement import LISTED, list_away, load_listing, rearrange
 
     if not load_listing(db, known.count, rest):
         found = find_duplicate(lambda: db.execute(LISTED))
         assert found is not None, "the index found one"
         raise listed_twice(found, is_late=False)
+    if complete and is_away is not None:
+        list_away(db, known.count, is_away)
     return rearrange(db, known.enrolment(), complete, same_contents), None
 
 
@@ -223,7 +236,7 @@ class _Known:
     """
 
     count: int = 0
-    unseen: int = 0
+    unseen: tuple[int, ...] = ()
     unseen_names: tuple[str, ...] = ()
     following: Input | None = None
     is_all: bool = False
@@ -249,7 +262,7 @@ class _Known:
                 self.following, self.is_all = one, not is_known
                 return at
             if found == UNSEEN:
-                self.unseen += 1
+                self.unseen += (rows[at][0],)
                 if len(self.unseen_names) < NAMED:
                     self.unseen_names += (one.source or one.row or "",)
             self.count += 1

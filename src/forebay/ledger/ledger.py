@@ -24,11 +24,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from forebay.base.output_names import path_elsewhere, table_name
+from forebay.base.output_names import table_name
 from forebay.failures import Failure
 from forebay.ledger.database import (
     DONE,
-    IS_FAILED,
     IS_TODO,
     PAGE,
     UNLISTED,
@@ -50,8 +49,8 @@ from forebay.ledger.database import (
     storable,
 )
 from forebay.ledger.enrolment import Merged, ReadAhead, SeenKeys, check_distinct, extend, merge
-from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.ledger_file import LedgerFile
+from forebay.ledger.leftovers import GONE, LISTED_AND_FAILED, SEEN_AND_FAILED
 from forebay.ledger.lock import FolderLock
 from forebay.ledger.records import (
     Counts,
@@ -60,7 +59,7 @@ from forebay.ledger.records import (
     FailedInput,
     FileChange,
     Input,
-    Leftover,
+    IsAway,
     SameContents,
     SecretInput,
     Todo,
@@ -75,6 +74,7 @@ from forebay.ledger.results import (
     mark_todo,
     record_results,
     take_back,
+    too_large,
 )
 
 # The identity of inputs that a run has to do anew, and the key that is there until it ends.
@@ -98,9 +98,6 @@ _SELECT_TODO_OPENED = (
 # Calls no Python code, as the class would.
 _make_todo: Callable[[Iterable[Any]], Todo] = partial(tuple.__new__, Todo)
 _TODO_PAGE = 1024  # rows that `todo` reads at once: few, since the workers wait for the first
-# The inputs that are no longer listed, those that failed, and those of these that could be seen.
-_GONE, _FAILED = "ordinal < 0", f"ordinal > 0 AND {IS_FAILED}"
-_SEEN_AND_FAILED = f"{_FAILED} AND substr(identity, -1) != '{NOT_SEEN}'"
 _LAST = (1 << 63) - 1
 
 
@@ -114,6 +111,7 @@ class Ledger(LedgerFile):
         self._ahead = ReadAhead()  # of a listing that is not read to its end
         self._seen: SeenKeys | None = None  # None if no input can be listed twice
         self._fingerprint = ""
+        self.away = frozenset[int]()  # the ordinals of done inputs that cannot be seen
         self._has_openers = False  # whether any input of this listing needs one
         super().__init__(lock, path, is_of_run=is_of_run)
 
@@ -132,6 +130,7 @@ class Ledger(LedgerFile):
         fingerprint: str = "",
         read_on: Callable[[int], Iterator[Input]] | None = None,
         same_contents: SameContents | None = None,
+        is_away: IsAway | None = None,
         anew: bool = False,
     ) -> Enrolment:
         """Merge a listing, which determines the inputs and their order.
@@ -143,16 +142,16 @@ class Ledger(LedgerFile):
                 compared. "" to compare them.
             read_on: Returns the rest of a listing with a fingerprint, from an ordinal on.
             same_contents: Finds the files whose time alone differs; None to have each done again.
-            anew: Forget the earlier run: every input is to be done again. Its outputs stay until
-                `drop_replaced`.
+            is_away: Tells whether the folder of a file that is not listed is away: then what was
+                made of it stays. None for inputs that are named one by one.
+            anew: Forget the earlier run: every input that can be seen is to be done again. Its
+                outputs stay until `drop_replaced`.
         """
         self._fingerprint = fingerprint if complete else ""
         self._has_openers, self._ahead = False, ReadAhead()
         self._seen = None if is_distinct else SeenKeys()
         with self.transaction(is_held=True) as db:
             db.execute("DELETE FROM temp.openers")
-            if anew:
-                self._begin_anew(db)
             merged: Merged | None = None
             if read_on and self._fingerprint and self.get_meta(_MANIFEST) == fingerprint:
                 known = last_ordinal(db)
@@ -160,8 +159,12 @@ class Ledger(LedgerFile):
                 merged = extend(db, known, more, ahead, self._seen)
             if merged is None:
                 listing = self._watched(listing_inputs)
-                merged = merge(db, listing, complete, ahead, self._seen, same_contents)
+                contents = None if anew else same_contents
+                merged = merge(db, listing, complete, ahead, self._seen, contents, is_away)
             enrolment, rest = merged
+            self.away = frozenset(enrolment.unseen)
+            if anew:
+                self._begin_anew(db, enrolment.unseen)
             put_meta(db, "columns", json.dumps(list(columns)))
             self._ahead.rest = rest
             self._describe_listing(db, is_whole=rest is None)
@@ -248,9 +251,13 @@ class Ledger(LedgerFile):
             known = {name for (name,) in select_in(self._connection, sql, listed)}
         return [name for name in listed if name not in known]
 
-    def _begin_anew(self, db: sqlite3.Connection) -> None:
-        """Have every input done again, whatever it holds, and forget all else but what is there."""
-        forget_results(db, _ANEW)
+    def _begin_anew(self, db: sqlite3.Connection, unseen: Sequence[int]) -> None:
+        """Have every input done again, whatever it holds, and forget all else but what is there.
+
+        Args:
+            unseen: The ordinals of those whose results stay until they can be seen.
+        """
+        forget_results(db, _ANEW, unseen)
         put_meta(db, "tables", json.dumps(dict.fromkeys(self.tables(), False)))
         db.execute(f"DELETE FROM meta WHERE key NOT IN {_OF_FILES}")
         put_meta(db, _ANEW, "1")
@@ -263,7 +270,7 @@ class Ledger(LedgerFile):
     def drop_replaced(self) -> None:
         """Record the removal of what a run that began anew has not replaced."""
         with self.transaction() as db:
-            rest = f"SELECT ordinal FROM inputs WHERE {_GONE} AND {IS_TODO} AND identity = ?"
+            rest = f"SELECT ordinal FROM inputs WHERE {GONE} AND {IS_TODO} AND identity = ?"
             drop(db, [ordinal for (ordinal,) in db.execute(rest, (_ANEW,))])
             tables = self.tables()
             stale = [form for form, is_current in tables.items() if not is_current]
@@ -271,28 +278,17 @@ class Ledger(LedgerFile):
             put_meta(db, "tables", json.dumps({f: True for f in tables if f not in stale}))
             db.execute("DELETE FROM meta WHERE key = ?", (_ANEW,))
 
-    def leftovers(self) -> Iterator[Leftover]:
-        """Yield the outputs in the folder that no row of the table has.
-
-        They are those of inputs that are no longer listed, and those of changed inputs that failed
-        when they were done again; but not of those that could not be seen when they were tried.
-        """
-        reasons = {_GONE: "is no longer listed", _SEEN_AND_FAILED: "changed, and fails now"}
-        with reading("outputs"):
-            for where, why in reasons.items():
-                for _, outputs in outputs_of(self.rows, where):
-                    for name, size in files_of(outputs):
-                        if path_elsewhere(name) is None:
-                            yield Leftover(name, size, f"its input {why}")
-
-    def prune(self, *, failed_too: bool = True) -> None:
-        """Forget inputs that are no longer listed; record the removal of `leftovers`.
+    def prune(self, *, failed_too: bool = True, also: Sequence[int] = ()) -> None:
+        """Forget inputs that are no longer listed; record the removal of what is left of them.
 
         Args:
             failed_too: Also of those of changed inputs that failed.
+            also: Listed inputs whose results are to be removed, too.
         """
         with self.transaction() as db:
-            for where in (_GONE, _SEEN_AND_FAILED) if failed_too else (_GONE,):
+            mark_todo(db, also)
+            drop(db, also)
+            for where in (GONE, SEEN_AND_FAILED) if failed_too else (GONE,):
                 rest = db.execute(f"SELECT ordinal FROM inputs WHERE {where}").fetchall()
                 drop(db, [ordinal for (ordinal,) in rest])
 
@@ -331,7 +327,7 @@ class Ledger(LedgerFile):
 
     def failed_ordinals(self) -> array[int]:
         """Return the ordinals of the failed inputs, in order."""
-        sql = f"SELECT ordinal FROM inputs WHERE {_FAILED} ORDER BY ordinal"
+        sql = f"SELECT ordinal FROM inputs WHERE {LISTED_AND_FAILED} ORDER BY ordinal"
         with in_words(self._path):
             return array("q", (ordinal for (ordinal,) in self._connection.execute(sql)))
 
@@ -357,11 +353,14 @@ class Ledger(LedgerFile):
             is_held: Leave the commit to the next transaction, see `transaction`: of results whose
                 work is done again in no time, and that changed no files.
         """
+        large = too_large(self._connection, done)
+        if large:
+            done = [one for one in done if one not in large]
         with self.transaction(is_held=is_held) as db:
             db.execute("DELETE FROM file_changes")
-            ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
-            last = max(ordinals, default=0)
-            return record_results(db, done, failed, self._write_ahead(db, last, done))
+            last = max((one.ordinal for one in (*done, *failed, *large)), default=0)
+            new = self._write_ahead(db, last, done)
+            return record_results(db, done, failed, new, self.away, large)
 
     def take_back(self, unpublished: Sequence[Unpublished]) -> Recorded:
         """Mark the inputs as failed whose files could not be given their names.

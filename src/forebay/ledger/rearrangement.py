@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from forebay.ledger.database import DONE, TODO, numbered_columns, recount
 from forebay.ledger.identity import (
     CHANGED,
+    NOT_SEEN,
     RETIMED,
     SAME,
     UNSEEN,
@@ -22,7 +23,7 @@ from forebay.ledger.identity import (
     identity_change,
     merged_identity,
 )
-from forebay.ledger.records import NAMED, Enrolment, Input, SameContents
+from forebay.ledger.records import NAMED, Enrolment, Input, IsAway, SameContents
 
 # In `places`, besides what `identity_change` returns.
 _UNLISTED = 4
@@ -102,6 +103,37 @@ def load_listing(db: sqlite3.Connection, known: int, remaining: Iterator[Input])
     return True
 
 
+def list_away(db: sqlite3.Connection, known: int, is_away: IsAway) -> None:
+    """Add the done files whose folder is away to the loaded listing, in the order of the paths.
+
+    A folder is not away if it was renamed: all of its files are elsewhere, as they were.
+    """
+    db.create_function("file_name", 1, lambda path: path.rpartition("/")[2], deterministic=True)
+    db.execute("CREATE TEMP TABLE away(source TEXT)")
+    db.execute("CREATE INDEX temp.listing_identity ON listing(identity)")
+    unlisted = db.execute(
+        f"SELECT source FROM inputs i WHERE ordinal > ? AND row IS NULL AND state = {DONE} "
+        f"AND NOT EXISTS (SELECT 1 FROM listing l WHERE {_KEY.format('l.')} = i.source) "
+        "AND NOT EXISTS (SELECT 1 FROM listing l WHERE "
+        "l.identity = substr(i.identity, 1, instr(i.identity || '#', '#') - 1) "
+        "AND file_name(l.source) = file_name(i.source))",
+        (known,),
+    )
+    gone = (row for row in unlisted if is_away(row[0]))
+    if db.executemany("INSERT INTO away VALUES(?)", gone).rowcount > 0:
+        db.execute(
+            "CREATE TEMP TABLE merged AS SELECT source, row, identity FROM listing "
+            "WHERE position > ? UNION ALL SELECT source, NULL, ? FROM away ORDER BY source",
+            (known, NOT_SEEN),
+        )
+        db.execute("DELETE FROM listing WHERE position > ?", (known,))
+        db.execute(
+            "INSERT INTO listing SELECT ? + rowid, source, row, identity FROM merged", (known,)
+        )
+        db.execute("DROP TABLE temp.merged")
+    db.execute("DROP TABLE temp.away")
+
+
 def rearrange(
     db: sqlite3.Connection, known: Enrolment, complete: bool, same_contents: SameContents | None
 ) -> Enrolment:
@@ -121,7 +153,7 @@ def rearrange(
     kept = _keep_contents(db, same_contents)
     changed = _number(db, f"what = {CHANGED} AND {_IS_DONE}")
     matched = _number(db, f"what != {CHANGED} OR NOT {_IS_DONE}")
-    unseen, names = _unseen(db)
+    unseen = _unseen(db)
     unlisted = _place_unlisted(db, known.same, complete)
     moved = _number(db, f"old != new AND new > 0 AND what != {CHANGED}")
     db.execute(_LIFT)
@@ -149,8 +181,8 @@ def rearrange(
         moved=moved,
         retimed=retimed - kept,
         kept=kept,
-        unseen=known.unseen + unseen,
-        unseen_names=(*known.unseen_names, *names)[:NAMED],
+        unseen=known.unseen + tuple(at for at, _ in unseen),
+        unseen_names=(*known.unseen_names, *(name for _, name in unseen))[:NAMED],
     )
 
 
@@ -186,14 +218,14 @@ def _keep_contents(db: sqlite3.Connection, same_contents: SameContents | None) -
     return max(number, 0)
 
 
-def _unseen(db: sqlite3.Connection) -> tuple[int, list[str]]:
-    """Return how many done inputs cannot be seen, and the names of the first."""
-    where = f"what = {UNSEEN}"
-    names = (
-        "SELECT coalesce(nullif(source, ''), row, '') FROM places JOIN listing ON position = new "
-        f"WHERE {where} ORDER BY new LIMIT {NAMED}"
+def _unseen(db: sqlite3.Connection) -> list[tuple[int, str]]:
+    """Return the places of done inputs that cannot be seen, with the names of the first."""
+    rows = db.execute(
+        f"SELECT new, CASE WHEN row_number() OVER (ORDER BY new) <= {NAMED} "
+        "THEN coalesce(nullif(source, ''), row, '') ELSE '' END "
+        f"FROM places JOIN listing ON position = new WHERE what = {UNSEEN} ORDER BY new"
     )
-    return _number(db, where), [name for (name,) in db.execute(names)]
+    return [*rows]
 
 
 def _place_unlisted(db: sqlite3.Connection, known: int, complete: bool) -> int:

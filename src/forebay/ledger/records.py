@@ -150,6 +150,8 @@ NAMED = 1000
 
 # Yields the numbers of those inputs whose files have the content of the hash beside them.
 SameContents = Callable[[Iterable[tuple[int, Input, str]]], Iterator[int]]
+# Tells whether the folder of a file is away, given the file's path.
+IsAway = Callable[[str], bool]
 
 
 class Enrolment(NamedTuple):
@@ -160,7 +162,7 @@ class Enrolment(NamedTuple):
         changed: Done inputs that hold something else now, and are to be done again.
         retimed: How many of `changed` have the size that they had, and another time.
         kept: Files that have another time and the content that they had; they are in `same`.
-        unseen: Done inputs that cannot be seen now.
+        unseen: The ordinals of done inputs that cannot be seen now.
         unseen_names: The names of the first of these.
     """
 
@@ -171,7 +173,7 @@ class Enrolment(NamedTuple):
     moved: int = 0
     retimed: int = 0
     kept: int = 0
-    unseen: int = 0
+    unseen: tuple[int, ...] = ()
     unseen_names: tuple[str, ...] = ()
 
 

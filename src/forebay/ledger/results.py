@@ -74,13 +74,17 @@ def record_results(
     done: Sequence[Done],
     failed: Sequence[FailedInput],
     new: range = range(0),
+    away: frozenset[int] = frozenset(),
+    large: Sequence[Done] = (),
 ) -> Recorded:
     """Write a batch of results, and what they change in earlier ones.
 
     Args:
         new: The inputs that were just written, with these results if they are done.
+        away: Done inputs that cannot be seen now: what was made of them stays in any case.
+        large: Results that are recorded as failures; see `too_large`.
     """
-    ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
+    ordinals = [one.ordinal for one in (*done, *failed, *large)]
     found = _of_inputs(db, [each for each in ordinals if each not in new] if new else ordinals)
     before = {ordinal: state for ordinal, state, _ in found}
     before |= dict.fromkeys((each for each in ordinals if each in new), TODO)
@@ -89,7 +93,7 @@ def record_results(
         raise LedgerError(f"a result for input {wrong[0]}, which the ledger does not await")
     again = [ordinal for ordinal, state in before.items() if state == DONE]
     # What failed keeps the outputs of its earlier result.
-    not_done = {one.ordinal for one in failed}
+    not_done = {one.ordinal for one in (*failed, *large)}
     earlier = (text for ordinal, _, text in found if text and ordinal not in not_done)
     removals = dict.fromkeys(_given_up(db, earlier))
     claimants: dict[str, list[int]] = {}
@@ -97,12 +101,13 @@ def record_results(
         for file in one.outputs:
             claimants.setdefault(file.name, []).append(one.ordinal)
     held = _held(db, claimants)
-    clashes = _clashes(done, claimants, held)
+    clashes = _clashes(done, claimants, held, away)
     removals |= dict.fromkeys(_overwritten(db, held))
     winners = [one for one in done if one.ordinal not in clashes] if clashes else [*done]
     losers = [one for one in done if one.ordinal in clashes] if clashes else []
     # What is still staged is removed there; its name was never taken.
-    removals |= {file.staged or file.name: None for one in losers for file in one.outputs}
+    unkept = (*losers, *large)
+    removals |= {file.staged or file.name: None for one in unkept for file in one.outputs}
     withdrawn = clashes.keys() - before.keys()
     lost = _recorded(db, withdrawn)
     removals |= {name: None for holder in lost for name in holder.names}
@@ -112,8 +117,10 @@ def record_results(
     contested: dict[str, int] = {}
     for ordinal, _, _, names in lost:
         for name in names:
-            contested[name] = min(ordinal, contested.get(name, ordinal))
-    refused = [_clash(db, each, *clashes[each.ordinal]) for each in lost]
+            if name not in held or held[name].ordinal not in away:
+                contested[name] = min(ordinal, contested.get(name, ordinal))
+    refused = [_clash(db, each, *clashes[each.ordinal], away) for each in lost]
+    refused += [_of_large(one) for one in large]
     all_failed = [*failed, *refused]
     _write(db, winners, all_failed, contested, new)
     _clear_outputs(db, refused)
@@ -126,6 +133,26 @@ def record_results(
         failed=len(all_failed) - failed_before,
     )
     return Recorded(file_changes, all_failed)
+
+
+def too_large(db: sqlite3.Connection, done: Sequence[Done]) -> list[Done]:
+    """Return the results whose metadata this database cannot hold, which has a limit for a row."""
+    most = db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) // 2  # the rest is for the other columns
+    return [
+        one
+        for one in done
+        if len(one.metadata) * 4 > most and len(one.metadata.encode(errors="surrogatepass")) > most
+    ]
+
+
+def _of_large(one: Done) -> FailedInput:
+    names = [file.name for file in one.outputs]
+    return _Lost(one.ordinal, one.attempts, one.seconds, names).failed(
+        f"the metadata of this input have {len(one.metadata):,} characters as JSON, more than "
+        "the ledger can hold\n"
+        "  Nothing of this input was kept. Write large values, or a table of its rows, to a file "
+        "in `out`, and return the rest; or divide the input."
+    )
 
 
 def _of_inputs(db: sqlite3.Connection, ordinals: Sequence[int]) -> list[tuple[int, int, Any]]:
@@ -209,13 +236,22 @@ def mark_todo(db: sqlite3.Connection, ordinals: Iterable[int]) -> int:
     return len(done)
 
 
-def forget_results(db: sqlite3.Connection, identity: str) -> None:
-    """Make every input todo, with this identity; their outputs stay."""
+def forget_results(db: sqlite3.Connection, identity: str, kept: Sequence[int]) -> None:
+    """Make every input todo; their outputs stay.
+
+    Args:
+        identity: That of inputs that are no longer listed, and of those that are kept.
+        kept: The ordinals of inputs whose results stay until they are seen again.
+    """
+    db.execute("CREATE TEMP TABLE kept(ordinal INTEGER PRIMARY KEY)")
+    db.executemany("INSERT INTO kept VALUES(?)", ((ordinal,) for ordinal in kept))
+    is_kept = "ordinal IN (SELECT ordinal FROM kept)"
+    db.execute(f"UPDATE inputs SET identity = ? WHERE ordinal < 0 OR {is_kept}", (identity,))
     db.execute(
-        f"UPDATE inputs SET state = {TODO}, identity = ?, attempts = 0, seconds = 0, "
-        "metadata = NULL, error = NULL",
-        (identity,),
+        f"UPDATE inputs SET state = {TODO}, attempts = 0, seconds = 0, metadata = NULL, "
+        f"error = NULL WHERE NOT {is_kept}"
     )
+    db.execute("DROP TABLE temp.kept")
     recount(db)
     db.execute("DELETE FROM outputs WHERE ordinal IS NULL")
 
@@ -256,6 +292,7 @@ def _clashes(
     done: Sequence[Done],
     claimants: dict[str, list[int]],
     held: dict[str, _Holder],
+    away: frozenset[int],
 ) -> dict[int, tuple[str, int]]:
     """Return the inputs that lose a name, these and recorded ones: the name, and another input."""
     clashes: dict[int, tuple[str, int]] = {}
@@ -269,7 +306,8 @@ def _clashes(
                 others.append(holder.rival)
             elif holder is not None and holder.ordinal is not None and not holder.is_earlier:
                 others.append(holder.ordinal)
-                clashes.setdefault(holder.ordinal, (name, min(claimants[name])))
+                if holder.ordinal not in away:
+                    clashes.setdefault(holder.ordinal, (name, min(claimants[name])))
             if others:
                 clashes.setdefault(one.ordinal, (name, min(others)))
     return clashes
@@ -286,12 +324,16 @@ def _recorded(db: sqlite3.Connection, ordinals: Iterable[int]) -> list[_Lost]:
         ]
 
 
-def _clash(db: sqlite3.Connection, lost: _Lost, name: str, other: int) -> FailedInput:
-    shown = path_elsewhere(name) or name
+def _clash(
+    db: sqlite3.Connection, lost: _Lost, name: str, other: int, away: frozenset[int]
+) -> FailedInput:
+    shown, named = path_elsewhere(name) or name, input_name(query_of(db), other) or "another input"
+    is_kept = "Neither is kept, nor any other output of theirs."
+    if other in away:
+        is_kept = "That one cannot be seen now, so its outputs stay, and this one has none."
     return lost.failed(
-        f"output {shown!r} is claimed by two inputs, this one and "
-        f"{input_name(query_of(db), other) or 'another input'}\n"
-        "  Neither is kept, nor any other output of theirs. Give each input names of its own, such "
+        f"output {shown!r} is claimed by two inputs, this one and {named}\n"
+        f"  {is_kept} Give each input names of its own, such "
         f"as out / source.stem / {name.rpartition('/')[2]!r}, or with the input's folder or row in "
         "them, and run again."
     )

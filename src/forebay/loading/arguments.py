@@ -8,10 +8,8 @@ import math
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch.utils.data import (
     IterDataPipe,
@@ -22,10 +20,12 @@ from torch.utils.data import (
 )
 from torch.utils.data.graph_settings import apply_sharding
 
-from forebay.base.datasets import cached_samples, getitems_of, is_mixture, sequence_rows
-from forebay.base.torch_internals import version_of
+from forebay.base.datasets import cached_samples, getitems_of, is_made_once, is_mixture
+from forebay.base.origins import content_digests
 from forebay.buffer import MAX_BATCHES, Buffer, capacity_shown, low_mark_of
 from forebay.columns.slicing import Slicer, slicing
+from forebay.loading.audit_plan import offsets_of
+from forebay.loading.changes import dataset_content
 from forebay.loading.messages import AHEAD
 from forebay.loading.samplers import length_of, takes_set_epoch
 from forebay.loading.selections import LOOKAHEAD, TINY_DEPTH
@@ -179,6 +179,28 @@ class LoaderArguments:
         # A worker that fetches samples of several batches at once has begun all that it holds.
         return self.at_once_each > 1
 
+    @functools.cached_property
+    def is_audited(self) -> bool:
+        """Return whether some samples are made a second time, in a fork, and compared."""
+        is_fork = self.start_method == "fork" and self.cluster is None
+        is_wanted = self.seed is not None and self.replays and not self.is_sliced
+        return is_fork and is_wanted and not is_made_once(self.dataset) and not self._is_remote
+
+    @property
+    def _is_remote(self) -> bool:
+        """Return whether samples are fetched from a bucket, by a process that workers ask."""
+        parts = self.dataset.datasets.values() if is_mixture(self.dataset) else [self.dataset]
+        cached = filter(None, map(cached_samples, parts))
+        return any(each.remote is not None for each in cached)
+
+    def audited(self, index: Any, step: int, *, is_first: bool) -> tuple[int, ...]:
+        """Return which samples of a batch are made a second time; see `offsets_of`."""
+        if not self.is_audited:
+            return ()
+        return offsets_of(
+            step, length_of(index) or 1 if self.auto_collation else 1, is_first=is_first
+        )
+
     @property
     def renews_workers(self) -> bool:
         """Return whether each epoch needs workers with copies of the dataset as it is then.
@@ -195,7 +217,7 @@ class LoaderArguments:
     def dataset_fingerprint(self) -> Any:
         """Return the dataset's fingerprint; None if changes of it are not detected."""
         is_watched = self.is_filled and not self.persistent_workers and self.backend != "thread"
-        return fingerprint(self.dataset) if is_watched else None
+        return dataset_content(self.dataset) if is_watched else None
 
     @property
     def fetcher(self) -> type[BatchFetcher]:
@@ -333,18 +355,14 @@ class LoaderArguments:
             return None  # an object that is filled where it is read, in workers
         return copy.deepcopy(state)
 
-    def content(self, samples: int | None) -> str | None:
-        """Return what differs if the first so many samples are others; see `BlockDataset.content`.
-
-        None if that is not known: of all datasets that are not forebay's.
-        """
-        dataset = self.dataset
-        if not is_mixture(dataset):
-            return _content_of(dataset, samples)
-        parts = [_content_of(each, None) for each in dataset.datasets.values()]
-        pairs = [(each or ":").partition(":") for each in parts]
-        ours, others = ("+".join(part[at] for part in pairs) for at in (0, 2))
-        return f"{ours}:{others}" if any(parts) else None
+    @property
+    def content(self) -> str | None:
+        """What a state has of the samples, to notice other ones; None if it is not known."""
+        dataset, kind = self.dataset, type(self.dataset)
+        is_asked = kind.__module__.startswith(("forebay.", "torch."))
+        if hasattr(kind, "origins"):
+            is_asked = is_asked and bool(dataset.origins(reads=False))
+        return content_digests(dataset) if is_asked else None
 
     @property
     def replays(self) -> bool:
@@ -374,56 +392,9 @@ class LoaderArguments:
         return f"{f'{name}: ' if name else ''}{self.title}({', '.join(parts)})"
 
 
-# ---- changes -------------------------------------------------------------------------------------
-# Detect changes made to a sampler or dataset after batches were planned.
-#
-# With a buffer, epochs are planned before they begin. Such a plan depends on a sampler's weights
-# or the length of a dataset, and is dropped when those change. The comparison is shallow:
-# attributes by value or identity, tensors also by their version, built-in containers also by
-# their length. No code of an attribute's own class runs: a `__len__` may have side effects. After
-# a change that it cannot detect (an array modified in place, an attribute of an attribute), the
-# user calls `DataLoader.refresh`.
-
-_BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
-
-
-def attributes(thing: Any) -> dict[str, Any]:
-    """Return a comparable value for each attribute by name, without generators: those change."""
-    known = getattr(thing, "__dict__", {})
-    return {
-        name: _token(value)
-        for name, value in list(known.items())
-        if not isinstance(value, torch.Generator)
-    }
-
-
-def fingerprint(thing: Any, ignored: frozenset[str] = frozenset()) -> Any:
-    """Return a value that differs once the object has changed."""
-    known = {name: token for name, token in attributes(thing).items() if name not in ignored}
-    return id(thing), length_of(thing), known
-
-
-def _token(value: Any) -> Any:
-    if isinstance(value, _BY_VALUE):
-        return value
-    if isinstance(value, torch.Tensor):
-        return id(value), version_of(value), None if value.is_nested else tuple(value.shape)
-    if isinstance(value, np.ndarray):
-        return id(value), value.shape
-    # MONAI's `Compose.__len__` seeds all random transforms.
-    is_built_in = not isinstance(getattr(type(value), "__len__", None), FunctionType)
-    return id(value), length_of(value) if is_built_in else None
-
-
 # What a loader has under the same names.
 _OWN = ("ranks", "prefetch_is_set", "title")
 ARGUMENTS = tuple(each.name for each in fields(LoaderArguments) if each.name not in _OWN)
-
-
-def _content_of(dataset: Any, samples: int | None) -> str | None:
-    own = dataset if sequence_rows(dataset) else cached_samples(dataset)
-    found: str | None = None if own is None else own.content(samples or len(dataset))
-    return found
 
 
 def _shard(init: Any, ranks: Ranks, worker_id: int) -> None:

@@ -24,10 +24,12 @@ import torch
 from forebay.base import torch_internals
 from forebay.base.batches import nbytes
 from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns
+from forebay.base.generators import OwnedGenerators
 from forebay.base.machine import PrivateMemory, queued_s, read_bytes
 from forebay.errors import cut_own_frames, shortened
 from forebay.loading.fetch import BatchFetcher, EndOfDataset, SampleError
 from forebay.loading.messages import (
+    AuditedSample,
     BatchError,
     BatchRequest,
     BatchResult,
@@ -143,20 +145,12 @@ class BatchTimer:
 LEAST_BYTES = 1 << 10
 
 
-def turns_of(spec: BatchSpec) -> ThreadTurns:
-    """Return what runs the calls of threads that make samples."""
-    if spec.concurrency == 1 or spec.seed is None:
-        return ThreadTurns()
-    from forebay.base.local_generators import LocalGenerators
-
-    return ThreadTurns(LocalGenerators())
-
-
 class BatchJob:
     """Makes batches in the process that it is opened in."""
 
     where = "in DataLoader worker thread {}"
     is_process = False
+    _owned: OwnedGenerators | None = None
 
     def __init__(
         self, spec: BatchSpec, *, keeps_tasks: bool = False, turns: ThreadTurns | None = None
@@ -288,19 +282,20 @@ class BatchJob:
         try:
             fetcher.begin(request)
             with fetcher.kept_owned():
-                batch, is_empty = self._collated(request, fetcher)
+                batch, audited = self._collated(request, fetcher)
                 if fetcher.finds_more():
-                    batch, is_empty = self._collated(request, fetcher)
+                    batch, audited = self._collated(request, fetcher)
         except BaseException:
             timer.failed()
             raise
         state = self._state(must=request.wants_state) if self._spec.tracks_state else None
         before, digest = fetcher.digests
         result = BatchResult(
-            batch,
+            None if audited is None else batch,
             failures=tuple(fetcher.failures),
-            is_empty=is_empty,
+            is_empty=audited is None,
             state=state,
+            audited=audited or (),
             digest=digest,
             digest_before=before,
         )
@@ -309,14 +304,20 @@ class BatchJob:
             return result._replace(is_undivided=True)
         return result
 
-    def _collated(self, request: BatchRequest, fetcher: BatchFetcher) -> tuple[Any, bool]:
-        """Return a batch, and whether it has no sample since all were left out."""
+    def _collated(
+        self, request: BatchRequest, fetcher: BatchFetcher
+    ) -> tuple[Any, tuple[AuditedSample, ...] | None]:
+        """Return a batch, and its audited samples; None instead if all samples were left out."""
         samples = fetcher.fetch(request)
         self.timer.fetched_at = time.perf_counter()
         if fetcher.failures and not samples:
-            return None, True
+            return None, None
+        audited = fetcher.audited(request, samples) if request.audited else []
         self._before_collation(request)
-        return fetcher.collate(request, samples), False
+        batch = fetcher.collate(request, samples)
+        if request.audited:
+            audited += fetcher.audited_batch(request, batch)
+        return batch, (*audited,)
 
     def timing(self) -> Timing | None:
         """Return the time spent on the batch that has just become ready; see `BatchTimer`."""
@@ -333,6 +334,7 @@ class BatchJob:
             seeds=self._seeds,
             later=self._later,
             is_process=self.is_process,
+            owned=self._owned,
             is_replacement=self._is_replacement,
         )
         self._fetcher = fetcher
@@ -374,13 +376,16 @@ class ProcessJob(BatchJob):
         on_class: Callable[[type], None] | None = None,
     ) -> None:
         super().__init__(spec, keeps_tasks=keeps_tasks)
+        self.finds_generators = spec.seeds_owned and spec.seed is not None
+        if self.finds_generators:  # before a fork: to look at all samples would copy their memory
+            self._owned = OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn)
         self._slab = slab
         self._on_class = on_class
         self._packer: Packer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for another interpreter, with the slab's descriptor."""
-        state = dict(self.__dict__)
+        state = {**self.__dict__, "_owned": None}
         state["_slab"] = DupFd(self._slab.fileno()), self._slab.extent
         return state
 
@@ -394,11 +399,13 @@ class ProcessJob(BatchJob):
         """Set up this process as a torch worker: a seed, and `get_worker_info()`."""
         spec = self._spec
         seed = torch_internals.seed_as_worker(spec.base_seed, worker_id)
-        torch_internals.set_worker_info(worker_id, spec.num_workers, seed, spec.dataset)
+        is_of_sample = spec.seed is not None and spec.seeds_owned
+        known = worker_id, spec.num_workers, seed, spec.dataset
+        torch_internals.set_worker_info(*known, seed_is_current=is_of_sample)
         self._packer = Packer(self._slab, self._on_class)
         collate_into(self._packer)
         if spec.concurrency > 1:
-            self._turns = turns_of(spec)
+            self._turns = ThreadTurns()
         else:
             self._seeds = seeds = SeedsIfDrawn()
             seeds.open()
@@ -435,16 +442,3 @@ class ProcessJob(BatchJob):
     def _before_collation(self, request: BatchRequest) -> None:
         assert self._packer is not None
         self._packer.begin(request.slot)
-
-
-class HostedJob(ProcessJob):
-    """Makes batches on a cluster; errors are bytes there, since hosts may lack their classes."""
-
-    def run(self, assignment: Assignment) -> Answer:
-        """Answer a request; see `BatchJob.run`."""
-        answer = super().run(assignment)
-        if isinstance(answer.result, BatchResult):
-            return answer
-        import cloudpickle
-
-        return answer._replace(result=cloudpickle.dumps(answer.result))

@@ -209,12 +209,14 @@ class InspectedLoader(TorchDataLoader[_T_co]):
         return trace_of(self._kind(), self._loader_progress.trace, path)
 
     def check(self, samples: int = 4) -> SampleCheck:
-        """Make some samples twice in this process and twice in two workers, and compare them.
+        """Make some samples in two workers, and again in another process, and compare them.
 
         With a seed, samples that differ draw from a generator that forebay cannot reach, or depend
-        on more than the seed; without one, what differs is random. Files that were opened before
-        the workers began, and that these read from one shared position, are named, too. It needs
-        four times the time of these samples, and does not affect the iteration.
+        on more than the seed; without one, what differs is random. So do batches, if `collate_fn`
+        is not torch's. Files that were opened before the workers began, and that these read from
+        one shared position, are named, too. Nothing is made in this process, and the iteration is
+        not affected. While a loader with a seed runs, it does the same for a few samples by
+        itself.
 
         Args:
             samples: How many, at least 1: spread over the dataset, or the first ones of a sampler

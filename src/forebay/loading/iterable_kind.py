@@ -69,10 +69,6 @@ class IterableKind(TorchKind):
         is_seeded_late = isinstance(self.dataset, IterDataPipe)
         return self.returns_in_order and not is_seeded_late and super().runs_ahead
 
-    def dataset_fingerprint(self) -> None:
-        """Return None: of an iterable dataset changes are not detected."""
-        return
-
     def turns(self) -> WorkerTurns:
         """See `LoaderKind`."""
         return self._turns(failure_ends=True)

@@ -19,6 +19,7 @@ from forebay.base.randomness import end_turns, generators_kept
 from forebay.base.torch_internals import BaseIterator, lightning_is_imported, profiler_is_on
 from forebay.errors import FailuresError, WorkerDiedError, cut_below_entry, shortened
 from forebay.failures import Failure
+from forebay.loading.audit import WAIT_S
 from forebay.loading.kind import RETRIES, LoaderKind
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.open_feeds import CLOSED
@@ -129,6 +130,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         progress.trace.begin(began)
         self._is_over, self._is_unread, self._is_early = False, True, False
         self._workers: list[WorkerHandle] = []
+        progress.audit.begin(kind, progress.trace.made_s)
         self.pipeline, start = progress.next_start(kind, self.pipeline)
         with self.one_at_a_time:
             draw = partial(self._begin_as_torch, loader)
@@ -170,7 +172,9 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         return batch
 
     def _next_data(self) -> Any:
-        pipeline = self.pipeline
+        pipeline, audit = self.pipeline, self._progress.audit
+        if audit.is_pending:
+            audit.poll()
         result: Result | None = None
         try:
             with self.one_at_a_time:
@@ -178,6 +182,8 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
                     request, result = self._take()
                     if isinstance(result, BatchResult):
                         pipeline.last = request, result.failures
+                        if result.audited:
+                            audit.add(request, result.audited)
                         if result.failures:
                             self._progress.failures.extend(result.failures)
                             log_samples_failed(result.failures)
@@ -292,6 +298,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         self.pipeline.reader = None
         if not self.pipeline.keeps_workers:
             self.pipeline.close(between_epochs=True)
+        self._progress.audit.end(WAIT_S)
 
     def _shutdown_workers(self) -> None:
         self.pipeline.close()

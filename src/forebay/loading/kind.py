@@ -48,6 +48,7 @@ from forebay.loading.worker_turns import WorkerTurns
 from forebay.observe.measurements import Setup
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, backend_name
+from forebay.seeds import worker_seed_of
 
 # How often a batch is tried again after its worker died or hung.
 RETRIES = 1
@@ -79,7 +80,6 @@ class LoaderKind(LoaderArguments, ABC):
     }
     keeps_pipeline: ClassVar[bool] = True  # from iteration to iteration
     torch_reads: ClassVar[bool] = False  # whether torch's iterator iterates the sampler
-    warns_of_search: ClassVar[bool] = True  # whether a dataset too large to search is named
     is_arithmetic: ClassVar[bool] = False  # whether another thread may read it: no user's code runs
 
     def __post_init__(self) -> None:
@@ -209,7 +209,8 @@ class LoaderKind(LoaderArguments, ABC):
         """Return the seeds of workers and of datapipes, from those that torch has drawn."""
         if self.batch_seed is None:
             self.batch_seed = base_seed
-        return base_seed, shared_seed
+        own = base_seed if self.seed is None else worker_seed_of(self.seed, 0)
+        return own, shared_seed
 
     def local_generators(self, spec: BatchSpec, seeds: BatchSeeds | None) -> Generators | None:
         """Return what the batches of this process are made in: generators of their own.
@@ -373,7 +374,7 @@ class LoaderKind(LoaderArguments, ABC):
             "drop_last": self.drop_last,
             "length": self.length if "length" in self.MADE_WITH else None,
             "shuffle": self.shuffle,
-            "content": self.content(None) if "content" in self.MADE_WITH else None,
+            "content": self.content if "content" in self.MADE_WITH else None,
         }
         return {name: value for name, value in known.items() if name in self.MADE_WITH}
 

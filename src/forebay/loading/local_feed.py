@@ -18,10 +18,10 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from forebay.base.batches import nbytes
-from forebay.base.draw_detection import BatchSeeds
+from forebay.base.draw_detection import BatchSeeds, ThreadTurns
 from forebay.base.libraries import one_thread
 from forebay.engine.engine import NewTask
-from forebay.loading.batch_job import BatchJob, turns_of
+from forebay.loading.batch_job import BatchJob
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import (
     BatchRequest,
@@ -56,7 +56,7 @@ class LocalJob(BatchJob):
     where = "in this process"
 
     def __init__(self, spec: BatchSpec, seeds: BatchSeeds | None) -> None:
-        super().__init__(spec, turns=turns_of(spec) if spec.concurrency > 1 else None)
+        super().__init__(spec, turns=ThreadTurns() if spec.concurrency > 1 else None)
         self._seeds = seeds
         if spec.tracks_state:
             self._snapshots = self._new_snapshots()

@@ -122,6 +122,7 @@ class BatchRequest(NamedTuple):
         position: Of its first sample in the epoch, which the others follow; or of each of them.
         worker_id: The only worker that may make it; None for any.
         wants_state: Whether the state after it must be taken, whatever that takes.
+        audited: Which of its samples are made a second time; -1 for the batch. See `audit.py`.
     """
 
     index: Any
@@ -135,6 +136,7 @@ class BatchRequest(NamedTuple):
     shared_seed: int | None = None
     wants_state: bool = False
     slot: Slot | None = None
+    audited: tuple[int, ...] = ()
 
     def positions(self, count: int) -> Sequence[int]:
         """Return the position of each of the batch's `count` samples."""
@@ -165,6 +167,25 @@ class BatchRequest(NamedTuple):
         return f"forebay: {call} makes the same batch in this process, for a debugger"
 
 
+class AuditedSample(NamedTuple):
+    """A sample that is made a second time, as it was the first time.
+
+    Attributes:
+        offset: Its place in the batch; -1 for the batch itself, collated.
+        digest: See `batch_digests.digested`.
+        shown: The beginning of each of its values, by path.
+        is_whole: Whether it can only be made with the whole batch.
+        others: What generators are called that only a search of the process found, by ID; None if
+            there are none.
+    """
+
+    offset: int
+    digest: Any
+    shown: dict[str, str]
+    is_whole: bool
+    others: dict[int, str] | None
+
+
 class BatchResult(NamedTuple):
     """A batch, packed if a worker process made it.
 
@@ -187,6 +208,7 @@ class BatchResult(NamedTuple):
     is_moved: bool = False
     refused: Exception | None = None
     is_undivided: bool = False
+    audited: tuple[AuditedSample, ...] = ()
     digest: int | None = None
     digest_before: int | None = None
 

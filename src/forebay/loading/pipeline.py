@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from forebay.base.datasets import OwnedGenerators
 from forebay.base.randomness import generators_kept, generators_locked
 from forebay.failures import Failure
 from forebay.loading.kind import LoaderKind
@@ -18,6 +17,7 @@ from forebay.loading.planner import Planner
 from forebay.loading.position import Position
 from forebay.loading.samplers import epoch_of
 from forebay.loading.selections import Rest
+from forebay.observe.progress import log
 from forebay.observe.record import Trace
 from forebay.ranks import Ranks, check_agreement
 
@@ -55,7 +55,8 @@ class Pipeline:
         self._trace, self._tuning = trace, tuning_of(kind, trace)
         self._dataset_seen: Any = None
         self._replaces_workers = False
-        self._has_agreed = self._has_searched = self._has_loaded = False  # a dataset's state
+        self._has_agreed = self._has_said = False
+        self._has_loaded = False  # a dataset's state
         self.hand_out = _hand_out_of(kind)
 
     # ---- an epoch ------------------------------------------------------------------------------
@@ -113,6 +114,13 @@ class Pipeline:
             self._check_ranks(kind.ranks, position)
         feed, seen = self.feed, kind.dataset_fingerprint()
         # Workers got copies of the dataset, which the user may have changed since.
+        if feed is not None and seen != self._dataset_seen and not self._has_said:
+            self._has_said = True
+            log.warning(
+                "%s: the dataset has changed since batches of this epoch were prefetched; they are "
+                "made again, now and after each such change",
+                kind.title,
+            )
         is_old = kind.renews_workers or self._replaces_workers or seen != self._dataset_seen
         is_old |= feed is None or not feed.is_open
         turns, states = planner.turns, tuple[WorkerState, ...]()
@@ -125,12 +133,6 @@ class Pipeline:
             self.close(between_epochs=True)
             self._replaces_workers, self._dataset_seen = False, seen
             spec = kind.spec(base_seed, position.epoch, states)
-            is_searched = spec.seeds_owned and kind.warns_of_search and not kind.is_sliced
-            if is_searched and not self._has_searched:
-                self._has_searched = True
-                OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn).warn_if_cut(
-                    type(spec.dataset).__name__
-                )
             device = None if self.hand_out is None else self.hand_out.device
             feed = self.feed = feed_of(kind, spec, self._trace, self._tuning, device)
         feed.in_use = iterator.one_at_a_time

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from forebay.base.torch_internals import lightning_is_imported
 from forebay.errors import OptionError
 from forebay.failures import Failure, FailureLog
+from forebay.loading.audit import LoaderAudit
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchRequest
 from forebay.loading.pipeline import Pipeline
@@ -62,6 +63,7 @@ class LoaderProgress:
         next_epoch: The epoch that follows the last iteration.
         before: Position and last batch before the one that was returned last, if a library takes
             each batch a step early; None otherwise, and at the end of an epoch.
+        audit: Makes a few samples a second time.
     """
 
     def __init__(self, resumed: Position | None = None, trace: Trace | None = None) -> None:
@@ -70,6 +72,7 @@ class LoaderProgress:
         self.pipeline: Pipeline | None = None
         self.setup: Setup | None = None
         self.before: tuple[Position, Any] | None = None
+        self.audit = LoaderAudit()
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()  # those in use
         self.next_epoch = 0 if resumed is None else resumed.epoch
         self._has_begun = False  # an iteration, since it was made or a state was loaded
@@ -209,6 +212,7 @@ class LoaderProgress:
         """Stop the workers; the position is kept."""
         for pipeline in list(self._pipelines):
             pipeline.close()
+        self.audit.end()
         self.trace.hide()
 
     # ---- position ------------------------------------------------------------------------------

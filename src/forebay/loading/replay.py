@@ -13,8 +13,8 @@ from forebay.loading.batch_job import BatchJob
 from forebay.loading.fetch import MapFetcher
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult
-from forebay.loading.planner import Planner
 from forebay.loading.pipeline import Pipeline
+from forebay.loading.planner import Planner
 from forebay.loading.progress import LoaderProgress
 from forebay.loading.samplers import epoch_of
 from forebay.loading.selections import Start

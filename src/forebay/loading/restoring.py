@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from forebay.base.datasets import is_mixture
 from forebay.base.formatting import counted
+from forebay.base.origins import content_digests
 from forebay.errors import OptionError
 from forebay.loading.kind import LoaderKind
 from forebay.loading.position import (
@@ -157,7 +159,7 @@ def _fitted(position: Position, kind: LoaderKind, *, strict: bool) -> Position:
 def _check_content(position: Position, kind: LoaderKind) -> None:
     """Raise an error if samples of the epoch are others; warn if they may be."""
     was = position.made_with.get("content") if position.batch else None
-    now = None if was is None else kind.content(position.made_with["length"])
+    now = None if was is None else _content_now(kind, position.made_with["length"])
     if was is None or now is None or was == now:
         return
     taken = f"It was taken in epoch {position.epoch} after {position.sample} samples."
@@ -176,6 +178,10 @@ def _check_content(position: Position, kind: LoaderKind) -> None:
         f"added in between or removed\n  {taken} Nothing was changed: the rest of the epoch would "
         "lose and repeat samples. Bring the earlier files back, or load a state of an epoch's end."
     )
+
+
+def _content_now(kind: LoaderKind, samples: int) -> str | None:
+    return content_digests(kind.dataset, None if is_mixture(kind.dataset) else samples)
 
 
 def _check_length(position: Position, was: int, now: int, may_resize: bool) -> None:

@@ -44,7 +44,7 @@ from forebay.loading.user_states import (
     saved_state,
 )
 from forebay.pools.events import Refusal
-from forebay.seeds import child_seed, scrambled
+from forebay.seeds import SAMPLE, child_seed, seed_of
 
 NOT_CONTINUED = (
     "the rest of the epoch is not known: {0} gives other samples than those before the state\n"
@@ -86,11 +86,13 @@ class StreamFetcher(BatchFetcher):
         spec, worker_id = self._spec, self._worker_id
         self._seed = None
         if request.worker_seed is not None:
-            self._seed = scrambled(request.worker_seed + worker_id)
-            # In a worker's first epoch worker_init_fn may have seeded the generators itself.
-            if request.epoch != spec.first_epoch:
-                torch_internals.seed_as_worker(request.worker_seed, worker_id)
-                torch_internals.set_worker_seed(request.worker_seed + worker_id)
+            # Whatever worker_init_fn has seeded: in a worker that lives on it is not called again.
+            seed = torch_internals.seed_as_worker(
+                request.worker_seed, worker_id, with_devices=self._is_process
+            )
+            if self._is_process:
+                torch_internals.set_worker_seed(seed)
+            self._seed = seed_of(seed, SAMPLE)
         if isinstance(spec.dataset, IterDataPipe) and request.shared_seed is not None:
             apply_random_seed(spec.dataset, seeded_generator(request.shared_seed, "cpu"))
         state, size = WorkerState(), len(request.index) if spec.auto_collation else 1

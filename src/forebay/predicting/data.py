@@ -27,8 +27,8 @@ from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.devices.device import Device, copying_device
 from forebay.errors import InputError, OptionError, cut_own_frames
 from forebay.failures import Failure
-from forebay.inputs.listing import Listing, is_table, list_inputs
-from forebay.ledger.records import Input
+from forebay.inputs.listing import Listing, list_inputs
+from forebay.inputs.other_inputs import is_table
 from forebay.loader import DataLoader
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.messages import BatchError, BatchResult, Result
@@ -122,19 +122,10 @@ def shown_rows(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def names_in(inputs: Iterable[Input]) -> tuple[Callable[[], pa.Array], Iterator[Input]]:
-    """Return inputs, and what returns their names once all inputs were taken.
-
-    Of a name that is not UTF-8, Parquet gets the escapes that messages show.
-    """
-    names: list[str] = []
-
-    def noted() -> Iterator[Input]:
-        for each in inputs:
-            names.append(each.source.encode(errors="backslashreplace").decode())
-            yield each
-
-    return lambda: array_of(names, pa.string()), noted()
+def names_array(names: Iterable[str]) -> pa.Array:
+    """Return the names of samples; of one that is not UTF-8, the escapes that messages show."""
+    plain = [each.encode(errors="backslashreplace").decode() for each in names]
+    return array_of(plain, pa.string())
 
 
 def names_table(names: pa.Array) -> pa.Table:

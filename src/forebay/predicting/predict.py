@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.errors import FailuresError, OptionError, OutputError, short_tracebacks
@@ -31,7 +31,7 @@ from forebay.runs.ranges import (
 )
 from forebay.runs.report import PredictionReport
 from forebay.runs.run import Session
-from forebay.runs.samples import Samples, describe_bases, samples_of
+from forebay.runs.samples import Identified, Samples, describe_bases, samples_of
 
 if TYPE_CHECKING:  # importing forebay's command line must not load torch
     import pyarrow as pa
@@ -162,10 +162,12 @@ def predict(
         timeout=(reader.timeout or None) if has_factory else None,
         retries=1 if has_factory else 0,
         on_error="raise",
+        batch_size=None,
     )
     with evaluating(model):
         listed = samples_of(reader.dataset) if table is None else table
         own = None if table is None else shown_rows(table.rows)
+        has_identities = not isinstance(listed, Samples) or listed.have_identities
         described = partial(_described, model, reader, load, listed)
         given = f"{len(reader.dataset)}" if table is None else f"{table.rows!r}"
         with Session(
@@ -235,8 +237,8 @@ def predict(
             else:
                 session.remember_work()
             drop_gone_ranges(session)
-            if names is not None:
-                from forebay.runs.named_samples import forget_earlier
+            if has_identities:
+                from forebay.runs.sample_numbers import forget_earlier
 
                 forget_earlier(ledger, session.folder)
             done = CompletedParts.of(ledger.results())
@@ -303,7 +305,7 @@ def _enrolled(
         Their reader and cut, with the recorded size; the names of the samples, if they have names;
         and the predictions that are taken over.
     """
-    from forebay.predicting.data import names_in
+    from forebay.predicting.data import names_array
     from forebay.predicting.parts import check_number_of_parts
 
     samples, recorded = len(reader.dataset), recorded_cut(session)
@@ -315,18 +317,22 @@ def _enrolled(
         session.options = replace(session.options, timeout=timeout)
     cut = Cut(samples, size)
     if not isinstance(listed, Samples):
-        names, inputs = names_in(listed.listing)
-    elif listed.have_names:
-        names, inputs = names_in(listed.numbered(*session.bases).inputs())
+        identified, has_names = Identified.of([*listed.listing]), True
+    elif listed.have_identities:
+        listed = listed.numbered(*session.bases)
+        identified, has_names = listed.identified(), listed.have_names
     else:
         enrol_ranges(session, cut, sample_ranges(session, cut, listed.numbered(*session.bases)))
         return reader, cut, None, EarlierRows()
 
-    from forebay.runs.named_samples import enrol_named
+    from forebay.runs.sample_numbers import enrol_identified
 
-    names = cache(names)
-    earlier = enrol_named(session, cut, inputs, lambda at: str(names()[at]))
-    return reader, cut, names(), earlier
+    names = names_array(identified.names()) if has_names else None
+
+    def name_of(index: int) -> str | None:
+        return None if names is None else str(names[index])
+
+    return reader, cut, names, enrol_identified(session, cut, identified, name_of)
 
 
 def _factory_of(session: Session, model: Any, known: Collection[str]) -> ModelFactory:

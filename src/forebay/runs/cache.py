@@ -43,7 +43,6 @@ from forebay.ledger.snapshot import read_entries
 from forebay.options import SHARD_BYTES, PreprocessOptions, Ray
 from forebay.runs.calls import settings_to_json
 from forebay.runs.fingerprint import Fingerprint
-from forebay.runs.named_samples import enrol_named, forget_earlier, hashes_of
 from forebay.runs.ranges import (
     Cut,
     SampleProgress,
@@ -57,8 +56,8 @@ from forebay.runs.ranges import (
 )
 from forebay.runs.report import Report
 from forebay.runs.run import Session
+from forebay.runs.sample_numbers import digest_of_samples, enrol_identified, forget_earlier
 from forebay.runs.samples import Samples, describe_bases, samples_of
-from forebay.runs.source_code import sha256_of
 
 # Minimum number of shards, if there are as many samples, so that every core has work and a kill
 # costs little even if samples are small or slow.
@@ -225,17 +224,11 @@ def _is_same(
     index: Index, samples: Samples, version: str | None, described: Callable[[], Fingerprint]
 ) -> bool:
     """Return whether a finished cache is of these samples: by `version`, or else by comparison."""
-    if index.samples != _digest(samples) or version not in (None, index.version):
+    if index.samples != digest_of_samples(samples) or version not in (None, index.version):
         return False
     known = Fingerprint.from_json(index.fingerprint)
     is_only = len(known.bases) == len(samples.bases) == 1  # several might be in another order
     return (version is not None and is_only) or known == described()
-
-
-def _digest(samples: Samples) -> str:
-    if samples.have_names:
-        return sha256_of(hashes_of(samples.inputs()).tobytes())
-    return sha256_of(f"{samples.lengths} {numbers_to_text(samples.places)}".encode())
 
 
 def _made(
@@ -266,12 +259,12 @@ def _made(
             plan = fresh
     cut = Cut(total, plan.per_shard, json.dumps(plan.to_json()))
     samples, earlier = samples.numbered(*session.bases), EarlierRows()
-    listing = None if samples.have_names else sample_ranges(session, cut, samples)
+    listing = None if samples.have_identities else sample_ranges(session, cut, samples)
     place.remove([INDEX])  # until all shards exist again
     marks = private / "marks"
     shutil.rmtree(marks, ignore_errors=True)  # left by a run that was killed
     if listing is None:
-        earlier = enrol_named(session, cut, samples.inputs(), samples.name_of)
+        earlier = enrol_identified(session, cut, samples.identified(), samples.name_of)
     else:
         enrol_ranges(session, cut, listing)
     counts = ledger.counts()
@@ -296,7 +289,7 @@ def _made(
         records = [json.loads(each.metadata)[0] for each in ledger.results()]
         shards = [*zip(records, (sizes[name] for name in plan.names()), strict=True)]
         blocks = b"".join(b64decode(record["blocks"], validate=True) for record in records)
-        texts = work.to_json(), ledger.get_meta("version"), _digest(samples)
+        texts = work.to_json(), ledger.get_meta("version"), digest_of_samples(samples)
         index = Index.of(plan, shards, blocks, *texts)
     place.write(BLOCKS, blocks)
     place.write(INDEX, index.to_json())
@@ -374,7 +367,7 @@ def _failed_samples(report: Report, folder: Path, samples: Samples, marks: Path)
     named = ", ".join([*map(str, indices), *["…"] * (count > len(indices))])
     left_out = (
         "Or leave them out of the dataset: what is done of the others is taken over."
-        if samples.have_names
+        if samples.have_identities
         else "If you leave them out of the dataset, other samples get their indices: then start "
         "over with resume=False. A Dataset that names its samples, with source_of(index), as that "
         "of from_folder and from_table does, need not start over."

@@ -24,6 +24,7 @@ from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+from forebay.base.origins import digest_of_origins, origins_of
 from forebay.errors import LedgerError, is_credential, without_credentials
 from forebay.runs.source_code import (
     HASH,
@@ -178,7 +179,7 @@ class _Walk:
         self._add(owner)  # of a method, its object; or what a decorator made
         if owner is not work or inner is type(work) or is_own(type(work)):
             self._add_weights("", owner)
-            for name, value in state_of(owner).items():
+            for name, value in _state_of(owner).items():
                 self._add_parameter(name, ASIDE if name in self._aside else value)
         for name, parameter in _signature(work).items():
             if parameter.default is not parameter.empty and name not in self.parameters:
@@ -322,8 +323,18 @@ class _Walk:
         self._add(value)
         if isinstance(value, (*_CODE, BuiltinFunctionType)):
             return code_label(value)
-        state = state_of(value)
+        state = _state_of(value)
+        if origins := origins_of(value):
+            state["origins"] = digest_of_origins(origins)
         return {code_label(type(value)): self._plain(state)} if state else type_name(value)
+
+
+def _state_of(value: Any) -> dict[str, Any]:
+    """Return an object's state; of one of forebay's readers, what its origins do not say."""
+    if not origins_of(value):
+        return state_of(value)
+    own = {name: getattr(value, name, None) for name in ("transform", "dataset")}
+    return {name: each for name, each in own.items() if each is not None}
 
 
 def _hidden(name: str, plain: Any) -> Any:

@@ -42,6 +42,7 @@ from forebay.errors import OutputError
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.outputs.folder import OutputFolder
+from forebay.runs.returned import PIECE_ROWS, PIECES
 
 Record = tuple[str | int, str | None, str]
 
@@ -165,10 +166,21 @@ def _pages(records: Iterable[Record]) -> Iterator[list[Record]]:
     """Yield the records in lists of a bounded size, to be parsed at once."""
     every = iter(records)
     while page := [*islice(every, PAGE_ROWS)]:
-        if sum(len(metadata) for _, _, metadata in page) <= _PAGE_CHARACTERS:
+        sizes = [len(metadata) for _, _, metadata in page]
+        if sum(sizes) <= _PAGE_CHARACTERS and max(sizes) <= PIECE_ROWS:  # each is one piece
             yield page
         else:
-            yield from ([record] for record in page)
+            for source, row, metadata in page:
+                yield from ([(source, row, piece)] for piece in _pieces(metadata))
+
+
+def _pieces(metadata: str) -> Iterator[str]:
+    """Yield the lists of JSON that the metadata of an input are; see `runs/returned.py`."""
+    begin = 0
+    while (end := metadata.find(PIECES, begin)) >= 0:
+        yield metadata[begin:end]
+        begin = end + 1
+    yield metadata[begin:] if begin else metadata
 
 
 def _parsed(texts: list[str]) -> list[Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from forebay.base.formatting import byte_size, counted
 from forebay.base.output_names import path_elsewhere
-from forebay.errors import shortened
+from forebay.errors import shortened, shown_location
 
 if TYPE_CHECKING:
     from forebay.ledger.records import Enrolment
@@ -40,19 +41,29 @@ def note_on_gone(enrolment: Enrolment, kind: str) -> str:
     )
 
 
+def note_on_unseen(enrolment: Enrolment, kind: str, is_search: bool, output: str) -> str:
+    """Return what to say of done inputs that cannot be seen now.
+
+    Args:
+        is_search: Whether they are files that were found, whose folder may be gone for good.
+    """
+    count, first = len(enrolment.unseen), enrolment.unseen_names[0]
+    names = ", ".join(map(shortened, enrolment.unseen_names[:NAMED]))
+    more = f" and {count - NAMED:,} more" if count > NAMED else ""
+    total = counted(enrolment.same + enrolment.changed, _noun(kind))
+    folder = os.path.dirname(first.rstrip("/")) or os.curdir
+    command = shlex.join(["forebay", "prune", shown_location(output), folder])
+    gone = f" If it is gone for good: `{command}` removes what was made of its files."
+    return (
+        f"{count:,} of {total} done earlier cannot be seen now: {names}{more}. What was made of "
+        f"{'it' if count == 1 else 'them'} stays as it is, with its rows. Mount the folder, or "
+        f"reach the server, and the same call tells whether anything changed.{gone * is_search}"
+    )
+
+
 def notes_on_inputs(enrolment: Enrolment, kind: str) -> Iterator[str]:
-    """Yield what to say of done inputs that cannot be seen now, or that changed."""
-    noun = {"rows": "row", "indices": "sample"}.get(kind, unit_of(kind))
-    total = enrolment.same + enrolment.changed
-    if enrolment.unseen:
-        names = ", ".join(map(shortened, enrolment.unseen_names[:NAMED]))
-        more = f" and {enrolment.unseen - NAMED:,} more" if enrolment.unseen > NAMED else ""
-        them = "it" if enrolment.unseen == 1 else "them"
-        yield (
-            f"{enrolment.unseen:,} of {counted(total, noun)} done earlier cannot be seen now: "
-            f"{names}{more}. What was made of {them} stays as it is, with its rows. Mount the "
-            "folder, or reach the server, and the same call tells whether anything changed."
-        )
+    """Yield what to say of done inputs that changed."""
+    noun, total = _noun(kind), enrolment.same + enrolment.changed
     if enrolment.kept:
         yield (
             f"{enrolment.kept:,} of {counted(total, noun)} have other times and the content that "
@@ -64,6 +75,10 @@ def notes_on_inputs(enrolment: Enrolment, kind: str) -> Iterator[str]:
             f"{enrolment.changed:,} of {counted(total, noun)} changed{only}: each is done again, "
             "and its outputs stay until then."
         )
+
+
+def _noun(kind: str) -> str:
+    return {"rows": "row", "indices": "sample"}.get(kind, unit_of(kind))
 
 
 def unit_of(verb: str) -> str:
@@ -113,6 +128,10 @@ def note_on_unstaged(count: int, name: str, folder: str, function: str) -> str:
     )
 
 
+# How many characters of the metadata of an input are searched for arrays.
+LOOKED_AT = 1 << 20
+
+
 def note_on_arrays(metadata: str, total: int, function: str, call: str) -> str | None:
     """Return what to say if the metadata of an input, large as JSON, have an array.
 
@@ -120,7 +139,7 @@ def note_on_arrays(metadata: str, total: int, function: str, call: str) -> str |
         total: How many inputs there are.
         call: As for `note_on_strays`.
     """
-    numbers = _NUMBERS.finditer(metadata)
+    numbers = _NUMBERS.finditer(metadata, 0, LOOKED_AT)
     if not any(found.group().count(",") >= MANY_NUMBERS for found in numbers):
         return None
     way = f"{function} writes it to {call}(), with numpy.save for example, and returns a dict"

@@ -2,9 +2,9 @@
 
     100,000 samples ── Cut(size=8192) ──> {"first": 0, "count": 8192}, {"first": 8192, …}, …
 
-A range is known by its place, and has the numbers of its samples; `named_samples.py` numbers those
-that have names. A run that is continued uses the same ranges: the ledger records the size of a
-range. Progress, status and failures are counted in samples.
+A range is known by its place, and has the numbers of its samples; `sample_numbers.py` numbers
+those that are known by more than an index. A run that is continued uses the same ranges: the ledger
+records the size of a range. Progress, status and failures are counted in samples.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forebay.base.formatting import counted
+from forebay.base.origins import as_array
 from forebay.errors import ChangedError
 from forebay.failures import Failure, failure_from_json, failure_to_json
 from forebay.inputs.listing import Listing
@@ -32,7 +33,7 @@ from forebay.ledger.records import Counts, Input
 from forebay.observe.progress import Progress, log_samples_failed, run_label
 from forebay.outputs.places import newest_ledger
 from forebay.runs.run import Session
-from forebay.runs.samples import Samples, as_array
+from forebay.runs.samples import Samples
 
 if TYPE_CHECKING:
     from forebay.ledger.snapshot import Snapshot

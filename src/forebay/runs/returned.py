@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from forebay.base.files import is_url, shown_values
@@ -103,6 +104,10 @@ def _missing(paths: Iterable[str]) -> str | None:
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _SCALARS = (str, bytes, os.PathLike)
+# The most rows that are encoded at once, and what is between their JSON: in no string of JSON.
+PIECE_ROWS, PIECES = 4096, "\n"
+# The most metadata of one input; a row of the ledger, with all else in it, may have 1 GB.
+MAX_METADATA_BYTES = 500_000_000
 
 
 def _encode() -> Callable[[list[Any]], str]:
@@ -116,6 +121,31 @@ def _encode() -> Callable[[list[Any]], str]:
 
 
 _json = _encode()
+
+
+def exhausted(returned: Any, name_of: Callable[[str], str | None] | None) -> Any:
+    """Run a generator to its end, while its input and `out` are still valid."""
+    if returned is None or type(returned) is dict:  # the usual cases
+        return returned
+    if hasattr(returned, "__await__") or hasattr(returned, "__anext__"):
+        if hasattr(returned, "close"):
+            returned.close()  # or Python warns that nobody awaited it
+        raise TypeError(
+            f"async code returned an object of type {type(returned).__name__}, which nothing runs\n"
+            "  Nothing of this input was kept. Run it: return asyncio.run(...)."
+        )
+    if not hasattr(returned, "__next__"):
+        return returned
+    first = [*islice(returned, PIECE_ROWS)]
+    if (
+        len(first) < PIECE_ROWS
+        or name_of is None
+        or not all(isinstance(each, Mapping) for each in first)
+    ):
+        return [*first, *returned]
+    rows = chain(first, returned)
+    del first
+    return EncodedRows(rows, name_of)
 
 
 def rows_returned(returned: Any) -> list[dict[str, Any]] | None:
@@ -144,15 +174,17 @@ def rows_returned(returned: Any) -> list[dict[str, Any]] | None:
     if mappings == len(values):
         return [dict(value) for value in values]
     if mappings:
-        other = next(value for value in values if not isinstance(value, Mapping))
-        raise TypeError(
-            f"metadata must all be dicts, but one of {len(values)} values is of type "
-            f"{type(other).__name__}"
-        )
+        raise _mixed(values, len(values))
     dimensions = {getattr(value, "ndim", -1) for value in values}
     if len(dimensions) > 1 and max(dimensions) > 0:
         return [{f"metadata_{at}": value for at, value in enumerate(values)}]
     return [{"metadata": values}]
+
+
+def _mixed(values: Iterable[Any], count: int) -> TypeError:
+    other = next(value for value in values if not isinstance(value, Mapping))
+    kind = type(other).__name__
+    return TypeError(f"metadata must all be dicts, but one of {count} values is of type {kind}")
 
 
 def encode(
@@ -162,6 +194,8 @@ def encode(
     asked: Sequence[str] = (),
 ) -> str:
     """Return the rows as JSON, with every staged path replaced by its final name.
+
+    More than PIECE_ROWS of them are several lists of JSON, in pieces that are read one by one.
 
     A missing `destination` is filled in for an input with one output; a function that returns
     None, or an empty dict, gets one row with a `destination` for each output. An input without
@@ -176,7 +210,13 @@ def encode(
         rows = [{"destination": name} for name in names]
     elif one := _one_output(names, asked):
         rows = [row if "destination" in row else {"destination": one, **row} for row in rows]
+    if len(rows) <= PIECE_ROWS:
+        return _encoded(rows, final_name)
+    parts = range(0, len(rows), PIECE_ROWS)
+    return PIECES.join(_encoded(rows[at : at + PIECE_ROWS], final_name) for at in parts)
 
+
+def _encoded(rows: Sequence[Any], final_name: Callable[[str], str | None]) -> str:
     def string(text: str) -> str:  # a final name, or a URL without credentials
         return final_name(text) or (shown_values(text) if "://" in text else text)
 
@@ -184,6 +224,47 @@ def encode(
         return _json([json_value(row, string, keeps_nan=True) for row in rows])
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(_what_is_wrong(rows)) from error
+
+
+class EncodedRows:
+    """The many rows that a generator yields, as JSON: only a piece of them are dicts at a time."""
+
+    def __init__(self, rows: Iterator[Any], final_name: Callable[[str], str | None]) -> None:
+        self._pieces, count, size = list[str](), 0, 0
+        while piece := [*islice(rows, PIECE_ROWS)]:
+            count += len(piece)
+            if not all(isinstance(each, Mapping) for each in piece):
+                raise _mixed(piece, count)
+            self._pieces.append(_encoded(piece, final_name))
+            del piece  # before the next one is made
+            size += len(self._pieces[-1])
+            _check_size(size)
+
+    def finished(self, names: Sequence[str], asked: Sequence[str]) -> str:
+        """Return the rows as `encode` does."""
+        if one := _one_output(names, asked):
+            for at, piece in enumerate(self._pieces):
+                rows = ({"destination": one, **row} for row in json.loads(piece))
+                self._pieces[at] = _json([*rows])
+        return PIECES.join(self._pieces)
+
+
+def _check_size(nbytes: int) -> None:
+    """Raise OutputError if the metadata of one input are larger than can be recorded."""
+    if nbytes > MAX_METADATA_BYTES:
+        raise OutputError(
+            f"the metadata of one input have {nbytes:,} bytes as JSON; at most "
+            f"{MAX_METADATA_BYTES:,} can be recorded\n"
+            "  Nothing of this input was kept. Write large values, or a table of its rows, to a "
+            "file in `out`, and return the rest; or divide the input."
+        )
+
+
+def checked(metadata: str) -> str:
+    """Return the metadata of one input; raise OutputError if they are too large."""
+    if len(metadata) * 4 > MAX_METADATA_BYTES:  # no character has more bytes
+        _check_size(len(metadata.encode(errors="surrogatepass")))
+    return metadata
 
 
 def _one_output(names: Sequence[str], asked: Sequence[str]) -> str:

@@ -35,6 +35,7 @@ from forebay.errors import (
 )
 from forebay.failures import MAX_KEPT
 from forebay.inputs.listing import Listing, check_in_reach, in_reach, local_inputs
+from forebay.inputs.search import away_folders
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import Input, Todo
@@ -47,11 +48,12 @@ from forebay.runs import notes
 from forebay.runs.calls import SETTINGS, call_id, open_place, take_folder
 from forebay.runs.commits import Commit, perform_pending
 from forebay.runs.fingerprint import Base, Fingerprint
-from forebay.runs.job import PreprocessJob, name_of_work
+from forebay.runs.job import job_maker, name_of_work
 from forebay.runs.metadata_table import LedgerTable, import_for_table
 from forebay.runs.processing import FailureBudget, Processing, workers_for
 from forebay.runs.report import Report, run_diagnosis
 from forebay.runs.source_code import sha256_of
+from forebay.runs.user_call import USUAL, Call
 from forebay.show.live_page import LiveRun
 
 
@@ -163,29 +165,20 @@ class Session:
         folder: str | None = None,
         save: Any = None,
         *,
-        gives_out: bool = True,
+        call: Call = USUAL,
         seeds_owned: bool = True,
     ) -> None:
         """Start the workers, which continue to start while the inputs are listed."""
-        call = "out.file" if kind != "indices" or save is not None else "forebay.get_output().file"
-        self._kind, self._user = kind, (name_of_work(self._work, kind, save), call)
+        asks = "out.file" if kind != "indices" or save is not None else "forebay.get_output().file"
+        self._kind, self._user = kind, (name_of_work(self._work, kind, save), asks)
         if self._has_table:
             self._table.check(self.options.metadata)
         fetch = partial(download, folder=self.folder.private / "staging" / "fetched")
         work = self._work if doing is None else doing
         turns = ThreadTurns() if self.options.backend == "thread" else None
-        job = PreprocessJob(
-            work,
-            kind,
-            self.folder.staging(),
-            fetch,
-            turns,
-            folder,
-            save,
-            gives_out=gives_out,
-            seeds_owned=seeds_owned,
-            concurrency=self.options.at_once,
-        )
+        staging, make = self.folder.staging(), job_maker(self.options)
+        how = {"call": call, "seeds_owned": seeds_owned}
+        job = make(work, kind, staging, fetch, turns, folder, save, **how)
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
@@ -205,6 +198,7 @@ class Session:
         folder = None if listing.folder is None else shown_location(listing.folder)
         call: dict[str, object] = {"kind": listing.kind, "folder": folder}
         call["is_private"] = folder != listing.folder
+        call["as_text"] = listing.as_text
         self._call["call"] = json.dumps(call)
 
     def _merge(self, listing: Listing, ahead: int | None) -> None:
@@ -219,18 +213,18 @@ class Session:
             fingerprint="" if self.starts_over else listing.fingerprint,
             read_on=listing.read_on,
             same_contents=partial(_same_contents, listing.folder),
+            is_away=away_folders() if listing.is_search else None,
             anew=self.starts_over,
         )
         self.unseen = enrolment.unseen_names
         self._changed |= any((enrolment.new, enrolment.changed, enrolment.gone, enrolment.moved))
-        if self.starts_over:
-            return
-        if enrolment.gone and self._has_table:
-            self.say(notes.note_on_gone(enrolment, listing.kind))
         kind = listing.kind if self._has_table else self.verb
-        if enrolment.unseen or enrolment.kept or enrolment.changed:
-            for each in notes.notes_on_inputs(enrolment, kind):
-                self.note(each)
+        if enrolment.unseen:
+            self.note(notes.note_on_unseen(enrolment, kind, listing.is_search, self.output))
+        if enrolment.gone and self._has_table and not self.starts_over:
+            self.note(notes.note_on_gone(enrolment, listing.kind))
+        for each in () if self.starts_over else notes.notes_on_inputs(enrolment, kind):
+            self.note(each)
 
     def _find_missing(self) -> None:
         """Have those inputs done again of which an output is no longer in the folder."""
@@ -238,7 +232,8 @@ class Session:
             self.ledger.settle()
         missing: dict[int, str] = {}
         for name, ordinal in self.folder.missing(self.ledger.listed_outputs()):
-            missing.setdefault(ordinal, name)
+            if ordinal not in self.ledger.away:
+                missing.setdefault(ordinal, name)
         done = self.ledger.counts().done
         if missing and (again := self.ledger.mark_todo(missing)):
             self._changed = True

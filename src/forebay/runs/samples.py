@@ -2,26 +2,21 @@
 
     Subset(ConcatDataset([a, b]), indices) ──> bases (a, b), places ──> numbers 30, 31, …
 
-A sample is known by the name that its Dataset gives it, or else by its number: the index in the
-Dataset that it comes from, after the samples of the Datasets before. Whatever selects, joins and
-reorders, it stays the same one.
-
-A wrapper of torch or of forebay that only selects or joins is looked through. What cannot be, such
-as a Subset of keys that are no indices, or a wrapper with a `__getitem__` of its own, is a base
-itself.
+A sample is known by its origin and its number there (`base/origins.py`), by the name that its
+Dataset gives it, or else by its number: the index in the Dataset that it comes from, after the
+samples of the Datasets before. Whatever selects, joins and reorders, it stays the same one.
 """
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, pairwise, repeat
-from typing import Any
+from itertools import accumulate, chain, repeat
+from typing import Any, NamedTuple
 
-from forebay.base.datasets import is_map_style
 from forebay.base.files import is_url
+from forebay.base.origins import NumberedOrigins, Origin, as_array, origins_of, placed
 from forebay.errors import InputError, shown_location
 from forebay.inputs.listing import Listing, name_text, seen_identity, with_storable_names
 from forebay.ledger.records import Input
@@ -82,16 +77,49 @@ class Samples:
 
     @property
     def have_names(self) -> bool:
-        """Whether some of the Datasets name their samples."""
-        return any(map(names_samples, self.bases))
+        """Whether some of the samples have names."""
+        return any(map(has_names, self.bases))
+
+    @property
+    def have_identities(self) -> bool:
+        """Whether some of the samples are known by more than an index."""
+        return self.have_names or any(map(_origins_of, self.bases))
 
     def name_of(self, index: int) -> str | None:
-        """Return the name that its Dataset gives a sample; None if it gives none."""
+        """Return the name of a sample; None if it has none."""
         if not self.have_names:
             return None
         place, firsts = int(self.places[index]), [*accumulate(self.lengths[:-1], initial=0)]
         at = bisect_right(firsts, place) - 1
         return sample_name(self.bases[at], place - firsts[at])
+
+    def identified(self) -> Identified:
+        """Return what the samples are known by."""
+        import numpy as np
+
+        places, first = as_array(self.places), 0
+        at = np.empty(len(places), np.int64)
+        parts, counts, firsts = list[Input](), list[int](), list[int | None]()
+        given = zip(self.bases, self.lengths, self.numbers, self.extents, strict=True)
+        for base, length, number, extents in given:
+            is_own = (places >= first) & (places < first + length)
+            own, end = places[is_own] - first, sum(counts)
+            if origins := _origins_of(base):
+                parts += [Input(each.name, f"{number} {each.name}", each.stamp) for each in origins]
+                counts += [each.samples for each in origins]
+                firsts += [0] * len(origins)
+            elif names_samples(base):
+                chosen, own = np.unique(own, return_inverse=True)
+                names = _Names(base, length, number)
+                parts += [names.input(index, "") for index in chosen.tolist()]
+                counts += [1] * len(chosen)
+                firsts += [None] * len(chosen)
+            else:
+                parts += [Input("", f"{number} from {begin}", "") for begin, _ in extents]
+                counts += [count for _, count in extents]
+                firsts += [begin for begin, _ in extents]
+            at[is_own], first = end + own, first + length
+        return Identified(parts, counts, firsts, at)
 
     def inputs(self) -> Iterator[Input]:
         """Yield the samples as inputs; one that is selected again has "#2" behind what it is."""
@@ -99,7 +127,7 @@ class Samples:
         again = None if type(keys) is range else _occurrences(keys)
         names = [_Names(*each) for each in zip(self.bases, self.lengths, self.numbers, strict=True)]
         some_known = any(each.are_known for each in names)
-        if again is None and not some_known:
+        if again is None and not self.have_identities:
             yield from map(Input, map(str, _integers(keys)))
             return
         firsts = [*accumulate(self.lengths[:-1], initial=0)]
@@ -110,7 +138,47 @@ class Samples:
             if names[at].are_known:
                 yield names[at].input(place - firsts[at], more)
             else:  # with a row, beside names, it is a string in the table, too
-                yield Input(text := f"{key}{more}", text if some_known else None)
+                text, stamp = f"{key}{more}", names[at].stamp_of(place - firsts[at])
+                yield Input(text, text if some_known else None, stamp)
+
+
+class Identified(NamedTuple):
+    """What samples are known by.
+
+    Attributes:
+        parts: Each of one identity: a sample that has a name, a shard, a stretch of a Dataset that
+            names none.
+        counts: How many samples each part has.
+        firsts: The number that the first sample of each part has in its name; None for a part that
+            is a sample with its name.
+        at: The place of each sample in the concatenation of the parts.
+    """
+
+    parts: Sequence[Input]
+    counts: Sequence[int]
+    firsts: Sequence[int | None]
+    at: Any
+
+    @classmethod
+    def of(cls, inputs: Sequence[Input]) -> Identified:
+        """Return the identities of inputs, of which each is a sample."""
+        import numpy as np
+
+        return cls(inputs, [1] * len(inputs), [None] * len(inputs), np.arange(len(inputs)))
+
+    def names(self) -> list[str]:
+        """Return the name of each sample, or its number in its part if that has no name."""
+        import numpy as np
+
+        ends = np.cumsum(self.counts)
+        number = np.searchsorted(ends, self.at, "right")
+        within = self.at - ends[number] + np.asarray(self.counts)[number]
+        sources = [each.source for each in self.parts]
+        heads = [f"{name}#" * bool(name) for name in sources]
+        return [
+            sources[part] if (first := self.firsts[part]) is None else f"{heads[part]}{first + at}"
+            for part, at in zip(_integers(number), _integers(within), strict=True)
+        ]
 
 
 class _Names:
@@ -118,13 +186,14 @@ class _Names:
 
     def __init__(self, base: Any, length: int, number: int) -> None:
         self._base, self._number = base, number
-        self.are_known = names_samples(base)
+        origins = _origins_of(base)
+        self._origins = NumberedOrigins(origins) if origins else None
+        self.are_known = has_names(base)
         self._again: Any = None
-        if self.are_known:
+        if self.are_known and not origins:
             import numpy as np
 
             self._parts = [*parts_of_samples(base, length).values()]
-
             self._again = _occurrences(np.fromiter(map(self._hash, range(length)), np.int64))
 
     def input(self, index: int, more: str) -> Input:
@@ -133,8 +202,12 @@ class _Names:
         Args:
             more: Tells a sample that is selected again from the first.
         """
-        name = sample_name(self._base, index)
-        assert name is not None, "only of a base that names its samples"
+        if self._origins is not None:
+            name = self._origins.name_of(index)
+            return Input(name, f"{self._number} 1{more} {name}", self.stamp_of(index))
+        found = sample_name(self._base, index)
+        assert found is not None, "only of a base that names its samples"
+        name = found
         # Samples with one name are numbered in the order of the base.
         count = 1 if self._again is None else int(self._again[index])
         row = f"{self._number} {count}{more} {name}"
@@ -146,6 +219,10 @@ class _Names:
                 row += f" {text_of_part(value)}"
         return Input(name, row, "" if is_url(name) else seen_identity(name))
 
+    def stamp_of(self, index: int) -> str:
+        """Return what changes with a sample, of one of forebay's readers."""
+        return "" if self._origins is None else self._origins.at(index)[0].stamp
+
     def _hash(self, index: int) -> int:
         try:
             return hash(sample_name(self._base, index))
@@ -155,6 +232,8 @@ class _Names:
 
 def sample_name(base: Any, index: int) -> str | None:
     """Return the name that a Dataset gives a sample; None if it gives none."""
+    if origins := _origins_of(base):
+        return NumberedOrigins(origins).name_of(index) or None
     if not names_samples(base):
         return None
     given = base.source_of(index)
@@ -188,96 +267,10 @@ def sample_listing(samples: Samples) -> Listing:
 
 def samples_of(dataset: Any) -> Samples:
     """Return what the samples of a map-style Dataset are made of."""
-    bases: dict[int, tuple[Any, int, int]] = {}
-    places = _places(dataset, bases)
-    found, firsts, lengths = zip(*bases.values(), strict=True)
-    extents = [(each,) for each in zip(firsts, lengths, strict=True)]
-    return Samples(found, lengths, places, range(len(found)), extents)
-
-
-def _places(dataset: Any, bases: dict[int, tuple[Any, int, int]]) -> Any:
-    """Return the places of a Dataset's samples, and add the bases that are new.
-
-    Args:
-        bases: By id: a base, its first place, its length.
-    """
-    torch_data, mixing = sys.modules.get("torch.utils.data"), sys.modules.get("forebay.mixing")
-    if torch_data is not None and _only_selects(dataset, torch_data.Subset):
-        inner = dataset.dataset
-        indices = _checked(dataset.indices, len(inner)) if is_map_style(inner) else None
-        if indices is not None:
-            return _taken(_places(inner, bases), indices)
-    parts: Iterable[Any] = ()
-    if torch_data is not None and _only_selects(dataset, torch_data.ConcatDataset):
-        parts = dataset.datasets
-    elif mixing is not None and _only_selects(dataset, mixing.MixedDataset):
-        parts = dataset.datasets.values()
-    if parts and sum(map(len, parts)) == len(dataset):  # the parts may have grown
-        return _joined([_places(part, bases) for part in parts])
-    if id(dataset) not in bases:
-        _, first, length = next(reversed(bases.values()), (None, 0, 0))
-        bases[id(dataset)] = dataset, first + length, len(dataset)
-    _, first, length = bases[id(dataset)]
-    return range(first, first + length)
-
-
-def _only_selects(dataset: Any, kind: type) -> bool:
-    """Return whether a Dataset finds and names its samples as this class of wrappers does."""
-    own = type(dataset)
-    if not issubclass(own, kind) or callable(getattr(dataset, "source_of", None)):
-        return False
-    names = ("__getitem__", "__getitems__", "__len__")
-    return all(getattr(own, name, None) is getattr(kind, name, None) for name in names)
-
-
-def _checked(indices: Any, length: int) -> Any:
-    """Return indices as a range or an array, counted from 0; None if some are no indices."""
-    import numpy as np
-
-    if type(indices) is range and indices and min(indices[0], indices[-1]) >= 0:
-        return indices if max(indices[0], indices[-1]) < length else None
-    try:
-        found = np.asarray(indices)
-    except Exception:  # noqa: BLE001 - a tensor on a device, a sequence that raises
-        return None
-    if found.ndim == 1 and not found.size:
-        return range(0)
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        return None
-    if found.min() < -length or found.max() >= length:
-        return None
-    found = found.astype(np.int64)
-    return np.where(found < 0, found + length, found)
-
-
-def _taken(places: Any, indices: Any) -> Any:
-    """Return the places at these indices."""
-    if type(places) is not range:
-        return places[as_array(indices)]
-    first, step = places.start, places.step
-    if type(indices) is not range:
-        return first + step * indices
-    return range(first + step * indices.start, first + step * indices.stop, step * indices.step)
-
-
-def _joined(parts: list[Any]) -> Any:
-    """Return places one after the other; they are a range if they are consecutive."""
-    parts = [part for part in parts if len(part)] or [range(0)]
-    are_ranges = all(type(part) is range and part.step == 1 for part in parts)
-    if are_ranges and all(one.stop == other.start for one, other in pairwise(parts)):
-        return range(parts[0].start, parts[-1].stop)
-    import numpy as np
-
-    return np.concatenate([as_array(part) for part in parts])
-
-
-def as_array(places: Any) -> Any:
-    """Return places, a range or an array, as an array."""
-    import numpy as np
-
-    if type(places) is range:
-        return np.arange(places.start, places.stop, places.step, dtype=np.int64)
-    return places
+    found = placed(dataset)
+    firsts = accumulate(found.lengths[:-1], initial=0)
+    extents = [(each,) for each in zip(firsts, found.lengths, strict=True)]
+    return Samples(*found, range(len(found.bases)), extents)
 
 
 def _integers(numbers: Any) -> Iterator[int]:
@@ -347,8 +340,17 @@ _SAME: tuple[Callable[[Base], object], ...] = (
 
 
 def names_samples(dataset: Any) -> bool:
-    """Return whether a Dataset gives its samples names."""
+    """Return whether a Dataset gives its samples names, one by one."""
     return callable(getattr(dataset, "source_of", None))
+
+
+def has_names(dataset: Any) -> bool:
+    """Return whether the samples of a Dataset have names."""
+    return names_samples(dataset) or any(each.name for each in _origins_of(dataset))
+
+
+def _origins_of(dataset: Any) -> Sequence[Origin]:
+    return origins_of(dataset) if hasattr(type(dataset), "origins") else ()
 
 
 def parts_of_samples(dataset: Any, length: int) -> dict[str, Sequence[Any]]:
@@ -365,13 +367,13 @@ def describe_bases(
     """Describe the Datasets that samples come from; `fixed` if another length is a change.
 
     What a Dataset that names its samples has for each of them does not count, nor does its length:
-    these samples are compared one by one.
+    these samples are compared one by one, as those of forebay's readers are.
     """
     bases: list[Base] = []
     first = 0
     for dataset, length in zip(datasets, lengths, strict=True):
         found = describe(dataset, aside=parts_of_samples(dataset, length))
-        is_fixed = fixed and not names_samples(dataset)
+        is_fixed = fixed and not (names_samples(dataset) or _origins_of(dataset))
         parameters = found.parameters + (("len()", str(length)),) * is_fixed
         bases.append(Base(found.name, found.code, parameters, ((first, length),)))
         first += length

@@ -34,8 +34,7 @@ def refuse_claim(what: str, claimed: int, stored: int) -> None:
         raise ValueError(
             f"{what} would take {claimed:,} bytes or more: one of {stored:,} bytes may take "
             f"{MOST_RATIO} times as many, at least {LEAST_BYTES:,} and at most {MOST_BYTES:,}; "
-            "choose fewer columns, or write fewer rows to each; or, of Parquet, write an index of "
-            "pages (write_page_index=True), by which large row groups are read in pieces"
+            "choose fewer columns, or write fewer rows to each"
         )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from forebay.base.origins import Origin
 from forebay.columns.arrow_columns import Columns, row_numbers
 from forebay.columns.column_types import open_columns
 from forebay.errors import InputError, OptionError, shown_location
@@ -54,6 +55,11 @@ class BlockColumns:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    def origins(self, reads: bool) -> Sequence[Origin]:
+        """See `Columns`."""
+        found: Sequence[Origin] = self.dataset.origins(reads=reads)
+        return found
 
     def take(self, index: Any) -> dict[str, Any]:
         """See `Columns.take`."""

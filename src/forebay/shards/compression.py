@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from forebay.shards.parquet_pages import varint
-
 # What a shard may have, decompressed: so many times its own bytes, or so much; and never more than
 # the last.
 MOST_RATIO, LEAST_BYTES, MOST_BYTES = 100, 64 << 20, 4_000_000_000
@@ -48,13 +46,6 @@ def _streamed(data: memoryview, codec: str) -> Iterator[bytes]:
         yield part
 
 
-def _unsnapped(data: memoryview) -> Iterator[bytes]:
-    """Yield the content of what snappy compressed at once: its size is in front."""
-    size, _ = varint(data, 0)
-    _check(size, len(data))
-    yield pa.Codec("snappy").decompress(data, size, asbytes=True)
-
-
 def _unxzed(data: memoryview) -> Iterator[bytes]:
     """Yield the content of streams of xz, which Arrow does not know."""
     import lzma
@@ -72,7 +63,7 @@ def _unxzed(data: memoryview) -> Iterator[bytes]:
         data = memoryview(stream.unused_data.lstrip(b"\0"))  # streams may be padded
 
 
-_OTHERS = {"snappy": _unsnapped, "xz": _unxzed}
+_OTHERS = {"xz": _unxzed}
 
 
 def _check(total: int, size: int) -> None:

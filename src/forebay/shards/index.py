@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from forebay.base.origins import Origin
 from forebay.caching.layout import DAMAGES, MOST_SHARD_BYTES
-from forebay.errors import InputError, shortened
+from forebay.errors import InputError, shortened, shown_location
 from forebay.shards.format import FoundBlocks
 from forebay.shards.location import CODECS, Listed
 
@@ -230,7 +231,10 @@ class ShardIndex:
     @property
     def names(self) -> list[str]:
         """The names of all shards."""
-        data, ends = self._array("names").tobytes(), self._array("name_ends").tolist()
+        return self._strings("names", "name_ends")
+
+    def _strings(self, name: str, ends_of: str) -> list[str]:
+        data, ends = self._array(name).tobytes(), self._array(ends_of).tolist()
         parts = [data[begin:end] for begin, end in itertools.pairwise([0, *ends])]
         return [part.decode("utf-8", "surrogateescape") for part in parts]
 
@@ -255,23 +259,24 @@ class ShardIndex:
         """Return which stretches a block has."""
         return slice(int(self.extent_ends[block - 1]) if block else 0, int(self.extent_ends[block]))
 
-    def content(self, samples: int) -> str:
-        """Return what differs if the first so many samples may be others.
-
-        It has two parts: what differs if they certainly are, and what does if their shards have
-        other names or times, since they were written anew or copied. Shards that were added behind
-        them change neither.
-        """
+    @cached_property
+    def origins(self) -> tuple[Origin, ...]:
+        """The shards as the origins of their samples."""
         ends = np.append(self.first, self.samples)[self.block_ends]
-        count = min(int(np.searchsorted(ends, samples)) + 1, len(ends))
-        stretches = self.extents(int(self.block_ends[count - 1]) - 1).stop
-        certain = others = 0
-        for part in (self.sizes[:count], ends[:count], self.length[:stretches]):
-            certain = zlib.crc32(np.ascontiguousarray(part).data, certain)
-        for name, ends_of in (("names", "name_ends"), ("tags", "tag_ends")):
-            own = self._array(name)[: self._array(ends_of)[count - 1]]
-            others = zlib.crc32(own.data, others)
-        return f"{certain:08x}:{others:08x}"
+        last = np.append(0, self.extent_ends)[self.block_ends]  # of the stretches of each shard
+        stretches = itertools.pairwise([0, *last.tolist()])
+        lengths = [zlib.crc32(np.ascontiguousarray(self.length[slice(*at)])) for at in stretches]
+        return tuple(
+            Origin(shown_location(name), f"{size}-{crc32:08x}:{tag}", count)
+            for name, size, crc32, tag, count in zip(
+                self._strings("names", "name_ends"),
+                self.sizes.tolist(),
+                lengths,
+                self._strings("tags", "tag_ends"),
+                np.diff(ends, prepend=0).tolist(),
+                strict=True,
+            )
+        )
 
     def sample_starts(self, block: int) -> npt.NDArray[np.int64] | None:
         """Return where the samples of a block begin in it; None if they are no stretches."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import random
 import tempfile
-import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.files import location_in, open_regular
-from forebay.base.store_errors import BROKEN, THROTTLED, store_advice
+from forebay.base.store_errors import store_advice
 from forebay.caching.stores import BucketError, ObjectStore
 from forebay.errors import InputError, shortened, shown_location
 from forebay.shards.compression import codec_by_head, decompressed
@@ -34,7 +32,6 @@ from forebay.shards.location import Listed, codec_of
 
 # Requests of one shard at a time, their bytes, and the least bytes that are read of a bucket.
 _THREADS, _PART_BYTES, _LEAST_BYTES = 8, 8 << 20, 64 << 10
-_TRIES, _PAUSE_S = 6, 0.2
 
 
 def index_shard(
@@ -153,7 +150,7 @@ class _InBucket(ShardFile):
             begin, end = offset, min(offset + max(length, _LEAST_BYTES), self.size)
             if offset + length == self.size:
                 begin = max(min(offset, self.size - _LEAST_BYTES), 0)
-            self._data = _tried(self._store, self._key, begin, end - begin, self.name)
+            self._data = _part_of(self._store, self._key, begin, end - begin, self.name)
             self._begin, at = begin, offset - begin
         return self._data[at : at + length]
 
@@ -185,7 +182,7 @@ def _local(
 
     def fetch(begin: int) -> None:
         length = min(_PART_BYTES, listed.size - begin)
-        view[begin : begin + length] = _tried(store, listed.name, begin, length, where)
+        view[begin : begin + length] = _part_of(store, listed.name, begin, length, where)
 
     with ThreadPoolExecutor(_THREADS) as threads:
         for _ in threads.map(fetch, range(0, listed.size, _PART_BYTES)):
@@ -203,14 +200,10 @@ def _mapped(path: str, where: str) -> Iterator[memoryview]:
     yield mapped.data
 
 
-def _tried(store: ObjectStore, name: str, offset: int, length: int, where: str) -> memoryview:
-    """Return bytes of an object; a request is tried again where that may help."""
-    for attempt in range(_TRIES):
-        try:
-            return store.read(name, offset, length)
-        except BucketError as error:
-            if error.kind not in (BROKEN, THROTTLED) or attempt == _TRIES - 1:
-                advice = store_advice(error, "Check the bucket; then make the same call again.")
-                raise InputError(f"{where} cannot be read: {error}\n  {advice}") from error
-            time.sleep(random.uniform(0, _PAUSE_S * 2**attempt))  # noqa: S311
-    raise AssertionError
+def _part_of(store: ObjectStore, name: str, offset: int, length: int, where: str) -> memoryview:
+    """Return bytes of an object; raise InputError."""
+    try:
+        return store.read(name, offset, length)
+    except BucketError as error:
+        advice = store_advice(error, "Check the bucket; then make the same call again.")
+        raise InputError(f"{where} cannot be read: {error}\n  {advice}") from error

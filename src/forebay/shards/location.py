@@ -32,7 +32,6 @@ CODECS = {
     ".zstd": "zstd",
     ".bz2": "bz2",
     ".br": "brotli",
-    ".snappy": "snappy",
     ".lz4": "lz4",
     ".xz": "xz",
     ".txz": "xz",

@@ -68,12 +68,7 @@ def _received(path: str, data: bytes, identity: str, forms: Sequence[ShardFormat
 
 
 def given_index(
-    index: str | os.PathLike[str],
-    location: Location,
-    form: str | None,
-    progress: bool,
-    *,
-    is_copied: bool,
+    index: str | os.PathLike[str], location: Location, form: str | None, progress: bool
 ) -> tuple[str, OpenIndex]:
     """Return the folder of shards, and the index that `index_shards` wrote.
 
@@ -84,7 +79,6 @@ def given_index(
         index: Its folder.
         location: The shards.
         form: Of a folder's shards; None to go by suffix.
-        is_copied: Whether all shards are copied, which needs a listing.
 
     Raises:
         InputError: There is none, or it names shards that are gone.
@@ -98,7 +92,7 @@ def given_index(
             f"{where!r}: there is no index\n"
             "  forebay.index_shards(location, index) writes it, or finishes it."
         )
-    root = None if is_copied else root_of_known(location, opened.index.names)
+    root = root_of_known(location, opened.index.names)
     if root is None or not answers_have_tags(root):
         found = find_shards(location, form)
         check_shards(opened.index, found, where, progress)
@@ -175,6 +169,7 @@ def _indexed(
 ) -> list[IndexedShard]:
     # Not for processes that only read.
     from forebay.observe.progress import Progress, run_label
+    from forebay.shards.apart import apart
     from forebay.shards.indexing import index_shard
 
     shown = Progress(
@@ -186,13 +181,14 @@ def _indexed(
     def work(listed: Listed) -> IndexedShard:
         return index_shard(found.root, listed, form, store)
 
-    try:
-        for each in threads.map(work, found.shards):
-            shards.append(each)
-            shown.update(1, 0)
-    finally:
-        threads.shutdown(cancel_futures=True)
-        shown.close()
+    with apart():
+        try:
+            for each in threads.map(work, found.shards):
+                shards.append(each)
+                shown.update(1, 0)
+        finally:
+            threads.shutdown(cancel_futures=True)
+            shown.close()
     return shards
 
 

@@ -21,7 +21,8 @@ import forebay
 from forebay.cli import cli
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input
-from forebay.runs.named_samples import _NAMED, _numbered, hashes_of
+from forebay.runs.sample_numbers import _PART, _numbered, hashes_of
+from forebay.runs.samples import Identified
 
 # On Python 3.12 and newer, a fork beside threads is warned of.
 pytestmark = [
@@ -328,7 +329,7 @@ def test_lists_of_a_datasets_own_describe_its_samples(tmp_path, folder, verb):
     labels[3] = 5.0
     verb(Labelled(paths, labels), out)
     assert LOADED == ["b0", "b3"]
-    with pytest.raises(forebay.ChangedError, match=r"the dataset test_named_samples\.py:Labelled"):
+    with pytest.raises(forebay.ChangedError, match=r"the dataset test_sample_numbers\.py:Labelled"):
         verb(Labelled(paths, labels, scale=2), out)
 
 
@@ -445,12 +446,13 @@ NAMES = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(["", NOT_SEEN
 @given(st.lists(NAMES.filter(len), min_size=1, max_size=6))
 def test_a_number_belongs_to_one_name_and_one_state_of_its_file(listings):
     """While the file is as it was, or cannot be seen, the number stays; it is never used again."""
-    known, numbers, states = np.empty(0, _NAMED), {}, {}
+    known, numbers, states = np.empty(0, _PART), {}, {}
     used = {}
     for listing in listings:
         inputs = [Input(name, None, identity) for name, identity in listing.items()]
-        found = _numbered(known, hashes_of(inputs))
-        known = np.frombuffer(base64.b64decode(found.record), _NAMED).copy()
+        identified = Identified.of(inputs)
+        found = _numbered(known, hashes_of(identified), identified.at)
+        known = np.frombuffer(base64.b64decode(found.record), _PART).copy()
         for (name, identity), number in zip(listing.items(), found.keys.tolist(), strict=True):
             is_seen, before = identity in ("1", "2"), states.get(name)
             is_changed = is_seen and before is not None and before != identity

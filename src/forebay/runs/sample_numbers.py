@@ -1,6 +1,6 @@
-"""Samples that have names: known by them from call to call, wherever they are in the dataset.
+"""Numbers of samples: the same ones from call to call, wherever they are in the dataset.
 
-    names, identities ── record of the output folder ──> numbers: as before, or new
+    identities ── record of the output folder ──> numbers: as before, or new
     ranges of numbers ── those of the ledger ──> the same: its file stays
                                             └──> another: what its samples had is taken over
 
@@ -19,7 +19,7 @@ import base64
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from forebay.errors import shortened
 from forebay.ledger.database import DONE, InputRow, files_of, reading
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.ledger import Ledger
-from forebay.ledger.records import NAMED, EarlierRows, Input, Leftover, key_of
+from forebay.ledger.records import NAMED, EarlierRows, Leftover, key_of
 from forebay.outputs.folder import OutputFolder
 from forebay.runs.ranges import (
     Cut,
@@ -41,18 +41,20 @@ from forebay.runs.ranges import (
     failed_samples,
     lost_samples,
     numbers_from_text,
+    numbers_to_text,
     range_of,
 )
 from forebay.runs.run import Session
+from forebay.runs.samples import Identified, Samples
+from forebay.runs.source_code import sha256_of
 
 # ---- numbers -------------------------------------------------------------------------------------
 
-# The numbers of samples that have names begin here, after those of all others.
-FIRST = 1 << 40
 # The key in the ledger under which names and identities are recorded, in the order of the numbers.
 RECORD = "samples"
-# Hashes: of a name, and of its file's identity, or 0 while that was not seen.
-_NAMED = np.dtype([("name", "S12"), ("file", "<u4")])
+# Of the samples of one identity: hashes of a name and of its file's identity, or 0 while that was
+# not seen; and how many they are. Their numbers follow those of the ones before.
+_PART = np.dtype([("name", "S12"), ("file", "<u4"), ("count", "<u8")])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,58 +78,88 @@ class NumberedSamples:
     unseen: npt.NDArray[np.int64]
 
 
-def hashes_of(inputs: Iterable[Input]) -> npt.NDArray[Any]:
+def hashes_of(identified: Identified) -> npt.NDArray[Any]:
     """Return the hashes of samples' names and of the identities of their files."""
     names, files = bytearray(), []
-    for each in inputs:
+    for each in identified.parts:
         key = key_of(each.source, each.row).encode("utf-8", "surrogatepass")
         names += blake2b(key, digest_size=12).digest()
         file = blake2b(each.identity.encode(), digest_size=4).digest()
         # A name that is not that of a file has an empty one.
         is_seen = bool(each.identity) and not each.identity.endswith(NOT_SEEN)
         files.append(max(int.from_bytes(file, "little"), 1) if is_seen else 0)
-    found = np.empty(len(files), _NAMED)
+    found = np.empty(len(files), _PART)
     found["name"], found["file"] = np.frombuffer(bytes(names), "S12"), files
+    found["count"] = identified.counts
     return found
 
 
-def numbered(session: Session, inputs: Iterable[Input]) -> NumberedSamples:
-    """Return the numbers of samples; of two with one name and row it is the same."""
-    text = None if session.starts_over else session.ledger.get_meta(RECORD)
-    with reading("the names of samples"):
-        known = np.frombuffer(base64.b64decode(text or "", validate=True), _NAMED).copy()
-    return _numbered(known, hashes_of(inputs))
+def digest_of_samples(samples: Samples) -> str:
+    """Return a hash of which samples these are."""
+    if samples.have_identities:
+        identified = samples.identified()
+        return sha256_of(hashes_of(identified).tobytes() + identified.at.tobytes())
+    return sha256_of(f"{samples.lengths} {numbers_to_text(samples.places)}".encode())
 
 
-def _numbered(known: npt.NDArray[Any], found: npt.NDArray[Any]) -> NumberedSamples:
-    names, at, places = np.unique(found["name"], return_index=True, return_inverse=True)
-    files = found["file"][at]
+def _numbered(
+    known: npt.NDArray[Any], found: npt.NDArray[Any], at: npt.NDArray[np.int64]
+) -> NumberedSamples:
+    """Return the numbers of samples; of two with one name and row it is the same.
+
+    Args:
+        known: What the output folder has.
+        found: What there is now.
+        at: See `Identified`.
+    """
+    names, first, parts = np.unique(found["name"], return_index=True, return_inverse=True)
+    files, counts = found["file"][first], found["count"][first]
     order = np.argsort(known["name"], kind="stable")
-    # Of the numbers that a name had, the last.
+    # Of the parts that had a name, the last.
     last = np.searchsorted(known["name"], names, "right", sorter=order) - 1
-    numbers = order[np.maximum(last, 0)] if len(order) else np.zeros(len(names), np.int64)
-    is_known = np.zeros(len(names), bool) if not len(order) else known["name"][numbers] == names
-    is_known &= last >= 0
-    was = np.where(is_known, known["file"][numbers] if len(order) else 0, 0)
-    is_changed = is_known & (files != 0) & (was != 0) & (files != was)
-    replaced = numbers[is_changed]
-    is_first_seen = is_known & (was == 0)
-    known["file"][numbers[is_first_seen]] = files[is_first_seen]
-    (new,) = np.nonzero(~is_known | is_changed)
-    new = new[np.argsort(at[new])]  # in the order of the dataset
+    was = order[np.maximum(last, 0)] if len(order) else np.zeros(len(names), np.int64)
+    before = known[was] if len(order) else np.zeros(len(names), _PART)
+    is_known = (last >= 0) & (before["name"] == names) & (before["count"] == counts)
+    is_other = (last >= 0) & (before["name"] == names) & ~is_known
+    is_changed = is_known & (files != 0) & (before["file"] != 0) & (files != before["file"])
+    is_changed |= is_other
+    is_first_seen = is_known & (before["file"] == 0)
+    known["file"][was[is_first_seen]] = files[is_first_seen]
+    (new,) = np.nonzero(~(is_known | is_other) | is_changed)
+    new = new[np.argsort(first[new])]  # in the order of the dataset
+    numbers = was.copy()
     numbers[new] = len(known) + np.arange(len(new))
-    record = np.concatenate([known, found[at[new]]])
+    record = np.concatenate([known, found[first[new]]])
     by_name = np.argsort(record["name"], kind="stable")
     ordered = record["name"][by_name]
     current = by_name[np.append(ordered[1:] != ordered[:-1], True)]
+    starts, sizes = _starts(record), record["count"].astype(np.int64)
+    part = np.searchsorted(_starts(found), at, "right") - 1
+    unseen = first[is_known & (files == 0) & (before["file"] != 0)]
+    gone = np.setdiff1d(current, numbers)
     return NumberedSamples(
-        keys=numbers[places.reshape(-1)].astype(np.int64) + FIRST,
+        keys=starts[numbers[parts.reshape(-1)]][part] + at - _starts(found)[part],
         record=base64.b64encode(record.tobytes()).decode(),
-        replaced=replaced.astype(np.int64) + FIRST,
-        absent=np.setdiff1d(current, numbers).astype(np.int64) + FIRST,
-        new=int((~is_known).sum()),
-        unseen=np.sort(at[is_known & (files == 0) & (was != 0)]),
+        replaced=_expanded(starts, sizes, was[is_changed]),
+        absent=np.sort(_expanded(starts, sizes, gone)),
+        new=int(counts[~(is_known | is_other)].sum()),
+        unseen=np.flatnonzero(np.isin(part, unseen)),
     )
+
+
+def _starts(parts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the number of the first sample of each part."""
+    counts = parts["count"].astype(np.int64)
+    found: npt.NDArray[np.int64] = np.cumsum(counts) - counts
+    return found
+
+
+def _expanded(
+    starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], parts: npt.NDArray[Any]
+) -> npt.NDArray[np.int64]:
+    """Return the numbers of the samples of some parts."""
+    found: npt.NDArray[np.int64] = np.repeat(starts[parts], sizes[parts])
+    return found + _counted_up(sizes[parts])
 
 
 # ---- ranges --------------------------------------------------------------------------------------
@@ -170,15 +202,18 @@ class _EarlierFile(NamedTuple):
         return cls(*files[0], first, count, entry.identity, failed, facts)
 
 
-def enrol_named(
-    session: Session, cut: Cut, inputs: Iterable[Input], name_of: Callable[[int], str | None]
+def enrol_identified(
+    session: Session, cut: Cut, identified: Identified, name_of: Callable[[int], str | None]
 ) -> EarlierRows:
     """Make the ranges of samples the inputs of a session; find what is taken over for them.
 
     Args:
-        name_of: Returns the name of the sample at an index, once all inputs were taken.
+        name_of: Returns the name of the sample at an index.
     """
-    samples = numbered(session, inputs)
+    text = None if session.starts_over else session.ledger.get_meta(RECORD)
+    with reading("the names of samples"):
+        known = np.frombuffer(base64.b64decode(text or "", validate=True), _PART).copy()
+    samples = _numbered(known, hashes_of(identified), identified.at)
     listing = cut.listing_of(samples.keys)
     with reading("earlier files"):
         earlier = [*_recorded(session.ledger)]
@@ -188,15 +223,17 @@ def enrol_named(
         return EarlierRows()
     now = {each.row: each.identity for each in listing}
     made = [each for each in session.ledger.listed() if each.state == DONE and each.identity]
+    rows, unseen = EarlierRows(), tuple[str, ...]()
     with reading("a range"):
-        named = (name_of(int(at)) for at in samples.unseen[:NAMED])
-        unseen = (*filter(None, named),)
-        _say_what_changed(session, made, samples, unseen)
         stale = [each for each in made if now.get(each.row) != each.identity]
-        kept = {each.row for each in made} - {each.row for each in stale}
-        earlier += filter(None, map(_EarlierFile.of, stale))
-        again = [range_of(each.row) for each in listing if each.row not in kept]
-        rows = _taken_over(session, samples, earlier, again)
+        if stale or earlier or samples.new or len(samples.unseen):
+            named = (name_of(int(at)) for at in samples.unseen[:NAMED])
+            unseen = (*filter(None, named),)
+            _say_what_changed(session, made, samples, unseen)
+            kept = {each.row for each in made} - {each.row for each in stale}
+            earlier += filter(None, map(_EarlierFile.of, stale))
+            again = [range_of(each.row) for each in listing if each.row not in kept]
+            rows = _taken_over(session, samples, earlier, again)
     # First, so that no range has numbers that are not recorded.
     session.ledger.set_meta(RECORD, samples.record)
     enrol_ranges(session, cut, listing)
