@@ -338,7 +338,7 @@ class DataLoader(InspectedLoader[_T_co]):
             OptionError: With `in_order=False`, in the middle of an epoch: which batches are left
                 is not known.
         """
-        return self._loader_progress.position(self._kind()).to_state()
+        return self._loader_progress.saved(self._kind())
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume from `state`: the next iteration returns the rest of that epoch.

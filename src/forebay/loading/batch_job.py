@@ -442,16 +442,3 @@ class ProcessJob(BatchJob):
     def _before_collation(self, request: BatchRequest) -> None:
         assert self._packer is not None
         self._packer.begin(request.slot)
-
-
-class HostedJob(ProcessJob):
-    """Makes batches on a cluster; errors are bytes there, since hosts may lack their classes."""
-
-    def run(self, assignment: Assignment) -> Answer:
-        """Answer a request; see `BatchJob.run`."""
-        answer = super().run(assignment)
-        if isinstance(answer.result, BatchResult):
-            return answer
-        import cloudpickle
-
-        return answer._replace(result=cloudpickle.dumps(answer.result))

@@ -23,7 +23,8 @@ from forebay.loading.audit import WAIT_S
 from forebay.loading.kind import RETRIES, LoaderKind
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.open_feeds import CLOSED
-from forebay.loading.progress import LoaderProgress, Pipeline
+from forebay.loading.pipeline import Pipeline
+from forebay.loading.progress import LoaderProgress
 from forebay.loading.samplers import heed_same_epoch
 from forebay.observe.progress import log_samples_failed
 from forebay.pools.processes import ProcessPool
@@ -135,7 +136,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         with self.one_at_a_time:
             draw = partial(self._begin_as_torch, loader)
             self._planner = self.pipeline.begin(kind, start, self, draw)
-        progress.began(start.epoch)
+        progress.began(start, self)
         progress.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed
         if feed is not None and feed.pool is not None:
@@ -150,7 +151,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         self.moved = 0
         with generators_kept():  # its seeds are drawn
             self._planner = self.pipeline.begin(self.pipeline.kind, position, self, self._anew)
-        self._progress.began(position.epoch)
+        self._progress.began(position, self)
 
     def _anew(self, generator: torch.Generator, *, draws: bool, resets: bool) -> Any:
         """Return a new iterator over the sampler; see `_begin_as_torch`."""

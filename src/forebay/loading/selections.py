@@ -76,15 +76,10 @@ class Drawn(NamedTuple):
             return len(self.batches)
         return math.ceil(sum(map(len, self.batches)) / sampler.batch_size)
 
-    def before(self, sampler: Any, iterator: Any) -> Any:
-        """Return an iterable of these batches, and then those of a sampler.
-
-        Args:
-            iterator: An iterator over the sampler; None if there is none.
-        """
+    def before(self, sampler: Any, rest: Any) -> Any:
+        """Return an iterable of these batches, and then the rest of those of a sampler."""
         if type(sampler) is not BatchSampler:
-            rest = () if self.is_all else iterator or sampler
-            return itertools.chain(self.batches, rest)
+            return itertools.chain(self.batches, () if self.is_all else rest)
         # The batch size may be another one now.
         rest = () if self.is_all else sampler.sampler
         indices = itertools.chain(itertools.chain.from_iterable(self.batches), rest)
@@ -272,6 +267,11 @@ class PlannedEpoch:
     turns: EpochTurns | None
     worker_seed: int | None
     batch: int
+
+
+def going_on(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Return what an iterator yields, without `iter()`, which may begin some samplers anew."""
+    return iter(iterator.__next__, object())
 
 
 def one(_: Any) -> int:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
+    IterDataPipe,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -26,7 +27,12 @@ from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.position import Checks, Position, is_count, is_list_of
 from forebay.loading.sampler_kind import ReadsSampler
-from forebay.loading.samplers import is_self_contained, length_of
+from forebay.loading.samplers import (
+    SamplerStates,
+    is_self_contained,
+    length_of,
+    sampler_states,
+)
 from forebay.loading.selections import (
     RELEASED_TOGETHER,
     Generators,
@@ -76,6 +82,7 @@ class TorchKind(ReadsSampler):
         self._generator_before: str | None = None
         self._drew_base_seed = True
         self._iterator: Any = None  # over the sampler, which torch has begun, for the next `open`
+        self._states_before: SamplerStates | None = None  # some draw when that is made
 
     def follow(self, before: LoaderKind) -> Self:
         """See `LoaderKind`: what was drawn when the epoch began is part of the state."""
@@ -175,9 +182,14 @@ class TorchKind(ReadsSampler):
         if (state := own.get("generator")) is not None:
             set_generator(generator, state)
         self._generator_before = state_of_generator(generator)
+        self._states_before = None if self.follows else sampler_states(self.index_sampler)
         is_kept = self.persistent_workers and has_workers
         self._drew_base_seed = own.get("draws_base_seed", True) and not is_kept
-        self._iterator = begin(generator, draws=self._drew_base_seed, resets=self._resets)
+        # Of workers that persist, torch resets its iterator: the sampler is iterated once.
+        resets = self._drew_base_seed or isinstance(self.dataset, IterDataPipe)
+        self._iterator = begin(
+            generator, draws=self._drew_base_seed, resets=resets and self._resets
+        )
 
     def seeds(self, base_seed: int, shared_seed: int | None, epoch: int) -> tuple[int, int | None]:
         """See `LoaderKind`."""
@@ -206,6 +218,12 @@ class TorchKind(ReadsSampler):
         return float("inf") if length is None else length
 
     # ---- state ---------------------------------------------------------------------------------
+
+    def sampler_states(self, *, if_cheap: bool = False) -> SamplerStates | None:
+        """See `LoaderKind`. Those before an epoch are those before it was begun."""
+        if if_cheap and not self.follows:
+            return self._states_before
+        return super().sampler_states(if_cheap=if_cheap)
 
     @property
     def tracks_state(self) -> bool:
