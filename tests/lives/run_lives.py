@@ -118,6 +118,7 @@ KNOWN = (
         "a cache waits for its own commit, and does not say which samples failed",
         {"call": "cache", "failing": "raises dies"},
     ),
+    Excluded("the same call does not wait for one under way", {"call": "index_shards"}, "twice"),
     Excluded("samples of shards are called by numbers", {"inputs": "shards"}, "redo"),
     Excluded("what is away leaves the table if all is made again", {}, "restart_unmounted"),
     *(
