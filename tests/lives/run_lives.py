@@ -123,6 +123,11 @@ KNOWN = (
         "a cache waits for its own commit, and does not say which samples failed",
         {"call": "cache", "failing": "raises dies"},
     ),
+    Excluded(
+        "rows are known by another column while the files of the first are away",
+        {"inputs": "rows2"},
+        "unmount",
+    ),
     Excluded("the same, of samples that are away", {"call": "cache"}, "unmount"),
     Excluded("an input that is away, and lost an output, fails", {}, "delete_output_unmounted"),
     Excluded("the same call does not wait for one under way", {"call": "index_shards"}, "twice"),
