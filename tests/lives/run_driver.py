@@ -160,7 +160,7 @@ def _drive(call: Call, answer: Path) -> None:
         part.write_bytes(pickle.dumps(outcome))
         part.rename(answer)
         status = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 it is shown, and the process ends
         traceback.print_exc()
     finally:
         sys.stdout.flush()
