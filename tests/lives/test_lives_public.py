@@ -28,9 +28,10 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
 def used(tree: ast.AST) -> Iterator[str]:
     """Yield each attribute of `forebay` that is used."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            if isinstance(node.value, ast.Name) and node.value.id == "forebay":
-                yield node.attr
+        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+            continue
+        if node.value.id == "forebay":
+            yield node.attr
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
