@@ -14,7 +14,7 @@ DOCS := .venv/docs.stamp
 # Where the repository is, for links of the site: pyproject.toml says it in one place.
 export FOREBAY_REPOSITORY ?= $(shell sed -nE 's/^repository = "(.*)"$$/\1/p' pyproject.toml)
 
-.PHONY: help demo demo-ray quick test test-rest test-full test-all check wheel docs bench bench-ray bench-gpu clean
+.PHONY: help demo demo-ray quick test test-rest test-full test-all lives life planted check wheel docs bench bench-ray bench-gpu clean
 
 help: ## Say what there is.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 18
@@ -86,6 +86,19 @@ test-full: $(DEV) ## Run all cases but the thorough ones.
 test-all: $(DEV) ## Run all tests: also long ones on Ray clusters, torch's own DataLoader, more kills.
 	$(BIN)/python -m pytest -q --tier all --hypothesis-profile thorough --ignore tests/ray
 	$(BIN)/python -m pytest -q --tier all --hypothesis-profile thorough tests/ray
+
+# Histories from seeds, each in a process of its own; tests/lives/__init__.py says more.
+SECONDS := 600
+SEED := 1
+LIVES := cd tests && ../$(BIN)/python -m lives
+lives: $(DEV) ## Live random lives and judge them: make lives SECONDS=600 SEED=1. A failing one is shrunk.
+	$(LIVES) --seconds $(SECONDS) --seed $(SEED) --shrink
+
+life: $(DEV) ## Repeat one life and print its history: make life SEED=p17 DOMAIN=loader, or DOMAIN=run.
+	$(LIVES) --life $(SEED) --domain $(or $(DOMAIN),loader)
+
+planted: $(DEV) ## Plant faults in copies of the source; do lives find them? FAULT=name for one, SECONDS for each.
+	$(LIVES).planted --seconds $(SECONDS) --seed $(SEED) $(addprefix --fault ,$(FAULT))
 
 check: $(DEV) docs wheel ## Lint, formatting, types, the architecture's rules, the wheel, and the documents: the site, links and code.
 	$(BIN)/ruff check .

@@ -67,14 +67,14 @@ WORKER: dict[str, tuple[str, ...]] = {
     ),
     "stage": (
         "forebay.outputs.staging:Staging.begin",
-        "forebay.outputs.staging:Output.file",
+        "forebay.outputs.output:Output.file",
     ),
     "metadata": (
         "forebay.runs.job:encode",
         "forebay.runs.job:rows_returned",
     ),
     "check files": (
-        "forebay.outputs.staging:Output.collect",
+        "forebay.outputs.output:Output.collect",
         "forebay.outputs.staging:Staging.commit",
     ),
     "answer": ("forebay.pools.worker:Channel.send",),

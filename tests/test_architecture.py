@@ -60,6 +60,7 @@ PURE = (
     "caching/fetch_policy",
     "caching/residency",
     "loading/snapshots",
+    "loading/audit_plan",
     "show/timeline",
 )
 IMPURE_IMPORTS = frozenset(

@@ -92,11 +92,8 @@ def faults(ground: Ground, quick: bool) -> None:
         met = store.server.counters()["faults"]
         word = "same" if found["hash"] == wanted else "another"
         broken = ", ".join(f"{count} {kind}" for kind, count in sorted(met.items())) or "none"
-        rows.append(
-            (f"{share:.0%}", broken, word, f"{found['s']:.1f} s", f"{found['lost_s']:.1f} s")
-        )
-    show(("broken", "answers", "hash", "epoch", "lost, by statistics"), rows)
-    print("Lost: of all requests together, and many are under way at once.")
+        rows.append((f"{share:.0%}", broken, word, f"{found['s']:.1f} s"))
+    show(("broken", "answers", "hash", "epoch"), rows)
 
 
 def kills(ground: Ground, quick: bool) -> None:

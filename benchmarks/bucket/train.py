@@ -67,7 +67,6 @@ def cells(given: dict[str, Any]) -> None:
     """
     found, state, step = hashlib.sha256(), None, 0
     began = time.perf_counter()
-    lost_s = 0.0
     for world, steps, directory in given["parts"]:
         dataset = opened(given | ({"directory": directory} if directory else {}))
         ranks = loaders(dataset, world, given["workers"])
@@ -81,11 +80,10 @@ def cells(given: dict[str, Any]) -> None:
                 break
         state = ranks[0].state_dict()
         for rank in ranks:
-            lost_s = max(lost_s, rank.statistics().fetch_lost_s)
             rank.close()
     seconds = time.perf_counter() - began
     print()
-    answer = {"hash": found.hexdigest()[:16], "steps": step, "s": seconds, "lost_s": lost_s}
+    answer = {"hash": found.hexdigest()[:16], "steps": step, "s": seconds}
     print(json.dumps(answer), flush=True)
 
 

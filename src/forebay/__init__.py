@@ -37,7 +37,7 @@ _NAMES = {
     "observe.figures": ("Statistics",),
     "options": ("AutoWorkers", "Ray"),
     "outputs.tars": ("open_output",),
-    "outputs.staging": ("get_output",),
+    "outputs.output": ("get_output",),
     "packed": ("PackedSequence",),
     "predicting.predict": ("predict",),
     "runs.cache": ("cache",),

@@ -28,7 +28,7 @@ from forebay.observe.diagnosis import Diagnosis as Diagnosis
 from forebay.observe.figures import Statistics as Statistics
 from forebay.options import AutoWorkers as AutoWorkers
 from forebay.options import Ray as Ray
-from forebay.outputs.staging import get_output as get_output
+from forebay.outputs.output import get_output as get_output
 from forebay.outputs.tars import open_output as open_output
 from forebay.packed import PackedSequence as PackedSequence
 from forebay.predicting.predict import predict as predict

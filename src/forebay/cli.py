@@ -73,8 +73,12 @@ _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": [
 @click.argument("work", metavar="FILE.py:FUNCTION", type=REFERENCE)
 @click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=PATH)
 @options("num_workers", "concurrency", "backend", *CLUSTER, "timeout", "retries", "on_error")
-@options("max_failures", "limit", "redo", "restart", "metadata", "save")
-@options("version", "accept_changes", "report", "quiet")
+@options("max_failures", "limit", "redo", "restart", "metadata", "save", "batch_size")
+@options("overwrite")
+@options(
+    *("version", "accept_changes", "report", "quiet"),
+    batch_size="Call FUNCTION with lists of at most so many inputs.",
+)
 def preprocess_command(
     work: str, paths: tuple[str, ...], report: str | None, **settings: Any
 ) -> int:
@@ -278,7 +282,8 @@ def verify_command(output: str, *, altered: str | None = None) -> int:
         known = {name for name, *_ in ledger.outputs()} | {*ledger.own_files()}
         known |= {INDEX_NAME} if is_index(meta) else set()
         orphans = dict.fromkeys(found.keys() - known, "no input is known to have made it")
-        left = {each.name: each.reason for each in leftovers(ledger.rows) if each.name in found}
+        unlisted = [each for each in leftovers(ledger.rows) if each.name in found]
+        left = {each.name: each.reason for each in unlisted}
         left |= {each.name: each.reason for each in absent_results(ledger)}
         if altered == "keep" and sizes:
             with ledger.transaction() as db:
@@ -294,13 +299,18 @@ def verify_command(output: str, *, altered: str | None = None) -> int:
     )
     if damaged:
         click.echo(f"{counted(len(damaged), 'input')} will be redone by the next run")
+    if kept := sum(each.may_come_back for each in unlisted):
+        click.echo(
+            f"{counted(kept, 'orphan')} may be of another call, whose inputs the last one did not "
+            "list: list the inputs of both in one call, or give each call a folder of its own"
+        )
     if sizes and altered is None:
         command = shlex.join(["forebay", "verify", shown_location(output), "--altered"])
         click.echo(
             f"{counted(len(sizes), 'altered output')} left as found: `{command} keep` records the "
             f"new sizes, `{command} redo` has the next run make them again"
         )
-    if left:
+    if left and not kept:
         command = shlex.join(["forebay", "prune", shown_location(output)])
         click.echo(f"{counted(len(left), 'orphan')} can be removed: {command}")
     return FAILURES if missing or lines or orphans or left else DONE

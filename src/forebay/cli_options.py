@@ -109,6 +109,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "batch_size": {"type": _COUNT, "help": "Samples in a batch.  Default: 64."},
     "device": {"help": "Where the model runs, such as cuda."},
     "version": {"help": "Your name for the state of the function; a new one redoes everything."},
+    "overwrite": {
+        "is_flag": True,
+        "help": "Replace files in OUTPUT that forebay did not make.",
+    },
     "accept_changes": {
         "is_flag": True,
         "help": "Keep what is done although the code changed; use the new code for the rest.",

@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, Any, overload
 from torch.utils.data import Dataset
 
 from forebay.base.arrow_arrays import GROUP_ROWS
-from forebay.base.files import absolute, folder_of, is_url
+from forebay.base.files import is_url
 from forebay.base.formatting import byte_size, counted, summary
 from forebay.base.row_values import python_values
 from forebay.columns.slicing import ColumnDataset, sample_number
 from forebay.errors import InputError, OptionError, short_tracebacks, shortened
 from forebay.inputs.chosen_columns import columns_of_table, no_table
-from forebay.inputs.listing import is_table, list_folder
+from forebay.inputs.listing import list_folder
+from forebay.inputs.other_inputs import is_table
 from forebay.inputs.row_paths import file_columns, files_of_row, located, with_open_paths
 from forebay.inputs.search import matches, patterns_of
-from forebay.inputs.tables import find_table, read_memory_table, read_table, tables_in
+from forebay.inputs.tables import are_paths, read_memory_table, read_tables, tables_in
 from forebay.packed import PackedSequence
 
 if TYPE_CHECKING:
@@ -198,8 +199,9 @@ def from_table(
     `DataLoader` with `seed=` shuffles them by windows, as `open_shards` says.
 
     Args:
-        table: A file ending in .csv, .tsv, .jsonl, .ndjson or .parquet, text also with .gz behind
-            it; the output folder of `preprocess`; the fsspec URL of either, from which a
+        table: A file ending in .csv, .tsv, .jsonl, .ndjson or .parquet, text also with .gz, .bz2,
+            .xz or .zst behind it; a list or a glob of such files, whose rows come one after
+            another; the output folder of `preprocess`; the fsspec URL of either, from which a
             `destination` is a URL (see `open_output`); a DataFrame of pandas or polars; a
             `pyarrow.Table`; or a list of dicts. A column of a CSV file is bool, int or float if all
             its cells can be read as such. Row labels of pandas are left out; `reset_index()` makes
@@ -231,16 +233,15 @@ def from_table(
             )
         return ColumnDataset(columns_of_table(table, columns))
     _check_load(load, optional=True)
-    if isinstance(table, str | os.PathLike):
+    start: str | None
+    if isinstance(table, str | os.PathLike) or are_paths(table):
         if folder is not None:
             raise OptionError(
                 f"from_table: folder={os.fspath(folder)!r} is for tables in memory, and the table "
-                f"is {os.fspath(table)!r}\n  Leave folder out: a table in a file is in its own "
+                f"is {shortened(table)}\n  Leave folder out: a table in a file is in its own "
                 "folder."
             )
-        path = absolute(find_table(table))
-        start = folder_of(path)
-        name, table = f"from_table: {path}", read_table(path)
+        name, table, start = read_tables(table)
     elif is_table(table):
         name = f"from_table: the {type(table).__name__}"
         table, start = read_memory_table(table, folder)

@@ -103,14 +103,16 @@ class DataLoader(InspectedLoader[_T_co]):
             timing.
         seed: Makes every batch a function of (seed, epoch, number of the batch): equal, bit for
             bit, for any number of workers, with and without a buffer, after a worker died and
-            after a resume. `random`, numpy and torch are seeded for each sample. For a dataset with
-            `__getitems__`, as in Hugging Face datasets, they are seeded for each batch of a rank,
-            so there random numbers depend on `batch_size` and `world_size`. For an iterable dataset
-            they are seeded once per worker and epoch, so there `num_workers` matters; without
-            workers they are those of one worker, and the trainer's own are left as they are.
+            after a resume. All that a sample of a map-style dataset draws from generators of
+            Python, NumPy and torch, whoever holds them, depends on seed, epoch and its place there
+            (with `__getitems__`, of the batch of a rank). For an iterable dataset the global
+            generators of a worker are a function of seed, epoch and worker, set before any of your
+            code of that epoch, and again before each of its samples; a generator that the dataset
+            owns is left alone, as in torch, because streams divide their work by it. A fork makes a
+            few samples again, unless `dataset.made_once`; a warning names one that differs.
         on_error: "raise", or "skip" to leave out samples that raise and list them in `failures`. A
-            sample that runs past `timeout` is not left out: it ends the iteration. With
-            `world_size`, a rank raises FailuresError for a batch of which no sample is left.
+            sample that runs past `timeout` is not left out: it ends the iteration. FailuresError is
+            raised for an epoch, and with `world_size` a batch, of which no sample is left.
         world_size: Number of ranks that share each batch: a count, "auto" for that of the process
             group or the launcher when an iteration begins, or None for no sharding. A global batch
             has `batch_size * world_size` samples, and is the same for every world size that divides
@@ -336,7 +338,7 @@ class DataLoader(InspectedLoader[_T_co]):
             OptionError: With `in_order=False`, in the middle of an epoch: which batches are left
                 is not known.
         """
-        return self._loader_progress.position(self._kind()).to_state()
+        return self._loader_progress.saved(self._kind())
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume from `state`: the next iteration returns the rest of that epoch.
@@ -368,10 +370,8 @@ class DataLoader(InspectedLoader[_T_co]):
     def refresh(self) -> None:
         """Drop the prefetched batches and replace the workers at the next iteration.
 
-        Call it after a change of a sampler or a dataset that forebay cannot detect: an array
-        modified in place; an attribute of an object that is itself an attribute; any change of an
-        iterable dataset, or of a dataset with threads or `persistent_workers=True`. Other changes
-        of attributes, lengths and tensors are detected.
+        Call it after a change that forebay cannot detect: an array of more than 4 KB or a list of
+        more than 100 modified in place, a file, any with `persistent_workers=True` or threads.
         """
         self._loader_progress.refresh()
 

@@ -154,8 +154,10 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
         "a string such as '2', or None",
     ),
     "accept_changes": (lambda value: value in (True, False), "True or False"),
+    "overwrite": (lambda value: value in (True, False), "True or False"),
     "shard_bytes": (_is_positive, "1, 2, 3, …"),
     "concurrency": (lambda value: value is None or _is_positive(value), "1, 2, 3, … or None"),
+    "batch_size": (lambda value: value is None or _is_positive(value), "1, 2, 3, … or None"),
 }
 
 
@@ -180,6 +182,8 @@ class PreprocessOptions:
     accept_changes: bool = False
     shard_bytes: int = SHARD_BYTES
     concurrency: int | None = None
+    batch_size: int | None = None
+    overwrite: bool = False
     progress: bool = True
 
     @classmethod

@@ -194,6 +194,9 @@ class _UsedBy:
         loader.load_state_dict(json.loads(saved))
         state = loader.state_dict()
         found = state["epoch"], state["batch"]
+        if length is None and callable(name_epoch := vars(loader).get("set_epoch")):
+            # It names epochs from 0 on again, and a stream begins anew where that is another one.
+            vars(loader)["set_epoch"] = lambda epoch: name_epoch(found[0] + epoch)
         if length is not None and found != expected:
             raise OptionError(
                 f"the checkpoint of step {step} is after {found[1]} batches of epoch {found[0]}, "

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
+import subprocess
+import sys
+import tempfile
 import types
 from dataclasses import dataclass
 
@@ -12,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.base.datasets import FEW_ITEMS, MANY_ITEMS, MOST_OBJECTS, OwnedGenerators
+from forebay.base.generator_search import FEW_ITEMS, MANY_ITEMS, others_in_process
+from forebay.base.generators import OwnedGenerators
 
 
 class Holder:
@@ -187,7 +192,7 @@ def test_what_is_looked_at_is_pickled_as_before(root):
 def test_those_of_classes_and_modules_are_found():
     """A library may keep one for all its transforms; a function, one next to it."""
     owned = OwnedGenerators(dataset=[OfTheClass(), OfTheClass()], collate_fn=uses_a_global)
-    assert owned.paths == ("collate_fn.MODULE_RNG", "dataset[0].rng")
+    assert owned.paths == ("collate_fn.MODULE_RNG", "dataset[0].__class__.OfTheClass.rng")
 
 
 def test_the_global_ones_do_not_count():
@@ -254,12 +259,11 @@ def rows(count):
 
 @pytest.mark.slow
 def test_transforms_are_found_beside_a_long_list():
-    """Also if it comes before them, and has more objects than are looked at."""
-    for name, samples in rows(2 * MOST_OBJECTS).items():
+    """Also if it comes before them, whatever it has."""
+    for name, samples in rows(40_000).items():
         rng = np.random.default_rng()
         owned = OwnedGenerators(dataset=Holder(samples=samples, transform=[Holder(rng=rng)]))
         assert owned.paths == ("dataset.transform[0].rng",), name
-        assert not owned.is_cut, name
 
 
 def test_of_a_long_list_whose_samples_have_generators_all_are_found():
@@ -270,12 +274,119 @@ def test_of_a_long_list_whose_samples_have_generators_all_are_found():
     assert {f"dataset[1][{at}].rng" for at in range(len(samples))} == set(owned.paths)
 
 
-def test_a_search_that_ends_early_says_so():
-    """With the number of objects, and what to do."""
-    samples = [[random.Random(at)] for at in range(MOST_OBJECTS)]
-    owned = OwnedGenerators(dataset=samples)
-    with pytest.warns(UserWarning, match=r"generators of Data: .* ended after 20,000 objects"):
-        owned.warn_if_cut("Data")
+@functools.lru_cache
+def shared_generator():
+    """Return the generator of all who ask."""
+    return random.Random(0)
+
+
+IN_A_LIST, SETTINGS = [np.random.default_rng(0)], types.SimpleNamespace(augment=OfTheClass())
+IN_A_PARTIAL = functools.partial(np.random.RandomState.random_sample, np.random.RandomState(0))
+
+
+class Static:
+    """Draws from a generator of its class."""
+
+    rng = random.Random(0)
+
+    @classmethod
+    def number(cls):
+        """Draw."""
+        return cls.rng.random()
+
+
+class UsesGlobals:
+    """Its method draws from what the module has."""
+
+    def __init__(self, draw):
+        self.draw = draw
+
+    def __getitem__(self, index):
+        return self.draw()
+
+
+def from_a_list():
+    """Draw."""
+    return IN_A_LIST[0].random()
+
+
+def from_a_namespace():
+    """Draw."""
+    return SETTINGS.augment.rng.random_sample()
+
+
+def from_a_partial():
+    """Draw."""
+    return IN_A_PARTIAL()
+
+
+def from_another_function():
+    """Draw."""
+    return [uses_a_global() for _ in range(2)]
+
+
+def from_a_class():
+    """Draw."""
+    return Static.number()
+
+
+def from_a_cached_function():
+    """Draw."""
+    return shared_generator().random()
+
+
+GLOBALS = (
+    *(from_a_list, from_a_namespace, from_a_partial),
+    *(from_another_function, from_a_class, from_a_cached_function),
+)
+
+
+@pytest.mark.parametrize("place", GLOBALS)
+def test_what_the_globals_of_a_function_hold_is_found(place):
+    """In its code, in functions that this names, and in their code."""
+    shared_generator()
+    dataset = UsesGlobals(place)
+    owned = OwnedGenerators(dataset=dataset)
+    assert len(owned.paths) == 1, owned.paths
+    owned.seed(1)
+    first = dataset[0]
+    owned.seed(1)
+    assert dataset[0] == first
+
+
+def test_a_name_does_not_depend_on_what_is_found_besides():
+    """Code that names modules and their attributes is read in its order."""
+    program = (
+        "import functools, random, sys, types; module = types.ModuleType('held');"
+        "module.one, module.two = random.Random(), random.Random(); sys.modules['held'] = module\n"
+        "def draw(): import held; return held.one, held.two\n"
+        "from forebay.base.generators import OwnedGenerators; "
+        "print(OwnedGenerators(dataset=draw).paths)"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in range(3)
+    }
+    assert found == {b"('dataset.held.one', 'dataset.held.two')\n"}
+
+
+def test_a_process_lists_what_nothing_reaches():
+    """Those that are known, the global ones, and names of temporary files are left alone."""
+    tempfile.mktemp()  # so that it has a generator
+    known, hidden, of_torch = random.Random(0), np.random.default_rng(0), torch.Generator()
+    holder = Holder(hidden=hidden, of_torch=of_torch)
+    found = others_in_process([known], {})
+    every = set(map(id, found.values()))
+    assert {id(hidden), id(of_torch)} <= every
+    assert every.isdisjoint(
+        map(id, (known, random._inst, torch.default_generator, tempfile._name_sequence.rng))
+    )
+    assert holder.hidden is next(each for name, each in found.items() if ".hidden" in name)
 
 
 def test_generators_that_were_made_since_are_found():

@@ -217,9 +217,9 @@ def test_another_generator_of_numpy_is_watched_too():
 @pytest.mark.parametrize("is_found", [True, False])
 def test_a_fingerprint_has_the_states_that_it_was_taken_of(monkeypatch, is_found):
     """Whether the memory of `random`'s generator was found or not."""
-    assert draw_detection._random_address() is not None
+    assert draw_detection._random_words() is not None
     if not is_found:
-        monkeypatch.setattr(draw_detection, "_random_address", lambda: None)
+        monkeypatch.setattr(draw_detection, "_random_words", lambda: None)
     random.gauss(0, 1)  # the second one of a pair is left
     for _ in range(2):
         found, known = generators_fingerprint(), generator_states()

@@ -33,6 +33,7 @@ from reading import (
 
 import forebay
 from buckets import PATIENCE_S
+from forebay import windows
 from forebay.caching import bucket_reader
 from forebay.caching import lookahead as lookahead_module
 from forebay.caching.fetcher_process import Place
@@ -360,6 +361,18 @@ def test_ctrl_c_within_a_message_costs_the_connection(monkeypatch):
     assert links[0].closed
     ahead.reached(0, 0, 0)
     assert sorted(+links[1].held) == sorted(+links[0].held) == [0, 1]
+
+
+def test_a_loader_closes_once_more_and_as_the_interpreter_ends(endpoint, monkeypatch):
+    """When modules are gone already; after that it reads again."""
+    cached = forebay.open_cache(URL, window="150KB")
+    with forebay.DataLoader(cached, 24, shuffle=True, seed=3, collate_fn=texts) as loader:
+        next(iter(loader))
+        with monkeypatch.context() as patch:
+            patch.setattr(windows, "heapq", None)
+            loader.close()
+            loader.close()
+        assert len(next(iter(loader))) == 24
 
 
 # ---- what may go wrong ---------------------------------------------------------------------------

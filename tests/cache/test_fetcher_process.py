@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import signal
@@ -46,10 +45,9 @@ def read_elsewhere(call):
 
 @pytest.mark.slow
 def test_two_jobs_with_one_directory_read_each_sample_once(
-    endpoint, root, whole, tmp_path, monkeypatch, caplog
+    endpoint, root, whole, tmp_path, monkeypatch
 ):
     """With other credentials and folders, at the same time; what stays on disk is good."""
-    caplog.set_level(logging.WARNING, "forebay")
     disk = {"directory": tmp_path / "kept", "disk": "200KB"}
     loaders = []
     for number in range(2):
@@ -62,8 +60,6 @@ def test_two_jobs_with_one_directory_read_each_sample_once(
         for one, other in zip(*loaders, strict=True):
             assert one == other
     assert len(fetchers()) == 2
-    said = [each for each in caplog.messages if "locked" in each]
-    assert len(said) == 1 and "not kept in directory=" in said[0]
     for loader in loaders:
         loader.close()
     del cached, loaders, loader
@@ -75,16 +71,13 @@ def test_two_jobs_with_one_directory_read_each_sample_once(
 
 @pytest.mark.slow
 def test_what_is_on_disk_may_be_anything(endpoint, whole, tmp_path):
-    """Each block is compared with its checksum when it is first used."""
+    """Each block is compared with its checksum when it is read."""
     disk = {"directory": tmp_path, "disk": "50MB"}
     assert ask(forebay.open_cache(URL, **disk, **WINDOW), epochs=2) == whole
-    (folder,) = tmp_path.iterdir()
-    files = sorted(folder.glob("lane-*.blocks"))
-    for path in files:
+    for number, path in enumerate(sorted(tmp_path.glob("*.block"))):
         data = bytearray(path.read_bytes())
-        for at in range(len(data) // 2, len(data), 4096):
-            data[at] ^= 1
-        path.write_bytes(data)
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data[: -number % 3 or None])
     endpoint.set()
     assert ask(forebay.open_cache(URL, **disk, **WINDOW), epochs=2) == whole
     assert len(list(forebay.open_cache(URL, **disk))) == SAMPLES

@@ -14,16 +14,16 @@ import os
 import random
 import sys
 import tarfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 import forebay
-from forebay.caching.lane_files import PAGE, LaneFiles
+from forebay.caching.kept_blocks import KeptBlocks
 from forebay.collate import pad, sequences
 
 # Batches that were returned before a state was taken.
@@ -235,22 +235,19 @@ def report_of_loader(path: Path, epochs: int = 1) -> None:
 
 # Blocks of a cache in a bucket, on a disk, and how many bytes they may take there.
 BLOCKS = [b"first", b"second" * 100]
-DISK_BYTES = 8 * PAGE
+DISK_BYTES = 1 << 15
 
 
-def lane_files(folder: Path) -> LaneFiles:
-    """Return the files of the blocks."""
-    return LaneFiles(folder, "a cache", DISK_BYTES, [len(block) for block in BLOCKS])
+def kept_blocks(folder: Path) -> KeptBlocks:
+    """Open the directory of the blocks."""
+    return KeptBlocks(folder, "a cache", DISK_BYTES, np.array([*map(len, BLOCKS)]))
 
 
 def write_blocks(folder: Path) -> None:
     """Write the blocks to a disk."""
-    with contextlib.closing(lane_files(folder)) as files:
-        files.claim({0: DISK_BYTES}, len(BLOCKS))
-        for number, block in enumerate(BLOCKS):
-            place = files.by_lane[0].take(number)
-            files.by_lane[0].write(place, memoryview(block))
-            files.add(number, files.by_lane[0], place, zlib.crc32(block))
+    found = kept_blocks(folder)
+    for number, block in enumerate(BLOCKS):
+        found.add(number, memoryview(block))
 
 
 def main(folder: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import mmap
 import os
 import shutil
 import zlib
@@ -20,7 +18,7 @@ from earlier_files import (
     SHARD_SAMPLES,
     SHARD_TIME,
     Things,
-    lane_files,
+    kept_blocks,
     loaded,
     plain_thing,
     report_of_loader,
@@ -118,14 +116,9 @@ def test_reports_are_compared_with_those_of_this_version(files):
     assert {("done", "3", "2", "-33%"), ("failed", "1", "0", "-100%")} <= {*found.figures}
 
 
-@pytest.mark.skipif(mmap.PAGESIZE != 4096, reason="blocks begin at pages of the machine's size")
 def test_blocks_on_a_disk_are_read(files):
     """So a new version need not fetch them again."""
-    with contextlib.closing(lane_files(files / "blocks")) as found:
-        found.find()
-        assert found.on_disk.keys() == {*range(len(BLOCKS))}
-        for number, file in found.on_disk.items():
-            place, _, checksum = file.blocks[number]
-            read = bytearray(len(BLOCKS[number]))
-            assert file.read(place, memoryview(read))
-            assert (bytes(read), checksum) == (BLOCKS[number], zlib.crc32(BLOCKS[number]))
+    found = kept_blocks(files / "blocks")
+    for number, block in enumerate(BLOCKS):
+        read = bytearray(len(block))
+        assert found.read(number, memoryview(read), zlib.crc32(block)) and read == block

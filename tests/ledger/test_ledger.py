@@ -577,14 +577,16 @@ def test_text_that_is_no_text_is_damaged(tmp_path):
         list(read_failures(tmp_path))
 
 
-def test_a_record_too_large_is_no_damage(tmp_path):
-    """SQLite's limit is told as what it is."""
+def test_a_record_too_large_costs_its_input(tmp_path):
+    """SQLite's limit is told as what it is; the other results are recorded."""
     with Ledger.open(tmp_path) as ledger:
-        ledger.enrol(paths("a"), (), True)
+        ledger.enrol(paths("a", "b"), (), True)
         ledger._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
-        with pytest.raises(LedgerError, match="one record is larger than the ledger"):
-            ledger.record([Done(1, 1, 0.1, (), "[" + " " * 10_000 + "]")], [])
-        assert states(ledger) == {"a": "todo"}
+        large = Done(1, 1, 0.1, (), "[" + " " * 10_000 + "]")
+        recorded = ledger.record([large, Done(2, 1, 0.1, (), "[]")], [])
+        assert [one.ordinal for one in recorded.failed] == [1]
+        assert "more than the ledger can hold" in recorded.failed[0].failure.message
+        assert (ledger.counts().done, ledger.counts().failed) == (1, 1)
 
 
 def test_a_database_of_another_program_is_foreign(tmp_path):

@@ -48,15 +48,53 @@ class Augmented(Dataset):
 
 
 class Streamed(IterableDataset):
-    """The same as a stream, half of it in each of two workers."""
+    """A stream with numbers of the global generators, half of it in each of two workers."""
 
     def __init__(self):
-        self.samples = Augmented()
+        self.read = 0
 
     def __iter__(self):
         info = torch.utils.data.get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return (self.samples[index] for index in range(first, 24, step))
+        for index in self.order()[first::step][self.read :]:
+            self.read += 1
+            yield index + torch.tensor(
+                [random.random(), np.random.random(), torch.rand(()).item()], dtype=torch.float64
+            )
+        self.read = 0
+
+    def order(self):
+        """Return an order for all workers, or for each."""
+        return np.random.permutation(24)
+
+
+class Stateful(Streamed):
+    """The same, with a state, and an order that does not depend on where it begins."""
+
+    def order(self):
+        """Return the order of each epoch."""
+        return np.random.default_rng(0).permutation(24)
+
+    def state_dict(self):
+        return {"read": self.read}
+
+    def load_state_dict(self, state):
+        self.read = state["read"]
+
+
+class Shards(IterableDataset):
+    """Divides shards that it shuffles with a generator of its own, which all workers have."""
+
+    def __init__(self, kind):
+        self.rng = kind(0)
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        order = list(range(10))
+        self.rng.shuffle(order)
+        for shard in order[first::step]:
+            yield from range(shard * 4, shard * 4 + 4)
 
 
 def epochs_of(loader, count=2):
@@ -216,14 +254,68 @@ def test_a_generator_that_collate_fn_makes_is_seeded_at_once():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 0}])
-def test_a_stream_draws_the_same_each_time(options):
-    """For the same number of workers."""
-    first, again = (
-        epochs_of(DataLoader(Streamed(), batch_size=4, seed=3, **options)) for _ in range(2)
+@pytest.mark.parametrize("kind", [random.Random, np.random.RandomState, np.random.default_rng])
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 3, "buffer": "1MB"}, {}])
+def test_a_stream_divides_its_work_by_a_generator_of_its_own(options, kind):
+    """It is equal in all workers, as in torch: each sample comes once in each epoch."""
+    with DataLoader(Shards(kind), batch_size=4, seed=3, **options) as loader:
+        for _ in range(2):
+            assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
+
+
+def reseed(worker_id):
+    """Seed NumPy as torch's documentation advises."""
+    np.random.seed(torch.initial_seed() % 2**32)
+
+
+STREAM_WAYS = {
+    "2 workers": {"num_workers": 2},
+    "no workers": {},
+    "a buffer": {"num_workers": 2, "buffer": "1MB"},
+    "workers that persist": {"num_workers": 2, "persistent_workers": True},
+    "a function for workers": {"num_workers": 2, "buffer": "1MB", "worker_init_fn": reseed},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Streamed, Stateful])
+@pytest.mark.parametrize("way", STREAM_WAYS)
+def test_a_stream_draws_on_after_a_resume(way, kind):
+    """In the middle of the second epoch, as if it had not been interrupted."""
+    options = {"batch_size": 4, "seed": 3, **STREAM_WAYS[way]}
+    expected = epochs_of(DataLoader(kind(), **options), 3)
+    assert not torch.equal(expected[0], expected[1])
+    with DataLoader(kind(), **options) as loader:
+        assert torch.equal(torch.cat(list(loader)), expected[0])
+        iterator = iter(loader)
+        batches = [next(iterator) for _ in range(3)]
+        state = loader.state_dict()
+    with DataLoader(kind(), **options) as other:
+        other.load_state_dict(state)
+        assert torch.equal(torch.cat([*batches, *other]), expected[1])
+        assert torch.equal(torch.cat(list(other)), expected[2])
+
+
+class OfWorker(Dataset):
+    """Draws from a generator that is seeded as the documentation of torch advises."""
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        info = torch.utils.data.get_worker_info()
+        return index + random.Random(info.seed).random()
+
+
+@pytest.mark.slow
+def test_the_seed_of_a_worker_is_that_of_the_sample():
+    """`get_worker_info().seed` does not depend on which worker makes a sample, nor on the run."""
+    one, two = (
+        epochs_of(DataLoader(OfWorker(), batch_size=4, seed=3, num_workers=count))
+        for count in (1, 2)
     )
-    assert all(map(torch.equal, first, again))
-    assert not torch.equal(first[0], first[1])
+    assert all(map(torch.equal, one, two))
+    assert len(torch.cat(one).unique()) == 32
 
 
 def numbered(samples, source, out):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import os
-import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,6 @@ from torch.utils.data import (
 )
 
 import forebay
-from forebay.loading.sample_check import compared
 
 
 class Parts(NamedTuple):
@@ -77,9 +75,9 @@ def of_process(dataset):
 @pytest.mark.parametrize(
     ("noise", "between"),
     [
-        (made_anew, "two results in this process"),
-        (counted, "two results in this process"),
-        (of_process, "two results in workers"),
+        (made_anew, "two results in one process"),
+        (counted, "two results in one process"),
+        (of_process, "the results of two processes"),
         (lambda _: object(), None),
         (drawn, None),
     ],
@@ -90,7 +88,7 @@ def test_what_is_no_function_of_the_seed_is_named(noise, between):
     assert found.samples == 3
     assert bool(found) == (between is None)
     if between is None:
-        assert "the same each time" in str(found)
+        assert "were the same." in str(found)
         return
     assert [each.index for each in found.differences] == [0, 24, 49]
     assert {each.field for each in found.differences} == {".noise"}
@@ -119,23 +117,44 @@ def test_the_iteration_and_the_generators_are_unchanged():
     assert len(list(iterator)) == 9
 
 
+class Graph:
+    """An object that has no equality."""
+
+    def __init__(self, number):
+        self.number = number
+
+
+class Objects(Dataset):
+    """Samples with an object."""
+
+    def __init__(self, make):
+        self.make, self.calls = make, 0
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        self.calls += 1
+        return {"graph": self.make(self.calls)}
+
+
 def test_samples_with_an_object_are_compared_by_its_state():
     """Though two objects of its class are never equal; one without a state to read is named."""
+    assert forebay.DataLoader(Objects(lambda _: Graph(0)), seed=1).check()
+    found = forebay.DataLoader(Objects(Graph), seed=1).check(samples=1)
+    assert [(each.index, each.field) for each in found.differences] == [(0, "['graph'].number")]
 
-    class Graph:
-        def __init__(self, number):
-            self.number = number
 
-    def made(number_of_graph):
-        numbers = iter(range(8))
-        return lambda workers: [{"graph": Graph(number_of_graph(next(numbers)))}]
+def numbered(samples, calls=[0]):  # noqa: B006 - it counts
+    """Add how often it was called."""
+    calls[0] += 1
+    return torch.tensor(samples), calls[0]
 
-    assert compared([7], made(lambda time: 0), seed=1)
-    found = compared([7], made(lambda time: time), seed=1)
-    assert [(each.index, each.field) for each in found.differences] == [(7, "['graph'].number")]
-    opaque = compared([7], lambda workers: [{"lock": threading.Lock()}], seed=1)
-    assert not opaque
-    assert "['lock'] (_thread.lock): cannot be compared" in str(opaque)
+
+def test_what_collate_fn_does_is_seen():
+    """Here it depends on how many batches the process has made."""
+    found = forebay.DataLoader(range(16), 4, seed=1, collate_fn=numbered).check(samples=16)
+    assert {each.field for each in found.differences} == {"[1]"}
 
 
 def test_impossible_checks_are_refused():

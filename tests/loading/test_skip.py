@@ -9,7 +9,7 @@ from same import assert_same
 from streams import WAYS, Noisy, resumed, until
 from torch.utils.data import TensorDataset
 
-from forebay import Buffer, DataLoader, OptionError
+from forebay import Buffer, DataLoader, FailuresError, OptionError
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -126,10 +126,11 @@ def test_a_batch_of_nothing_but_bad_samples_is_left_out(way):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", SOME)
 def test_nothing_but_bad_samples(way):
-    """An epoch may be empty; so may the next."""
+    """An epoch of nothing is an error; so is the next."""
     with loader_of(way, Failing(6, OSError("gone"), tuple(range(6)))) as loader:
-        assert list(loader) == []
-        assert list(loader) == []
+        for epoch in range(2):
+            with pytest.raises(FailuresError, match=f"every sample of epoch {epoch} raised"):
+                list(loader)
         assert len(loader.failures) == 12
 
 

@@ -16,7 +16,8 @@ from forebay.ledger.records import FileChange, FileFields
 from forebay.outputs import publishing
 from forebay.outputs.bucket import BucketFolder
 from forebay.outputs.folder import OutputFolder
-from forebay.outputs.staging import Output, Staging
+from forebay.outputs.output import Output
+from forebay.outputs.staging import Staging
 
 
 @pytest.fixture

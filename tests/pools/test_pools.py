@@ -102,13 +102,6 @@ class TestProcesses(PoolTests):
             self.collect(pool, self.died)
         # the autouse leak check fails if the program is still there
 
-    def test_a_job_that_cannot_be_pickled_is_refused_at_once(self) -> None:
-        """Before anything starts, with what to do about it."""
-        job = FaultyJob()
-        job.lock = threading.Lock()  # type: ignore[attr-defined]
-        with pytest.raises(OptionError, match="cannot be sent to worker processes"):
-            ProcessPool(job, 1)
-
     def test_too_few_descriptors_are_noticed_at_once(self) -> None:
         """Before anything starts, with the numbers."""
         with pytest.raises(OptionError, match="num_workers=10000000 needs about 20000048 open"):
@@ -129,6 +122,34 @@ class TestProcessesOfAThreadedDriver(PoolTests):
         thread.join()
 
     def make_pool(self, job: Job) -> Pool:
+        return ProcessPool(job, 2)
+
+
+class TestProcessesOfAJobThatCannotBePickled(PoolTests):
+    """Processes, forked from a zygote that is forked from here, with the job as it is."""
+
+    pytestmark = pytest.mark.full  # the other two classes show what a zygote does
+
+    def make_pool(self, job: Job) -> Pool:
+        job.lock = threading.Lock()  # type: ignore[attr-defined]
+        return ProcessPool(job, 2)
+
+
+def _load_nowhere(pid: int) -> FaultyJob:
+    raise RuntimeError(f"only process {pid} has this job")
+
+
+def _reduce(job: FaultyJob) -> tuple[object, ...]:
+    return _load_nowhere, (os.getpid(),)
+
+
+class TestProcessesOfAJobThatCannotBeLoaded(TestProcessesOfAThreadedDriver):
+    """A new interpreter gives up, and a zygote that is forked from here takes its place."""
+
+    pytestmark = pytest.mark.full
+
+    def make_pool(self, job: Job) -> Pool:
+        job.__class__ = type("OnlyHere", (type(job),), {"__reduce__": _reduce})
         return ProcessPool(job, 2)
 
 

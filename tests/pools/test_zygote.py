@@ -19,7 +19,7 @@ import pytest
 
 import forebay
 from forebay.errors import WorkerDiedError
-from forebay.pools import processes, zygote, zygote_handle
+from forebay.pools import pickling, processes, zygote, zygote_handle
 from forebay.pools.base import Pool
 from forebay.pools.events import Answer, Assignment, Job, TaskFinished, WorkerDied, WorkerStarted
 from forebay.pools.processes import ProcessPool
@@ -232,7 +232,7 @@ def test_a_zygote_may_import_for_as_long_as_that_takes(impatient, monkeypatch, t
     """It owes its answers only once it has the job."""
     monkeypatch.setattr(zygote_handle, "ZYGOTE_S", 0.6)
     gate = Gate(tmp_path)
-    pool = ProcessPool(zygote_handle.pickled(Slow(gate)), 1)
+    pool = ProcessPool(pickling.dumps(Slow(gate)), 1)
     try:
         handle = pool._zygote
         pool.start(0, 0)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import os
 import re
-import threading
+import signal
 from functools import partial
+from pathlib import Path
 
 import pandas
 import pyarrow
@@ -225,20 +227,6 @@ def test_what_is_no_function_is_refused(three, output, work):
         run(work, three, output)
 
 
-def test_a_function_that_cannot_be_pickled_is_refused(three, output):
-    """With the reason, and the ways to use it all the same."""
-    lock = threading.Lock()
-
-    def locked(source, out):
-        with lock:
-            return {"n": 1}
-
-    with pytest.raises(OptionError, match="cannot be sent to worker processes") as caught:
-        run(locked, three, output, num_workers=2)
-    assert "lock" in str(caught.value)
-    assert run(locked, three, output, num_workers=0).done == 3
-
-
 class Opaque:
     """Nothing that JSON knows."""
 
@@ -271,15 +259,85 @@ def test_metadata_that_cannot_be_json_fails_its_input(three, output, value, word
     assert published(output) == {}
 
 
+BACKENDS = {
+    "workers": {"num_workers": 1, "retries": 0},
+    "tried again": {"num_workers": 1},
+    "threads": {"num_workers": 1, "backend": "thread"},
+    "concurrency": {"num_workers": 1, "concurrency": 3},
+    "here": {"num_workers": 0},
+}
+
+
+def write_and_return(value, source, out):
+    """Write a file, and return what cannot be stored for one of the inputs."""
+    (out / source.name).write_text("x")
+    return {"a": value if source.name == "0003.txt" else 1}
+
+
 @pytest.mark.slow
-def test_metadata_of_a_worker_that_cannot_be_json_fails_its_input(three, output):
-    """It is looked at where it was made."""
+@pytest.mark.parametrize("options", BACKENDS.values(), ids=BACKENDS)
+def test_an_input_whose_metadata_cannot_be_stored_fails_alone(tmp_path, output, options):
+    """With its own reason: the input after it has a folder that is there and empty."""
+    inputs = make_inputs(tmp_path / "in", 9)
+    report = run(partial(write_and_return, Opaque()), inputs, output, **options)
+    assert [(each.source, each.error) for each in report.failures] == [
+        (str(inputs / "0003.txt"), "TypeError")
+    ]
+    assert "metadata 'a' is not JSON-serializable: Opaque" in report.failures[0].message
+    assert report.done == 8
+    assert len([name for name in published(output) if name.endswith(".txt")]) == 8
 
-    def work(source, out):
-        return {"a": Opaque()}
 
-    report = run(work, [three / "0000.txt"], output, num_workers=1)
-    assert [each.error for each in report.failures] == ["TypeError"]
+def alarm_is_set():
+    return signal.getitimer(signal.ITIMER_REAL)[0] > 0
+
+
+def leave_traces(folder, source, out):
+    """Change what a process has of its own, and fail; return what the next input finds."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    found = os.getcwd(), umask, alarm_is_set(), os.listdir(out)
+    os.umask(0o077)
+    os.chdir(folder)
+    if not alarm_is_set():
+        signal.setitimer(signal.ITIMER_REAL, 1000)
+    (out / "a.txt").write_text("x")
+    if source.name == "0001.txt":
+        raise ValueError("no good")
+    return {"found": str(found), "destination": (out / "a.txt").rename(out / source.name)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 0])
+def test_an_input_finds_its_process_as_the_first_one_did(tmp_path, output, three, workers):
+    """Its directory, file mode mask and alarm, and an empty folder, whatever one before did."""
+    before = os.umask(0o022)
+    os.umask(before)
+    work = partial(leave_traces, str(tmp_path))
+    report = run(work, three, output, num_workers=workers, retries=0)
+    assert [each.error for each in report.failures] == ["ValueError"]
+    found = str((os.getcwd(), before, alarm_is_set() and not workers, []))
+    assert report.metadata.column("found").to_pylist() == [found, found]
+
+
+kept = []
+
+
+def write_late(source, out):
+    """Write to a path of the input before, as a thread of it might."""
+    before = [path for path in kept if path.parent.is_dir()]
+    late = [path.write_text("late") for path in before]
+    kept[:] = [Path(out) / "late.txt"]
+    (out / source.name).write_text("x")
+    late += [path.write_text("late") for path in before if path.parent.is_dir()]
+    return {"late": len(late)}
+
+
+def test_what_an_input_left_running_writes_nothing_for_another(output, three):
+    """A folder with something in it is not used again, and its name is used once."""
+    report = run(write_late, three, output)
+    assert report.metadata.column("late").to_pylist() == [0, 1, 1]
+    assert not [name for name in published(output) if "late" in name]
 
 
 # ---- names of outputs ---------------------------------------------------------------------------

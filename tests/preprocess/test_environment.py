@@ -146,12 +146,19 @@ def test_whatever_inode_is_the_last_the_error_has_words(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("earlier", [False, True])
 def test_a_read_only_output_is_refused_at_once(tmp_path, earlier):
-    """No input is tried; the earlier run is as it was."""
+    """No input is tried; the earlier run is as it was, and the call that made it returns it."""
     inputs = make_inputs(tmp_path / "in", 3)
     with mounted(tmp_path / "out", "size=4m") as output:
         if earlier:
             run(copy, inputs, output)
         remount(output, "ro")
+        if earlier:
+            assert run(copy, inputs, output).resumed == 3
+            assert call("verify", output)[:2] == (
+                0,
+                "3 outputs checked: 0 missing, 0 altered, 0 orphans\n",
+            )
+            (inputs / "new.txt").write_text("new")
         with pytest.raises(OutputError, match="cannot be written to: Read-only file system"):
             run(copy, inputs, output)
         if earlier:

@@ -17,7 +17,7 @@ from works import copy, fail_odd, note_call
 import forebay
 from forebay.errors import MAX_TEXT, FailuresError, SampleTimeoutError, WorkerDiedError
 from forebay.inputs.listing import local_inputs
-from forebay.runs import job as work
+from forebay.runs import returned as work
 from forebay.runs.processing import FailureBudget
 from kit.control_groups import memory_group
 from kit.faults import meet_fault

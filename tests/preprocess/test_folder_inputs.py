@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -98,7 +99,7 @@ def test_folders_are_known_by_their_paths(tmp_path, patients, workers):
 def test_one_folder_stands_for_its_files(tmp_path, patients):
     """As before; in a list it is an input."""
     assert run(lambda path: {"is": path.is_dir()}, "pat", tmp_path / "files").done == 7 - 3 + 3
-    assert run(lambda path: {"is": path.is_dir()}, ["pat"], tmp_path / "one").done == 1
+    assert run(lambda path: {"is": path.is_dir()}, [Path("pat")], tmp_path / "one").done == 1
 
 
 def test_samples_may_be_folders(tmp_path, patients):

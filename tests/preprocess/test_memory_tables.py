@@ -117,13 +117,15 @@ def test_objects_in_polars_are_refused():
         forebay.from_table(frame)
 
 
-def test_row_labels_of_pandas_are_left_out(tmp_path):
-    """Return whether they have a name, and however rows were selected; `reset_index` keeps them."""
+def test_row_labels_of_pandas_are_columns_if_they_have_a_name(tmp_path):
+    """Without one they are left out, however rows were selected."""
     frame = pd.DataFrame({"n": [1, 2, 3, 4]})
     assert made_of(frame[frame.n != 2], tmp_path / "1") == [{"n": 1}, {"n": 3}, {"n": 4}]
     named = frame[frame.n != 1].rename_axis("key")
-    assert made_of(named, tmp_path / "2") == [{"n": 2}, {"n": 3}, {"n": 4}]
-    assert made_of(named.reset_index(), tmp_path / "3")[0] == {"key": 1, "n": 2}
+    assert made_of(named, tmp_path / "2")[0] == {"key": 1, "n": 2}
+    assert next(iter(forebay.from_table(named))) == {"key": 1, "n": 2}
+    by_path = pd.DataFrame({"path": ["a.jpg"], "y": [1]}).set_index("path")
+    assert made_of(by_path, tmp_path / "3") == [{"path": "a.jpg", "y": 1}]
 
 
 def test_missing_values_are_none(tmp_path):
@@ -457,7 +459,7 @@ def test_the_first_source_stays_over_three_steps(first, tmp_path):
 def test_from_table_has_the_rows_of_each_library(make):
     """An empty list has no columns to be a table of."""
     assert list(forebay.from_table(make(ROWS))) == ROWS
-    for bad in ([], 3, ["a"]):
+    for bad in ([], 3, [1]):
         with pytest.raises(forebay.InputError, match="instead of a table"):
             forebay.from_table(bad)
 

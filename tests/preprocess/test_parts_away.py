@@ -16,7 +16,7 @@ import forebay
 from forebay.cli import cli
 
 
-def copied(source, out):
+def copied(source: Path, out):
     """Copy a file; return two rows."""
     with Path("calls").open("a") as calls:
         calls.write(f"{source}\n")
@@ -177,7 +177,7 @@ def test_an_output_that_was_deleted_of_an_input_that_is_away(inputs):
     assert (calls(), len(outputs())) == (["in/d2/1.txt"], 9)
 
 
-def flat(source, out):
+def flat(source: Path, out):
     """Write an output whose name does not have the folder of its input."""
     out.file(source.name).write_text(source.read_text())
 

@@ -74,12 +74,12 @@ def command(*words):
     return result.return_value, result.output
 
 
-def tell(source, out):
+def tell(source: Path, out):
     out.file(source.name).write_bytes(source.read_bytes().upper())
     return {"path": str(source), "suffix": source.suffix, "text": source.read_text()}
 
 
-def one_name(source, out):
+def one_name(source: Path, out):
     out.file("same.txt").write_text(source.name)
     out.file(f"{source.stem}.own").write_text(source.name)
 

@@ -27,7 +27,7 @@ def folder(tmp_path, monkeypatch):
     make_inputs(Path("in"), 6)
 
 
-def copied(source, out):
+def copied(source: Path, out):
     """Copy an input; one that contains "bad" fails after it was read."""
     if isinstance(source, dict):
         source = Path(source.get("destination") or source["path"])
@@ -183,7 +183,7 @@ def test_touched_inputs_keep_their_outputs_until_each_is_done_again():
     touch(*NAMES)
     seen = []
 
-    def interrupted(source, out):
+    def interrupted(source: Path, out):
         seen.append(len([*Path("out").glob("*.txt")]))
         if len(seen) == 3:
             raise KeyboardInterrupt
@@ -263,7 +263,8 @@ def test_outputs_of_inputs_that_are_no_longer_listed_are_counted_and_pruned(outp
         "orphan   0004.txt: its input is no longer listed",
         "orphan   0005.txt: its input is no longer listed",
         "4 outputs checked: 0 missing, 0 altered, 2 orphans",
-        f"2 orphans can be removed: forebay prune {output}",
+        "2 orphans may be of another call, whose inputs the last one did not list: list the "
+        "inputs of both in one call, or give each call a folder of its own",
     ]
     lines = [f"{{}}  000{each}.txt: its input is no longer listed" for each in (4, 5)]
     lines.append("{} 2 outputs (24 B)")
@@ -327,7 +328,7 @@ import forebay
 from forebay.outputs import publishing
 from test_what_stays import NAMES
 
-def again(source, out):
+def again(source: "Path", out):
     out.file(source.name).write_text("new" + source.name)
 
 publish = publishing.Publisher._publish_file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 
 import pyarrow as pa
@@ -59,31 +58,6 @@ def test_types_that_only_arrow_has_are_read():
         assert shard.read([2, 0, 1]) == [table.to_pylist()[at] for at in (2, 0, 1)]
 
 
-@pytest.mark.parametrize("dropped", [[], ["category"]], ids=["dictionaries", "none"])
-@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
-@pytest.mark.parametrize("columns", [["text"], ["struct", "int64"], ["map", "bool"], ["a", "same"]])
-def test_only_the_buffers_of_the_columns_are_fetched(columns, compression, dropped):
-    """Besides metadata and dictionaries; whatever the types of the columns around them."""
-    table = TABLE.drop_columns([*dropped, "nothing"])
-    table = table.append_column("image", pa.array([random.randbytes(5000) for _ in range(ROWS)]))
-    data = arrow_bytes(table, 25, is_stream=False, compression=compression)
-    shard, rows = read(data, columns), [59, 0, 7, 8, 30, 7]
-    expected = read(data).read(rows)
-    assert shard.read(rows) == [{name: each[name] for name in columns} for each in expected]
-    assert shard.fetched < read(data, ["image"]).fetched
-    if compression is None:
-        assert shard.fetched < len(data) / 10
-
-
-def test_a_batch_whose_columns_are_not_apart_is_fetched_as_a_whole():
-    """A column of no type has no buffers, and views have any number of them."""
-    table = pa.table({"x": range(100), "none": pa.nulls(100), "y": range(100)})
-    data = arrow_bytes(table, 50, is_stream=True)
-    shard = read(data, ["y"])
-    assert shard.read([7, 99]) == [{"y": 7}, {"y": 99}]
-    assert shard.fetched == read(data).fetched
-
-
 @pytest.mark.parametrize("is_stream", LAYOUTS.values(), ids=LAYOUTS)
 def test_only_metadata_is_read_for_the_index(is_stream):
     """Of a megabyte, a few kilobytes are read: a message says how long it is."""
@@ -122,6 +96,24 @@ def test_a_shard_of_a_cache_is_refused():
     table = NUMBERS.replace_schema_metadata({"forebay": "{}"})
     with pytest.raises(InputError, match=r"which forebay\.open_cache reads"):
         read(arrow_bytes(table, 100, is_stream=False))
+
+
+def test_big_endian_numbers_are_refused():
+    """Read as they are, they would be other numbers in silence."""
+    data = bytearray(arrow_bytes(NUMBERS, 100, is_stream=True))
+
+    def target(at):
+        return at + int.from_bytes(data[at : at + 4], "little")
+
+    message = target(8)
+    fields = message - int.from_bytes(data[message : message + 4], "little", signed=True)
+    header = message + int.from_bytes(data[fields + 8 : fields + 10], "little")
+    schema = target(header)
+    fields = schema - int.from_bytes(data[schema : schema + 4], "little", signed=True)
+    assert data[fields + 4 : fields + 6] == b"\0\0"  # little-endian is not stored
+    data[fields + 4] = 4  # now something is there that is not zero
+    with pytest.raises(InputError, match=r"arrow: its numbers are big-endian\n  Write it again"):
+        read(bytes(data))
 
 
 def test_a_stream_without_an_end_mark_is_read():

@@ -82,9 +82,9 @@ def test_batches_are_those_of_files_whatever_is_on_disk(endpoint, whole, tmp_pat
         del samples
         gc.collect()
         await_no_fetcher()
-        for path in (tmp_path / "kept").rglob("lane-*.blocks"):
+        for path in (tmp_path / "kept").glob("*.block"):
             data = bytearray(path.read_bytes())
-            data[-5000] ^= 1  # somebody else wrote there
+            data[len(data) // 2] ^= 1  # somebody else wrote there
             path.write_bytes(data)
 
 
@@ -246,8 +246,6 @@ def test_shards_that_an_index_knows_are_not_listed(copied, tmp_path):
         samples[240]  # this sample alone, of which there is no checksum
     with pytest.raises(forebay.InputError, match=r"train-004\.tar.*missing"):
         samples[SAMPLES - 1]
-    with pytest.raises(forebay.InputError, match=r"train-004\.tar is in the index .* not there"):
-        opened(index=index, disk="all", directory=tmp_path / "all")
 
 
 def test_columns_with_others_between_them_stay_on_disk(endpoint, root, tmp_path):
@@ -267,17 +265,6 @@ def test_columns_with_others_between_them_stay_on_disk(endpoint, root, tmp_path)
             assert sorted(found) == sorted(first)
     size = (folder / "t.parquet").stat().st_size
     assert endpoint.counters()["bytes"] < 1.5 * size
-
-
-def test_a_copy_of_all_shards_is_read_from_disk(endpoint, whole, tmp_path):
-    """Made once; a shard that it lost, or that is another one now, is copied again."""
-    given = {"disk": "all", "directory": tmp_path / "copy"}
-    assert ask(opened(**given), epochs=2, num_workers=1) == whole
-    (tmp_path / "copy" / "train-002.tar").unlink()
-    (tmp_path / "copy" / "train-003.tar").write_bytes(b"cut")
-    before = (tmp_path / "copy" / "train-004.tar").stat()
-    assert [*opened(**given)] == [sample(at) for at in range(SAMPLES)]
-    assert (tmp_path / "copy" / "train-004.tar").stat() == before
 
 
 def test_what_is_missing_is_named(endpoint):

@@ -13,6 +13,7 @@ from written import write_tar
 
 import forebay
 from forebay import InputError
+from forebay.shards.apart import apart
 from forebay.shards.arrow import ArrowShards
 from forebay.shards.blocks import damages
 from forebay.shards.parquet import ParquetShards
@@ -23,7 +24,6 @@ from kit.shard_reading import BytesShard, ReadShard
 # Each is read in full: about 20 ms.
 COUNT = 15
 TABLE = many_types(20)
-PLAIN = TABLE.drop_columns(["nothing"])  # so that the columns of a batch are apart
 LINES = "".join(json.dumps({"text": "ü" * at, "n": [at, None]}) + "\n" for at in range(30)).encode()
 MDS = mds_shard(
     {"id": "int", "text": "str", "array": "ndarray", "json": "json", "number": "uint16"},
@@ -92,19 +92,20 @@ def test_a_forged_shard_gives_its_samples_or_is_refused(name, tmp_path):
     ("form", "data"),
     [
         (ParquetShards(), parquet_bytes(TABLE, row_group_size=7)),
-        (ArrowShards(), arrow_bytes(PLAIN, 7, is_stream=True)),
-        (ArrowShards(), arrow_bytes(PLAIN, 7, is_stream=False, compression="zstd")),
+        (ArrowShards(), arrow_bytes(TABLE, 7, is_stream=True)),
+        (ArrowShards(), arrow_bytes(TABLE, 7, is_stream=False, compression="zstd")),
     ],
     ids=["parquet", "arrow", "compressed"],
 )
 def test_columns_of_a_forged_shard_are_put_together_or_refused(form, data):
     """As they are fetched from a bucket: only some stretches of each block."""
     failed = 0
-    for each in (data, *forged(data, 3 * COUNT, seed=1)):
-        try:
-            shard = ReadShard(form, BytesShard(each), ["lists", "text", "category"])
-            shard.read(range(0, len(shard), max(len(shard) // 10, 1)))
-        except damages():
-            failed += 1
-            assert each != data
+    with apart():  # a footer may end pyarrow's process
+        for each in (data, *forged(data, 3 * COUNT, seed=1)):
+            try:
+                shard = ReadShard(form, BytesShard(each), ["lists", "text", "category"])
+                shard.read(range(0, len(shard), max(len(shard) // 10, 1)))
+            except damages():
+                failed += 1
+                assert each != data
     assert failed > COUNT // 4

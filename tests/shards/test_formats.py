@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
-import lzma
 import pickle
 
 import pyarrow as pa
@@ -41,9 +40,6 @@ COMPRESSED = {
     ".zst": lambda data: pa.Codec("zstd").compress(data, asbytes=True),
     ".zstd": lambda data: pa.Codec("zstd").compress(data, asbytes=True),
     ".bz2": bz2.compress,
-    ".br": lambda data: pa.Codec("brotli").compress(data, asbytes=True),
-    ".xz": lambda data: lzma.compress(data[:500]) + bytes(4) + lzma.compress(data[500:]),
-    ".snappy": lambda data: pa.Codec("snappy").compress(data, asbytes=True),
 }
 
 

@@ -98,7 +98,7 @@ def test_where_there_is_no_index_the_error_says_how_to_make_one(tars):
     indexed(tars)
     path = tars.parent / "index" / "shards.index"
     path.write_bytes(path.read_bytes()[:5000])
-    with pytest.raises(forebay.InputError, match=r"shards\.index' is damaged.*truncated"):
+    with pytest.raises(forebay.InputError, match=r"shards\.index' is damaged"):
         opened(tars)
 
 

@@ -139,6 +139,29 @@ def test_an_index_that_takes_long_is_kept_until_a_shard_changes(tmp_path, caches
     assert len(forebay.open_shards(tmp_path / "*.tar", progress=False)) == 30
 
 
+def test_of_a_location_one_index_is_kept_and_none_that_was_not_used_for_long(
+    tmp_path, caches, monkeypatch
+):
+    """What was kept before a shard changed is of no use; other locations have their own."""
+    monkeypatch.setattr(sources, "KEEP_S", 0.0)
+    write_tars(tmp_path, 40, 2)
+    for names in ("*.tar", "train-000.tar", "*.tar"):
+        forebay.open_shards(tmp_path / names, progress=False)
+    kept = {*caches.rglob("*.index")}
+    assert len(kept) == 2
+    for count in (30, 20):
+        write_tar(tmp_path / "train-001.tar", range(count))
+        forebay.open_shards(tmp_path / "*.tar", progress=False)
+        write_tar(tmp_path / f"train-{count:03}.tar", range(3))
+    now = {*caches.rglob("*.index")}
+    assert len(now) == 2
+    (other,) = now & kept
+    os.utime(other, (0, 0))
+    forebay.open_shards(tmp_path / "*.tar", progress=False)
+    (last,) = caches.rglob("*.index")
+    assert last not in now
+
+
 def test_a_kept_index_may_be_anybodys(tmp_path, caches, monkeypatch):
     """One that is damaged is made again."""
     write_tars(tmp_path, 40, 2)

@@ -13,6 +13,7 @@ import copyreg
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import suppress
 from types import BuiltinFunctionType, EllipsisType, FunctionType, NoneType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,6 +23,8 @@ import torch
 from forebay.base.batches import opened
 from forebay.errors import shortened
 
+# Of how many values of a sample the beginning is kept, and how many numbers of each.
+MOST_LEAVES, FEW_VALUES = 64, 4
 _PLAIN = (bool, int, float, complex, str, NoneType, EllipsisType)
 
 
@@ -77,6 +80,35 @@ def _differing(one: Digested, two: Digested, path: str) -> Iterator[str]:
 
 def _is_alike(one: Digest, two: Digest) -> bool:
     return (one.kind, one.steps, len(one.parts)) == (two.kind, two.steps, len(two.parts))
+
+
+def leaves(value: Any) -> dict[str, str]:
+    """Return the beginning of each value of a sample or batch, by path."""
+    found: dict[str, str] = {}
+    waiting = [("", value)]
+    while waiting and len(found) < MOST_LEAVES:
+        path, each = waiting.pop(0)
+        with suppress(Exception):  # the user's class may raise anything
+            branch = None if isinstance(each, str) else opened(each)
+            if branch is None:
+                found[path] = _beginning(each)
+                continue
+            is_field = branch.kind in ("namedtuple", "fields")
+            steps = (f".{key}" if is_field else _step(key) for key in branch.keys)
+            waiting += [
+                (path + step, part) for step, part in zip(steps, branch.values, strict=True)
+            ]
+    return found
+
+
+def _beginning(value: Any) -> str:
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_nested:
+        value = value.detach().flatten()[:FEW_VALUES].tolist()
+    elif isinstance(value, np.ndarray):
+        value = value.flat[:FEW_VALUES].tolist()
+    elif type(value) not in _PLAIN and not isinstance(value, np.generic):
+        return ""
+    return shortened(value)
 
 
 def not_compared(one: Digested, path: str = "") -> Iterator[tuple[str, str]]:

@@ -5,12 +5,11 @@
     in threads       ThreadTurns    inputs or samples that several threads process side by side
 
 A call that changed the generators, without having been seeded, is repeated with its seeds. To seed
-them takes 7 us, and to save and restore all states 70 us: longer than many a sample.
+them takes 7 us, and to save and restore all states 100 us: longer than many a sample takes.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import pickle
 import random
@@ -18,11 +17,13 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from forebay.base import randomness
+from forebay.base.generators import OwnedGenerators
 from forebay.base.randomness import (
     SetSeed,
     States,
@@ -33,9 +34,6 @@ from forebay.base.randomness import (
     seed_generators,
     set_generator_states,
 )
-
-if TYPE_CHECKING:
-    from forebay.base.local_generators import LocalGenerators
 
 _T = TypeVar("_T")
 # The Mersenne Twisters of `random` and numpy: 624 words, and a position before or after them.
@@ -240,37 +238,29 @@ class ThreadTurns:
     Calls run side by side until a change of the generators is detected. Then that call is repeated
     alone; if it does draw, all later calls run alone.
 
-    Args:
-        local: Lets calls draw from generators of their own side by side; None if those that draw
-            run alone.
+    Attributes:
+        owned: Other generators that these calls draw from.
     """
 
-    def __init__(self, local: LocalGenerators | None = None) -> None:
+    def __init__(self) -> None:
         """Begin with calls side by side."""
-        self._draws, self.local = False, local
+        self._draws, self.owned = False, OwnedGenerators()
         # By thread, the `SampleThreads` that make samples for it.
         self.helpers: WeakKeyDictionary[threading.Thread, Any] = WeakKeyDictionary()
-        self._beside: Callable[[], AbstractContextManager[SetSeed]] = (
-            (lambda: nullcontext(seed_nothing)) if local is None else local.beside
-        )
-        self._fingerprint = _whole_fingerprint if local is None else local.fingerprint
-        self._seed: SetSeed = seed_generators if local is None else local.seed_all
         self._before: tuple[Any, ...] = ()  # the fingerprint when the first of those running began
 
     def run(self, call: Callable[[SetSeed], _T], undo: Callable[[], None] = lambda: None) -> _T:
         """Make a call; return its result, or raise its exception."""
-        turns, thread, local = randomness.process_turns, threading.get_ident(), self.local
+        turns, thread = randomness.process_turns, threading.get_ident()
         found = turns.join(thread, lambda: self._draws)
         if found is not None:
-            has_mode = local is None or local.has_mode
             with turns.looking:
                 running = turns.running.setdefault(self, set())
                 if not running:
                     self._before = self._fingerprint()
                 running.add(thread)
             try:
-                with self._beside() as set_seed:
-                    returned, error = call(set_seed), None
+                returned, error = call(seed_nothing), None
             except Exception as raised:  # noqa: BLE001 - it may depend on random numbers
                 returned, error = None, raised
             finally:
@@ -283,10 +273,6 @@ class ThreadTurns:
                     raise error
                 return returned  # type: ignore[return-value]
             undo()
-            if local is not None and not has_mode and local.enter_mode():
-                with generators_kept() as kept:
-                    kept.states, turns.is_dirty = found, False
-                return self.run(call, undo)
         with generators_kept() as kept:
             if found is None:
                 return call(self._seed)
@@ -294,7 +280,7 @@ class ThreadTurns:
                 if turns.is_dirty:
                     kept.states, turns.is_dirty = found, False
                 return call(self._seed)
-            detector = _DrawDetector(self._seed)
+            detector = _DrawDetector(self._seed, self._fingerprint)
             try:
                 return call(detector.seed)
             finally:
@@ -303,9 +289,12 @@ class ThreadTurns:
                     self._draws, kept.states = True, found
                 turns.is_dirty = False
 
-    def run_alone(self) -> None:
-        """Run all calls alone from now on: they draw."""
-        self._draws = True
+    def _seed(self, seed: int) -> None:
+        seed_generators(seed)
+        self.owned.seed(seed)
+
+    def _fingerprint(self) -> tuple[Any, ...]:
+        return (*_whole_fingerprint(), *map(pickle.dumps, self.owned.states()))
 
     def abandon(self, thread: threading.Thread) -> bool:
         """End all turns of an abandoned thread and its helpers; return whether all only waited."""
@@ -326,22 +315,25 @@ class ThreadTurns:
 class _DrawDetector:
     """Seeds the generators, and detects whether anything draws from them afterwards."""
 
-    def __init__(self, set_seed: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        set_seed: Callable[[int], None],
+        fingerprint: Callable[[], tuple[Any, ...]] | None = None,
+    ) -> None:
         """Have `set_seed` seed them."""
         self._has_drawn, self._set_seed = False, set_seed
+        self._fingerprint = fingerprint or generators_fingerprint
         self._seeded: tuple[Any, ...] | None = None
 
     def seed(self, seed: int) -> None:
         """Seed the generators."""
         self._has_drawn = self.has_drawn()
         self._set_seed(seed)
-        self._seeded = generators_fingerprint()
+        self._seeded = self._fingerprint()
 
     def has_drawn(self) -> bool:
         """Return whether anything drew after one of the seeds."""
-        return self._has_drawn or (
-            self._seeded is not None and self._seeded != generators_fingerprint()
-        )
+        return self._has_drawn or (self._seeded is not None and self._seeded != self._fingerprint())
 
 
 # As it is here, and not what counts its calls.
@@ -394,15 +386,15 @@ def _random_memory() -> tuple[Any, Any]:
 
     `getstate` makes 625 integers of it.
     """
-    address = _random_address()
-    if address is None:
+    words = _random_words()
+    if words is None:
         return _random_state(), None
-    return ctypes.string_at(address, _STATE_BYTES), random._inst.gauss_next  # type: ignore[attr-defined]
+    return words.tobytes(), random._inst.gauss_next  # type: ignore[attr-defined]
 
 
 @functools.cache
-def _random_address() -> int | None:
-    """Return where the generator of `random` has its position and words; None if not found."""
+def _random_words() -> Any:
+    """Return a view of the position and words of `random`'s generator; None if not found."""
     if sys.implementation.name != "cpython":
         return None
     generator: Any = random._inst
@@ -411,13 +403,25 @@ def _random_address() -> int | None:
         return None
     *words, position = random.Random.getstate(generator)[1]
     known = struct.pack(f"{_WORDS + 1}I", position, *words)
-    address = id(generator) + begin
-    return address if ctypes.string_at(address, _STATE_BYTES) == known else None
+    view = _view(id(generator) + begin)
+    return view if view.tobytes() == known else None
+
+
+def _view(address: int) -> Any:
+    """Return a view of the memory of a Mersenne Twister, as an array."""
+    known = {"data": (address, True), "shape": (_WORDS + 1,), "typestr": "=u4", "version": 3}
+    return sys.modules["numpy"].asarray(SimpleNamespace(__array_interface__=known))
+
+
+# Views of the memory of numpy's own generators, with these; the user may set another one.
+_views: list[tuple[Any, Any]] = []
 
 
 def _numpy_memory(numpy_random: Any) -> Any:
-    """Return the state of numpy's global generator, in a twentieth of the time of `get_state`."""
+    """Return the state of numpy's global generator, in a hundredth of the time of `get_state`."""
     generator = numpy_random.get_bit_generator()
-    if type(generator) is numpy_random.MT19937:
-        return ctypes.string_at(generator.ctypes.state_address, _STATE_BYTES)
-    return pickle.dumps(generator.state)  # the user's own
+    if type(generator) is not numpy_random.MT19937:
+        return pickle.dumps(generator.state)  # the user's own
+    if not _views or _views[0][0] is not generator:
+        _views[:] = [(generator, _view(generator.ctypes.state_address))]
+    return _views[0][1].tobytes()

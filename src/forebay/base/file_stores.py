@@ -7,7 +7,7 @@ is a result, not an error.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from forebay.base.files import (
     local_path,
     location_in,
     read_regular,
+    tried,
 )
 from forebay.errors import (
     ForebayError,
@@ -65,7 +66,7 @@ class Store:
         if (self.size(name) or 0) > most:
             return None
         with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError, name=name):
-            return bytes(self._system.cat_file(self._key(name)))
+            return bytes(tried(lambda: self._system.cat_file(self._key(name))))
         return None
 
     def write(self, name: str, data: bytes) -> None:
@@ -85,17 +86,10 @@ class Store:
                 for path, key in zip(local, keys, strict=True):
                     system.put_file(path, key)
 
-    def download(self, name: str, path: Path, each: Callable[[], object] | None = None) -> bool:
-        """Fetch a file to a local path; return False if there is none.
-
-        Args:
-            each: Called after each part of the file; an exception of it ends the download.
-        """
-        from fsspec.callbacks import Callback
-
-        told = Callback(hooks={} if each is None else {"each": lambda *_, **__: each()})
+    def download(self, name: str, path: Path) -> bool:
+        """Fetch a file to a local path; return False if there is none."""
         with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError, name=name):
-            self._system.get_file(self._key(name), str(path), callback=told)
+            tried(lambda: self._system.get_file(self._key(name), str(path)))
             return True
         return False
 
@@ -126,7 +120,7 @@ class Store:
         """Return a file's bytes; None if there is none."""
         with suppress(FileNotFoundError), self._in_words("read", FileNotFoundError, name=name):
             self._system.invalidate_cache()
-            return int(self._system.info(self._key(name))["size"])
+            return int(tried(lambda: self._system.info(self._key(name)))["size"])
         return None
 
     def files(self) -> list[tuple[str, int]]:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import itertools
 import os
+import random
 import re
 import stat
 import sys
+import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from forebay.errors import (
     InputError,
@@ -157,33 +158,6 @@ def atomic_file(path: Path, *, is_ours: bool = True) -> Iterator[BinaryIO]:
         raise
 
 
-def own_positions() -> None:
-    """Open the files again that this process got open for reading from the one that forked it.
-
-    Both have one position in each of them: what one reads, or seeks, moves that of the other.
-    """
-    with suppress(OSError):  # a system without /proc
-        for name in os.listdir(_DESCRIPTORS):
-            with suppress(OSError):  # it may not be opened again; that of the listing is closed
-                _reopen(int(name))
-
-
-_DESCRIPTORS = "/proc/self/fd"
-
-
-def _reopen(descriptor: int) -> None:
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    is_read = flags & os.O_ACCMODE == os.O_RDONLY
-    if not is_read or not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return
-    own = os.open(f"{_DESCRIPTORS}/{descriptor}", flags)
-    try:
-        os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
-        os.dup2(own, descriptor, os.get_inheritable(descriptor))
-    finally:
-        os.close(own)
-
-
 def refuse_foreign(private: Path) -> None:
     """Raise OutputError if forebay's own files are links, pipes or devices."""
     odd = private if private.is_symlink() else None
@@ -269,6 +243,11 @@ _WAYS = (_by_renameat2, _by_link)
 # ---- remote files --------------------------------------------------------------------------------
 # Files at fsspec URLs: found and opened, with readable errors.
 
+# How long a server may be silent in a request, and for how long a request is tried again.
+SILENT_S, PATIENCE_S = 15.0, 90.0
+# The same where a library tries nothing again: how often, and the longest first pause.
+_MOST_TRIES, _PAUSE_S = 6, 0.2
+
 
 def connect_url(url: str, *, anew: bool = False) -> tuple[Any, str]:
     """Return the file system of a URL or path, and the path there; raise what fsspec raises.
@@ -278,11 +257,48 @@ def connect_url(url: str, *, anew: bool = False) -> tuple[Any, str]:
     """
     from fsspec.core import url_to_fs
 
-    system, path = url_to_fs(url)
+    limits = _limits_of(url)
+    system, path = url_to_fs(url, **limits)
     if anew:
         system.clear_instance_cache()
-        system, path = url_to_fs(url)
+        system, path = url_to_fs(url, **limits)
     return system, path
+
+
+def _limits_of(url: str) -> dict[str, Any]:
+    """Return the settings by which s3fs, or fsspec's HTTP, gives up a server that is silent."""
+    found: dict[str, Any] = {}
+    for protocol in {part.partition("://")[0] for part in url.split("::") if is_url(part)}:
+        if protocol in ("s3", "s3a"):  # s3fs makes five tries, and botocore two of each
+            most = {"read_timeout": PATIENCE_S / 10, "retries": {"total_max_attempts": 2}}
+            own = settings_of(protocol).get("config_kwargs", {})
+            found[protocol] = {"config_kwargs": most | own}
+        elif protocol in ("http", "https"):
+            from aiohttp import ClientTimeout  # fsspec's HTTP needs it, too
+
+            most = {"timeout": ClientTimeout(None, sock_connect=SILENT_S, sock_read=SILENT_S)}
+            own = settings_of(protocol).get("client_kwargs", {})
+            found[protocol] = {"client_kwargs": most | own}
+    return found
+
+
+_T = TypeVar("_T")
+
+
+def tried(call: Callable[[], _T]) -> _T:
+    """Return what a call to a store returns; tried again, after a pause, if its error may pass."""
+    from forebay.base.store_errors import BROKEN, THROTTLED, store_error_kind
+
+    began = time.monotonic()
+    for attempt in itertools.count():
+        try:
+            return call()
+        except Exception as error:
+            is_over = attempt == _MOST_TRIES - 1 or time.monotonic() > began + PATIENCE_S
+            if is_over or store_error_kind(error) not in (BROKEN, THROTTLED):
+                raise
+        time.sleep(random.uniform(0, _PAUSE_S * 2**attempt))  # noqa: S311
+    raise AssertionError
 
 
 def settings_of(protocol: str) -> dict[str, Any]:
@@ -383,7 +399,7 @@ def download(source: str, folder: Path | None = None) -> Iterator[Path]:
     with TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch:
         path = Path(scratch, file_name(remote) or "input")
         try:
-            system.get_file(remote, str(path))
+            tried(lambda: system.get_file(remote, str(path)))
         except (FileNotFoundError, PermissionError) as error:
             raise NoInputError from error  # another try would not help
         yield _existing(path, source)

@@ -21,8 +21,6 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from forebay.base.datasets import is_map_style
-
 
 class Origin(NamedTuple):
     """Consecutive samples of one shard, file or table.
@@ -82,6 +80,8 @@ def content_digests(dataset: Any, samples: int | None = None) -> str | None:
     Args:
         samples: How many; None for all.
     """
+    from forebay.base.datasets import is_map_style
+
     if not (type(dataset).__module__.startswith(("forebay.", "torch.")) and is_map_style(dataset)):
         return None  # no `__len__` of the user is called
     bases, lengths, places = placed(dataset)
@@ -121,6 +121,8 @@ def _places(dataset: Any, bases: dict[int, tuple[Any, int, int]]) -> Any:
     Args:
         bases: By id: a base, its first place, its length.
     """
+    from forebay.base.datasets import is_map_style
+
     torch_data, mixing = sys.modules.get("torch.utils.data"), sys.modules.get("forebay.mixing")
     if torch_data is not None and _only_selects(dataset, torch_data.Subset):
         inner = dataset.dataset

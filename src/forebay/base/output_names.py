@@ -36,7 +36,12 @@ def table_name(form: str) -> str:
 
 # How the names of tables end that are read.
 _TEXT = ("csv", "jsonl", "ndjson", "tsv")
-SUFFIXES = (*(f".{form}" for form in (*_TEXT, "parquet")), *(f".{form}.gz" for form in _TEXT))
+PACKINGS = (".gz", ".bz2", ".xz", ".zst")
+SUFFIXES = (
+    *(f".{form}" for form in (*_TEXT, "parquet")),
+    *(f".{form}{packing}" for form in (*_TEXT, "json") for packing in PACKINGS),
+)
+ENDINGS = f"{', '.join(SUFFIXES[: len(_TEXT) + 1])}, text also with {', '.join(PACKINGS)}"
 TABLES = tuple(map(table_name, sorted(TABLE_FORMATS)))
 # What the names of outputs outside of the output folder begin with. No other name holds "//".
 _ELSEWHERE = "file://"

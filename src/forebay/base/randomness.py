@@ -84,13 +84,11 @@ _current = SimpleNamespace(seed=0)
 
 
 def _seed_numpy(numpy: Any) -> None:
-    if this_thread.stream is None:
-        numpy.random.seed(_current.seed >> 32)
+    numpy.random.seed(_current.seed >> 32)
 
 
 def _seed_torch(torch: Any) -> None:
-    if this_thread.stream is None:
-        torch.default_generator.manual_seed(_current.seed & TORCH_BITS)
+    torch.default_generator.manual_seed(_current.seed & TORCH_BITS)
 
 
 def seed_on_import(is_on: bool) -> None:
@@ -215,13 +213,6 @@ class Turns:
             return ran
 
 
-class _ThisThread(threading.local):
-    """What threads draw from: the generators of the process if `stream` is None."""
-
-    stream: Any = None  # of `local_generators`
-
-
-this_thread = _ThisThread()
 process_turns = Turns()
 
 
@@ -242,14 +233,12 @@ def end_turns() -> None:
 @contextmanager
 def generators_locked() -> Iterator[None]:
     """Keep other threads from using the generators in the block, which may draw from them."""
-    turns, thread, stream = process_turns, threading.get_ident(), this_thread.stream
+    turns, thread = process_turns, threading.get_ident()
     turns.take(thread)
-    this_thread.stream = None
     try:
         yield
     finally:
         turns.give(thread)
-        this_thread.stream = stream
 
 
 def is_taken_alone() -> bool:

@@ -7,7 +7,7 @@ same input.
     str, int, bool, None, and subclasses          as they are
     float                                         a number; for NaN see `json_value`
     dict, list, tuple, range, set                 dict, list; a set is sorted
-    dataclass, NamedTuple, attrs, pydantic        dict; see `record_of` in `base/records.py`
+    dataclass, NamedTuple, attrs, pydantic        dict; see `fields_of`
     date, time                                    a string in ISO format
     duration                                      a string as of a `timedelta`: "1 day, 0:00:01"
     path, Decimal, Fraction, UUID, and            a string
@@ -28,8 +28,6 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence, Set
 from enum import Enum
 from typing import TYPE_CHECKING, Any
-
-from forebay.base.records import record_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -142,7 +140,7 @@ def _of_object(value: Any, string: Callable[[str], Any] | None, is_returned: boo
         return None
     if isinstance(value, Enum):
         return json_value(value.value, string, is_returned)
-    if (record := record_of(value)) is not None:
+    if (record := fields_of(value)) is not None:
         return json_value(record, string, is_returned)
     if is_returned and (known := marked(value)) is not None:
         return known
@@ -220,6 +218,37 @@ def _duration(nanoseconds: int) -> str:
     if micros or rest:
         text += f".{micros:06}" + (f"{rest:03}" if rest else "")
     return f"{days} day{'s' * (abs(days) != 1)}, {text}" if days else text
+
+
+# ---- records -------------------------------------------------------------------------------------
+
+
+def fields_of(value: Any) -> dict[Any, Any] | None:
+    """Return the fields of a value by name; None for a value that has none.
+
+    Those of a mapping, dataclass, NamedTuple, attrs object, pydantic model, row of a database, or
+    Series of pandas with labels that are strings.
+    """
+    kind = type(value)
+    if kind is dict or isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, str | bytes | list | type):
+        return None
+    if isinstance(value, tuple):
+        as_dict = getattr(value, "_asdict", None)
+        return dict(as_dict()) if callable(as_dict) and hasattr(kind, "_fields") else None
+    if fields := getattr(kind, "__dataclass_fields__", None):
+        return {name: getattr(value, name) for name in fields if hasattr(value, name)}
+    if attributes := getattr(kind, "__attrs_attrs__", None):
+        return {each.name: getattr(value, each.name) for each in attributes}
+    if callable(dump := getattr(kind, "model_dump", None)):
+        return dict(dump(value))
+    if kind.__name__ == "Series" and kind.__module__.partition(".")[0] == "pandas":
+        are_names = len(value) and all(isinstance(each, str) for each in value.index)
+        return dict(zip(value.index, value, strict=True)) if are_names else None
+    if (kind.__module__, kind.__name__) == ("sqlite3", "Row"):
+        return dict(value)
+    return None
 
 
 # ---- marks ---------------------------------------------------------------------------------------

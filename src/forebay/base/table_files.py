@@ -6,11 +6,11 @@ import codecs
 import io
 import json
 import re
-import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
+from forebay.base.output_names import PACKINGS
 from forebay.errors import InputError
 
 
@@ -27,29 +27,61 @@ class TableFile(NamedTuple):
 
 
 def table_file(name: str, shown: str, open_file: Callable[[], BinaryIO]) -> TableFile:
-    """Return a file with a table, which is decompressed if its name ends in .gz.
+    """Return a file with a table, which is decompressed if its name ends in one of PACKINGS.
 
     Args:
         name: The last part of its path or URL.
         shown: What errors call it.
         open_file: Opens it as it is.
     """
-    if not name.lower().endswith(".gz"):
+    packing = next((each for each in PACKINGS if name.lower().endswith(each)), None)
+    if packing is None:
         return TableFile(shown, open_file)
+    return TableFile(shown, lambda: io.BufferedReader(_Decompressed(open_file(), packing), 1 << 16))
 
-    def opened() -> BinaryIO:
-        import gzip
 
-        class Decompressed(gzip.GzipFile):
-            def close(self) -> None:
-                super().close()
-                packed.close()
+class _Decompressed(io.RawIOBase):
+    """The content of a compressed file, which is closed with this one."""
 
-        packed = open_file()
-        found: Any = Decompressed(fileobj=packed)
-        return io.BufferedReader(found)
+    def __init__(self, packed: BinaryIO, packing: str) -> None:
+        self._packed = packed
+        self._stream = _stream_of(packed, packing)
 
-    return TableFile(shown, opened)
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._stream.read(len(buffer))
+        except OSError:
+            raise
+        except Exception as error:  # each library has errors of its own
+            raise EOFError(str(error)) from error
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        super().close()
+        self._packed.close()
+
+
+def _stream_of(packed: BinaryIO, packing: str) -> Any:
+    """Return what reads the content of a compressed file; a library is loaded when it is needed."""
+    if packing == ".gz":
+        from gzip import GzipFile
+
+        return GzipFile(fileobj=packed)
+    if packing == ".bz2":
+        from bz2 import BZ2File
+
+        return BZ2File(packed)
+    if packing == ".xz":
+        from lzma import LZMAFile
+
+        return LZMAFile(packed)
+    import pyarrow
+
+    return pyarrow.CompressedInputStream(packed, "zstd")
 
 
 @contextmanager
@@ -60,7 +92,7 @@ def opening(file: TableFile) -> Iterator[BinaryIO]:
             yield opened
     except OSError as error:
         refuse(file.name, f"it cannot be read: {error}", "Check its path and permissions.", error)
-    except (EOFError, zlib.error) as error:
+    except EOFError as error:
         refuse(file.name, f"it cannot be decompressed: {error}", "Compress it again.", error)
 
 
@@ -110,6 +142,9 @@ def without_nul(file: TableFile, lines: Iterator[str]) -> Iterator[str]:
 # The ending of a file's name, such as ".wav".
 _ending = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,5}$").search
 _OTHERS = ";\t|"
+_SHEETS = (".xlsx", ".xls", ".ods", ".orc", ".avro", ".feather")
+# Endings of files of which the first lines say whether they list inputs.
+GUESSED = (".txt", ".json", *_SHEETS)
 
 # A reason and an advice, the two parts of an error.
 Guess = tuple[str, str]
@@ -165,6 +200,12 @@ def file_guess(name: str, lines: Sequence[str]) -> Guess | None:
         return (
             f"its lines seem to be paths, such as {lines[0]!r}",
             f"For these, pass a list: open({name!r}).read().splitlines(). {itself}",
+        )
+    if name.lower().endswith(_SHEETS):
+        return (
+            "it is a table in a format that forebay does not read",
+            "For an input of each row, pass the table that pandas.read_excel(...), or pandas's "
+            f"reader of that format, returns. {itself}",
         )
     if not name.lower().endswith(".json") or not lines:
         return None

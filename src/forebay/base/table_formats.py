@@ -28,7 +28,7 @@ from forebay.base.arrow_arrays import (
     table_of_rows,
     values_in,
 )
-from forebay.base.output_names import SUFFIXES
+from forebay.base.output_names import PACKINGS, SUFFIXES
 from forebay.base.row_values import python_rows, unmarked
 from forebay.base.table_files import TableFile, opening, refuse, text_lines, without_nul
 from forebay.errors import InputError
@@ -322,15 +322,16 @@ FORMATS: dict[str, _Csv | _Jsonl | _Parquet] = {
     "jsonl": _Jsonl(),
 }
 # By the endings of files: what is written, and what else is read.
-_BY_ENDING = {**FORMATS, "tsv": _Csv("\t"), "ndjson": FORMATS["jsonl"]}
+_BY_ENDING = {**FORMATS, "tsv": _Csv("\t"), "ndjson": FORMATS["jsonl"], "json": FORMATS["jsonl"]}
 
 
 def format_of(name: str) -> _Csv | _Jsonl | _Parquet | None:
     """Return the format of a file, by its ending; None if that is of no table."""
     name = name.lower()
-    if name.endswith(SUFFIXES):
-        return _BY_ENDING[name.removesuffix(".gz").rpartition(".")[2]]
-    return None
+    if not name.endswith(SUFFIXES):
+        return None
+    stem, _, ending = name.rpartition(".")
+    return _BY_ENDING[stem.rpartition(".")[2] if f".{ending}" in PACKINGS else ending]
 
 
 NO_BYTES = (

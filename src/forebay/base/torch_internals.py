@@ -42,19 +42,34 @@ class _AskedInfo(_worker.WorkerInfo):
     """A WorkerInfo that records whether it was asked which of how many workers this is."""
 
     __slots__ = ()
-    was_asked = False
+    was_asked = seed_is_current = False
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("id", "num_workers"):
             _AskedInfo.was_asked = True
+        if name == "seed" and _AskedInfo.seed_is_current:
+            return torch.initial_seed()
         return super().__getattribute__(name)
 
 
-def set_worker_info(worker_id: int, num_workers: int, seed: int, dataset: Any) -> None:
-    """Make `torch.utils.data.get_worker_info()` describe this process as a worker."""
+def set_worker_info(
+    worker_id: int, num_workers: int, seed: int, dataset: Any, *, seed_is_current: bool = False
+) -> None:
+    """Make `torch.utils.data.get_worker_info()` describe this process as a worker.
+
+    Args:
+        seed_is_current: Whether its seed is that of the sample that is made.
+    """
     info: Any = _AskedInfo
-    info.was_asked = False  # of this worker, not of a process that it was forked from
+    # Of this worker, not of a process that it was forked from.
+    info.was_asked, info.seed_is_current = False, seed_is_current
     _worker._worker_info = info(id=worker_id, num_workers=num_workers, seed=seed, dataset=dataset)
+
+
+def set_worker_seed(seed: int) -> None:
+    """Make `get_worker_info().seed` that of an epoch, in a worker."""
+    if (info := _worker._worker_info) is not None:
+        object.__setattr__(info, "seed", seed)
 
 
 def asked_for_worker() -> bool:

@@ -34,15 +34,10 @@ from forebay.base.value_columns import column_of
 from forebay.base.value_inference import spec_of, widened
 from forebay.base.value_readers import Bytes, Getter, getter_of, own, widened_array
 from forebay.base.value_types import Spec, arrow_type, schema_of
-from forebay.caching.arrow_messages import (
-    decompress,
-    decompressed_bytes,
-    read_message,
-    record_batches,
-)
+from forebay.caching.arrow_messages import decompressed, read_message, record_batches
 from forebay.caching.block_dataset import KEPT_BYTES
 from forebay.caching.index import CachePlan, Index, Layout
-from forebay.caching.layout import MOST_MEMORY_BYTES, Blocks, shard_name
+from forebay.caching.layout import Blocks, shard_name
 from forebay.caching.structure import (
     generalized,
     is_generalized,
@@ -128,7 +123,8 @@ class Shard:
             self._schema = schema_of(self.layout.names, self.layout.specs)
             if self._reader.schema != self._schema:
                 raise InputError("its columns are not those that it describes")
-            self._blocks = record_batches(self._map.data, self._compression)
+            is_compressed = self._compression is not None
+            self._blocks = record_batches(self._map.data, is_compressed=is_compressed)
             self._classes = {} if classes is None else classes
             self._getters: list[list[Getter]] = []  # of a shard that is not compressed
             if self._compression is None:
@@ -183,11 +179,7 @@ class Shard:
         start, length = self._blocks[block]
         data, codec = self._map.data[start : start + length], self._compression
         assert codec is not None, "only blocks of a compressed shard are decompressed"
-        size = decompressed_bytes(data, codec)
-        if size > MOST_MEMORY_BYTES:
-            raise ValueError(f"a block of {length:,} bytes is said to have {size:,}")
-        memory = np.empty(size, np.uint8)
-        decompress(data, codec, memory.data)
+        memory = np.frombuffer(decompressed(data, self._schema, codec), np.uint8)
         batch = pa.ipc.read_record_batch(pa.py_buffer(memory), self._schema)
         return batch, memory
 

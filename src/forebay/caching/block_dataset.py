@@ -44,7 +44,7 @@ def kept_bytes(window: int | None) -> int:
 
 
 def disk_bytes(directory: Any, disk: float | str, what: str) -> int:
-    """Return the bytes of `disk=`, of which all are 0; `directory=` is given with it or neither.
+    """Return the bytes of `disk=`; `directory=` is given with it or neither.
 
     Args:
         what: What is read, if it is in a folder, where neither has a meaning.
@@ -59,7 +59,7 @@ def disk_bytes(directory: Any, disk: float | str, what: str) -> int:
             f"disk={disk!r} with directory={directory!r}: disk= is how much is kept in directory=, "
             "and one of them is missing\n  Nothing was started. Give both, or neither."
         )
-    return parse_bytes(disk, "disk") if disk and disk != "all" else 0
+    return parse_bytes(disk, "disk") if disk else 0
 
 
 class BlockTable(Protocol):

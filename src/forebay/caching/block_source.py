@@ -10,6 +10,7 @@ import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 from zlib import crc32
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from forebay.base.output_names import PRIVATE
 from forebay.base.process import memory_file_of
 from forebay.base.store_errors import BROKEN, MISSING, REFUSED, THROTTLED, store_advice
-from forebay.caching.arrow_messages import decompress
+from forebay.caching.arrow_messages import decompressed
 from forebay.caching.fetch_policy import WRONG, GivenUp, Unit
 from forebay.caching.layout import BLOCKS, DAMAGES, INDEX, Blocks, shard_name
 from forebay.caching.stores import BucketError, ObjectStore
@@ -137,12 +138,19 @@ class CacheSource(BlockSource):
         """See `BlockSource`: blocks are decompressed for all who read them."""
         if self._compression is None:
             return super().fill(block, data, view)
-        nbytes = int(self._blocks.nbytes[block])
         try:
-            decompress(data, self._compression, view[:nbytes])
+            return decompressed(data, self._schemas[self.units(block)[0].shard], self._compression)
         except ValueError as error:  # its checksum is that of the index: no other bytes will come
             raise BucketError(REFUSED, str(error)) from error
-        return nbytes
+
+    @cached_property
+    def _schemas(self) -> list[Any]:
+        """The types of the columns of each shard: what is not compressed needs none."""
+        from forebay.base.value_types import schema_of
+        from forebay.caching.index import Index
+
+        layouts = Index.from_json(self._index_bytes, shown_location(self.url)).layouts
+        return [schema_of(each.names, each.specs) for each in layouts]
 
     def error_of(self, lost: GivenUp, bucket: ObjectStore) -> ForebayError:
         """See `BlockSource`."""

@@ -97,7 +97,7 @@ class CacheReader(BucketReader):
     def _columns(self, block: int, whole: Bytes) -> list[tuple[Spec, pa.Array]]:
         """Return the columns of a block of which the head is there, and their types."""
         shard = self._shard_of(block)
-        check_compression(whole.data, None)  # the fetcher has decompressed it
+        check_compression(whole.data, is_compressed=False)  # the fetcher has decompressed it
         batch = pa.ipc.read_record_batch(pa.py_buffer(whole), self._cache.schemas[shard])
         if batch.num_rows != self.blocks.rows(block):
             raise ValueError(f"{batch.num_rows} rows")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from forebay.base.file_stores import Folder, Store, folder_at
-from forebay.base.origins import Origin
 from forebay.base.value_classes import Classes, Identity, loaded_class
 from forebay.caching.arrow_shards import Shards
 from forebay.caching.block_dataset import (
@@ -29,6 +28,7 @@ from forebay.caching.index import CachePlan, Index
 from forebay.errors import InputError, OptionError, short_tracebacks, shown_location
 
 if TYPE_CHECKING:
+    from forebay.base.origins import Origin
     from forebay.caching.cache_reader import CacheReader
 
 
@@ -90,12 +90,14 @@ class CachedDataset(BlockDataset):
         if not isinstance(self._source, Shards):
             raise OptionError(
                 f"{shown_location(str(self.directory))!r} is in a bucket, and a table is of mapped "
-                'files\n  Copy the cache first: forebay.open_cache(url, directory=..., disk="all").'
+                "files\n  Copy the folder first (aws s3 sync, rclone), and open the copy."
             )
         return self._source
 
     def origins(self, *, reads: bool = True) -> Sequence[Origin]:
         """Return the cache: one that was compressed, or has grown, has other blocks."""
+        from forebay.base.origins import Origin
+
         del reads
         return (Origin("", f":{self._blocks_sum:08x}", len(self)),)
 
@@ -124,27 +126,16 @@ def open_cache(
     directory: str | os.PathLike[str] | None = None,
     disk: float | str = 0,
     window: float | str | None = "auto",
-    progress: bool = True,
 ) -> CachedDataset:
     """Open a finished cache without the dataset that it was made from.
 
-    A cache in a bucket is read in one of three ways:
-
-    - `disk="all"` copies it to a local folder, once: the first process of a node does that, and the
-      others wait for it. Each file is checked before it gets its name, and after a kill the same
-      call continues. The copy is an ordinary cache, which `open_cache(directory)` opens without the
-      bucket. The same call again reads one small file of the bucket, to notice that the cache was
-      made again since.
-    - `disk="200GB"` keeps as much of it in a local folder as fits, from epoch to epoch and from job
-      to job, and fetches the rest when it is needed.
-    - `disk=0` keeps nothing on disk.
-
-    In the last two, a child of this process fetches blocks of about 4 MiB for all of its loaders
-    and workers, checks them, and shares them in memory. It ends with this process. With `disk=0`,
-    the default, nothing is written to any disk; the memory that a training takes is up to twice
-    `window`, divided among the ranks, and as little as a few blocks for other reads. Loaders keep
-    blocks on disk, each those of its own part, which no other process writes to meanwhile; whatever
-    is there is compared with its checksum.
+    Of a cache in a bucket, a child of this process fetches blocks of about 4 MiB for all of its
+    loaders and workers, checks them, and shares them in memory. It ends with this process. With
+    `disk=0`, the default, nothing is written to any disk; the memory that a training takes is up to
+    twice `window`, divided among the ranks, and as little as a few blocks for other reads.
+    `disk="200GB"` keeps as many blocks as fit in a local folder, from epoch to epoch and from job
+    to job; whatever is there is compared with its checksum. A copy of all files (`aws s3 sync`,
+    `rclone`) is an ordinary cache in a folder.
 
     A `DataLoader` with `shuffle=True` and `seed=` takes samples from a window: some blocks that are
     in memory together, other ones in each epoch. Whatever the number of ranks and workers, and
@@ -155,14 +146,13 @@ def open_cache(
         transform: As in `cache`.
         directory: For a URL: the local folder for what is kept, on a disk that no other node uses;
             created if missing.
-        disk: For a URL: "all" for a copy of the whole cache, or how much of it to keep in
-            `directory`: bytes, or a string such as "200GB". The files there never take more.
+        disk: For a URL: how much to keep in `directory`: bytes, or a string such as "200GB". What
+            is larger than the cache keeps every block.
         window: How much is shuffled together, over all ranks: bytes of samples, or a string such as
             "4GB"; None for an exact shuffle of all samples, in which each is fetched by itself.
             "auto" is 4 GB for a URL, 256 MB for a compressed cache in a folder, and None for
             another one. With a window, a cache in a folder that
             is larger than memory is read block by block, instead of at random.
-        progress: Show on stderr how far the copy is, in shards.
 
     Returns:
         The dataset. A NamedTuple has the user's own class if its module was imported before,
@@ -172,20 +162,11 @@ def open_cache(
         OptionError: A setting is impossible.
         InputError: There is no finished cache; it cannot be reached; or a file of it is missing,
             truncated or, in a bucket, not what was written.
-        ChangedError: The cache in the bucket is not the one of which `directory` has a copy, or
-            was made again while it was copied.
         OutputError: The folder cannot be written to, or its disk is too small.
     """
     place = folder_at(location, InputError)
     together = window_bytes(window, WINDOW)
     if isinstance(place, Store):
-        if disk == "all":
-            from forebay.caching.copies import copy_cache
-
-            folder = local_folder(directory)
-            if (index := copy_cache(place, folder, progress)) is None:
-                raise _no_cache(place)
-            return _in_folder(folder, index, transform, known_classes(index), window)
         reader = _in_bucket(place.url, directory, disk)
         index = reader.index
         given = index.plan, transform, known_classes(index), together, index.blocks[1]
@@ -254,24 +235,21 @@ def _in_bucket(
     return CacheReader(Place(url, folder, nbytes))
 
 
-def _no_cache(place: Store | Folder) -> InputError:
-    """Return the error for a place without a finished cache."""
-    where, advice = shown_location(place.locate("")), ""
-    if isinstance(place, Store) and not place.top():
-        advice = "  There is nothing at all: check the URL, the bucket and your credentials.\n"
+def _no_cache(place: Folder) -> InputError:
+    """Return the error for a folder without a finished cache."""
     return InputError(
-        f"{where.rstrip('/')!r} holds no finished cache\n{advice}"
+        f"{str(place.path)!r} holds no finished cache\n"
         "  forebay.cache(dataset, location) creates one, or finishes an incomplete one. If this is "
         "a copy, copy its .forebay folder too."
     )
 
 
 def local_folder(directory: str | os.PathLike[str] | None) -> Path:
-    """Return the folder for a copy."""
+    """Return the folder in which blocks are kept."""
     place = None if directory is None else folder_at(directory)
     if not isinstance(place, Folder):
         raise OptionError(
-            f"directory={directory!r} is not a local folder, and disk= keeps the cache in one\n"
+            f"directory={directory!r} is not a local folder, and disk= keeps blocks in one\n"
             '  Nothing was started. Name one, as in directory="/nvme/cache".'
         )
     return place.path

@@ -12,7 +12,6 @@ from __future__ import annotations
 import mmap
 import os
 import queue
-import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -40,7 +39,7 @@ from forebay.caching.fetch_policy import (
     Unit,
 )
 from forebay.caching.fetcher_process import Place
-from forebay.caching.lane_files import LaneFile, LaneFiles
+from forebay.caching.kept_blocks import KeptBlocks
 from forebay.caching.link import entry_of
 from forebay.caching.residency import Residency
 from forebay.caching.stores import BucketError, bucket_at
@@ -52,43 +51,24 @@ from forebay.memory.slab import Slab
 _DISK_THREADS = 4
 
 
-class _Target(NamedTuple):
-    """Where the bytes of a block go: into memory, and onto the disk if there is space."""
-
-    slot: Slot
-    file: LaneFile | None = None
-    place: int = 0
-
-
-class _Written(NamedTuple):
-    """What became of a block.
-
-    Attributes:
-        filled: How many bytes are in memory; or what is to be there, if it did not fit.
-        crc32: Of the bytes on disk.
-    """
-
-    filled: int | memoryview
-    is_on_disk: bool
-    crc32: int
-
-
 class _Arrived(NamedTuple):
     """What a thread fetched.
 
     Attributes:
+        slots: Where the bytes of blocks go.
         sums: The checksums of units.
         wrong: Those that are not as they were, or as the index has them.
         parts: The bytes of units that are no blocks.
-        written: What became of those that are.
+        filled: Of those that are, how many bytes are in memory; or what is to be there, if it did
+            not fit.
     """
 
     get: Get
-    targets: dict[int, _Target]
+    slots: dict[int, Slot]
     sums: dict[Key, int]
     wrong: dict[Key, int]
     parts: dict[Key, memoryview]
-    written: dict[int, _Written]
+    filled: dict[int, int | memoryview]
 
 
 class FetchedBlocks(ABC):
@@ -117,12 +97,10 @@ class FetchedBlocks(ABC):
         self._slab = Slab()
         self._slab.record_size(source.most_bytes)
         self._slots: dict[int, Slot] = {}
-        folder = Path(place.directory) / place.name if place.directory and place.disk else None
-        self._files = LaneFiles(folder, source.identity, place.disk, self._lengths)
+        folder = Path(place.directory) if place.directory and place.disk else None
+        identity = f"{place.name} {source.identity}"
+        self._kept = KeptBlocks(folder, identity, place.disk, self._lengths)
         self._disk_threads = ThreadPoolExecutor(_DISK_THREADS, "forebay-disk")
-        self._lanes: list[int] = []  # of each block; empty without a loader that keeps blocks
-        self._has_looked = False  # into the files that others have locked
-        self._verified: set[int] = set()  # blocks on disk that were compared with their checksums
         self._loading: dict[int, Slot] = {}
         # For each block where it is, and then for each how many bytes it has there.
         size = 16 * len(self._lengths)
@@ -133,7 +111,7 @@ class FetchedBlocks(ABC):
         # Units of blocks of which others are missing yet; blocks that are put together.
         self._pieces: dict[int, dict[Key, memoryview]] = {}
         self._assembling: set[int] = set()
-        self._residency, self._requests = Residency(), Requests(random.Random())  # noqa: S311
+        self._residency, self._requests = Residency(), Requests()
         self._generation = 0
         # What threads did, each to be noted by a call.
         self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -172,55 +150,34 @@ class FetchedBlocks(ABC):
 
     def _fetch(self, blocks: Sequence[int], rank: Rank) -> None:
         for block in blocks:
-            if block in self._files.on_disk:
+            if block in self._kept.on_disk:
                 self._load(block)
             elif block not in self._loading and block not in self._assembling:
                 self._want(block, rank)
 
     def _comes(self, block: int) -> bool:
         """Return whether a block need not be fetched for who needs a few of its samples."""
-        return block in self._files.on_disk or self._residency.is_held(block)
-
-    def _look_on_disk(self) -> None:
-        """Look into all files, once, if no loader has said which lanes it reads."""
-        if not self._has_looked and not self._files.by_lane:
-            self._files.find()
-        self._has_looked = True
+        return block in self._kept.on_disk or self._residency.is_held(block)
 
     def _load(self, block: int) -> None:
         """Read a block from disk into memory, in a thread."""
         if block not in self._loading:
             self._loading[block] = slot = self._slot()
-            file = self._files.on_disk[block]
-            place, _, checksum = file.blocks[block]
-            if (known := self._source.checksum(block)) is not None:
-                checksum = known
-            is_known = file.is_locked and block in self._verified
-            self._disk_threads.submit(
-                self._read_disk, block, file, place, slot, None if is_known else checksum
-            )
+            self._disk_threads.submit(self._read_disk, block, slot)
 
-    def _read_disk(
-        self, block: int, file: LaneFile, place: int, slot: Slot, checksum: int | None
-    ) -> None:
-        is_whole, nbytes = False, int(self._lengths[block])
-        with suppress(OSError, BucketError):
-            is_plain = self._source.is_as_fetched
+    def _read_disk(self, block: int, slot: Slot) -> None:
+        nbytes, is_plain = int(self._lengths[block]), self._source.is_as_fetched
+        filled: int | memoryview = 0
+        with suppress(BucketError):
             data = self._slab.view(slot)[:nbytes] if is_plain else memoryview(bytearray(nbytes))
-            if file.read(place, data) and checksum in (None, crc32(data)):
+            if self._kept.read(block, data, self._source.checksum(block)):
                 filled = nbytes if is_plain else self._fill(block, slot, data)
-                is_whole, nbytes = isinstance(filled, int), filled if isinstance(filled, int) else 0
-        self._put(partial(self._note_read, block, file, is_whole, nbytes))
+        self._put(partial(self._note_read, block, filled))
 
-    def _note_read(self, block: int, file: LaneFile, is_whole: bool, nbytes: int) -> None:
+    def _note_read(self, block: int, filled: int | memoryview) -> None:
         slot, is_held = self._loading.pop(block), self._residency.is_held(block)
-        if is_whole and file.is_locked:
-            self._verified.add(block)
-        if not is_whole and self._files.on_disk.get(block) is file:
-            self._files.remove(block)
-            self._residency.forget(block)
-        if is_whole and is_held:
-            self._publish(block, slot, nbytes)
+        if filled and is_held:
+            self._keep(block, slot, filled)
             self._settle(block, None)
             return
         self._slab.give_back(slot)
@@ -252,22 +209,10 @@ class FetchedBlocks(ABC):
             raise MemoryError("no address space is left for blocks")
         return slot
 
-    def _target(self, block: int) -> _Target:
-        """Return where a block that arrives goes: onto the disk, too, if there is space."""
-        file = self._files.by_lane.get(self._lanes[block]) if self._lanes else None
-        if file is None or block in self._files.on_disk:
-            return _Target(self._slot())
-        if (place := file.take(block)) is None:
-            for old in self._residency.stale():
-                self._files.remove(old)
-                self._verified.discard(old)
-            place = file.take(block)
-        return _Target(self._slot(), *(() if place is None else (file, place)))
-
-    def _perform(self, get: Get, targets: dict[int, _Target]) -> None:
+    def _perform(self, get: Get, slots: dict[int, Slot]) -> None:
         """Fetch units, verify them and put them where they belong; in a thread."""
         first = get.units[0]
-        arrived = _Arrived(get, targets, {}, {}, {}, {})
+        arrived = _Arrived(get, slots, {}, {}, {}, {})
         error: BucketError | None = None
         try:
             data = self._bytes_of(get)
@@ -284,7 +229,7 @@ class FetchedBlocks(ABC):
                     arrived.wrong[unit.key] = checksum
                 elif isinstance(unit.key, int):
                     found = self._source.joined(unit.key, [found])
-                    arrived.written[unit.key] = self._write(unit.key, targets[unit.key], found)
+                    arrived.filled[unit.key] = self._write(unit.key, slots[unit.key], found)
                 else:
                     arrived.parts[unit.key] = found
         except Exception as failure:  # noqa: BLE001 - a full disk, for example
@@ -296,9 +241,9 @@ class FetchedBlocks(ABC):
         number, span = get.units[0].shard, (get.units[0].offset, get.length)
         name, wanted = self._source.name_of(number), self._source.tag(number)
         is_compared = wanted is None or not any(_is_part(unit.key) for unit in get.units)
-        if self._source.has_checksums and is_compared:
-            return self._bucket.read(name, *span)
         found, tag = self._bucket.read_tagged(name, *span)
+        if self._source.has_checksums and is_compared:
+            return found
         if number not in self._tags and wanted is not None:
             tag = tag or self._source.tag_now(number)
             self._tags[number] = wanted
@@ -310,14 +255,11 @@ class FetchedBlocks(ABC):
         self._done.put(done)
         os.eventfd_write(self._wake, 1)
 
-    def _write(self, block: int, target: _Target, data: memoryview) -> _Written:
-        """Write a block into memory, and onto the disk if it has a place there."""
-        filled = self._fill(block, target.slot, data)
-        with suppress(OSError):  # a broken disk, for example
-            if target.file is not None:
-                target.file.write(target.place, data)
-                return _Written(filled, True, crc32(data))
-        return _Written(filled, False, 0)
+    def _write(self, block: int, slot: Slot, data: memoryview) -> int | memoryview:
+        """Write a block into memory, as `_fill` does, and onto the disk if it has room there."""
+        filled = self._fill(block, slot, data)
+        self._kept.add(block, data)
+        return filled
 
     def _fill(self, block: int, slot: Slot, data: memoryview) -> int | memoryview:
         """Write a block into memory; return its bytes there, or what to write if it has no room."""
@@ -339,33 +281,29 @@ class FetchedBlocks(ABC):
             if not self._source.has_checksums and unit.key in arrived.sums:
                 self._sums.setdefault(unit.key, arrived.sums[unit.key])
             if isinstance(unit.key, int):  # it is held, or it would not be wanted
-                self._keep(unit.key, arrived.targets.pop(unit.key), arrived.written[unit.key])
+                self._keep(unit.key, arrived.slots.pop(unit.key), arrived.filled[unit.key])
             elif len(unit.key) == 3:
                 self._collect(unit.key, arrived.parts[unit.key])
                 continue
             self._settle(unit.key, arrived.parts.get(unit.key))
-        for block, target in arrived.targets.items():
-            self._give_back(block, target)
+        for slot in arrived.slots.values():
+            self._slab.give_back(slot)
         for each in lost:
             self._lose(each)
 
-    def _give_back(self, block: int, target: _Target) -> None:
-        self._slab.give_back(target.slot)
-        if target.file is not None:
-            target.file.give_back(block, target.place)
-
-    def _keep(self, block: int, target: _Target, written: _Written) -> None:
-        """Note that a block is in memory, and perhaps on disk."""
-        if target.file is not None:
-            self._note_written(block, target.file, target.place, written)
-        slot, nbytes = target.slot, written.filled
-        if not isinstance(nbytes, int):  # it needs more memory than any block before
-            data, nbytes = nbytes, len(nbytes)
+    def _keep(self, block: int, slot: Slot, filled: int | memoryview) -> None:
+        """Let readers find a block that is in memory, or does not fit into its slot."""
+        if not isinstance(filled, int):  # it needs more memory than any block before
+            data, filled = filled, len(filled)
             self._slab.give_back(slot)
-            self._slab.record_size(nbytes)
+            self._slab.record_size(filled)
             slot = self._slot()
             self._slab.write(slot, data)
-        self._publish(block, slot, nbytes)
+        self._generation += 1
+        self._slots[block] = slot
+        self._residency.put_in_memory(block)
+        self._table[len(self._lengths) + block] = filled
+        self._table[block] = entry_of(slot.offset, self._generation)
 
     # ---- blocks of several units ---------------------------------------------------------------
 
@@ -379,25 +317,25 @@ class FetchedBlocks(ABC):
             del self._pieces[block]
             self._assembling.add(block)
             parts = [pieces[unit.key] for unit in units]
-            self._threads.submit(self._assemble, block, parts, self._target(block))
+            self._threads.submit(self._assemble, block, parts, self._slot())
 
-    def _assemble(self, block: int, parts: list[memoryview], target: _Target) -> None:
-        written, error = None, None
+    def _assemble(self, block: int, parts: list[memoryview], slot: Slot) -> None:
+        filled, error = None, None
         try:
-            written = self._write(block, target, self._source.joined(block, parts))
+            filled = self._write(block, slot, self._source.joined(block, parts))
         except Exception as failure:  # noqa: BLE001 - as of a single unit
             error = _as_bucket_error(failure)
-        self._put(partial(self._note_assembled, block, target, written, error))
+        self._put(partial(self._note_assembled, block, slot, filled, error))
 
     def _note_assembled(
-        self, block: int, target: _Target, written: _Written | None, error: BucketError | None
+        self, block: int, slot: Slot, filled: int | memoryview | None, error: BucketError | None
     ) -> None:
         self._assembling.discard(block)
-        if written is not None and self._residency.is_held(block):
-            self._keep(block, target, written)
+        if filled is not None and self._residency.is_held(block):
+            self._keep(block, slot, filled)
             self._settle(block, None)
             return
-        self._give_back(block, target)
+        self._slab.give_back(slot)
         if error is not None:
             unit = self._source.units(block)[0]
             self._lose(GivenUp(unit, error.kind, str(error)))
@@ -409,22 +347,6 @@ class FetchedBlocks(ABC):
             self._cancel(block)
             lost = lost._replace(unit=lost.unit._replace(key=block))
         self._give_up(lost)
-
-    def _note_written(self, block: int, file: LaneFile, place: int, written: _Written) -> None:
-        if written.is_on_disk and block not in self._files.on_disk:
-            self._files.add(block, file, place, written.crc32)
-            self._residency.put_on_disk(block)
-            self._verified.add(block)
-        else:
-            file.give_back(block, place)
-
-    def _publish(self, block: int, slot: Slot, nbytes: int) -> None:
-        """Let readers find a block."""
-        self._generation += 1
-        self._slots[block] = slot
-        self._residency.put_in_memory(block)
-        self._table[len(self._lengths) + block] = nbytes
-        self._table[block] = entry_of(slot.offset, self._generation)
 
     def _error_of(self, lost: GivenUp) -> ForebayError:
         error: ForebayError = self._source.error_of(lost, self._bucket)

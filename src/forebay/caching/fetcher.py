@@ -19,29 +19,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from forebay.base.process import watch_maker_of
-from forebay.base.store_errors import BROKEN, REFUSED, THROTTLED
-from forebay.caching.fetch_policy import (
-    NEEDED,
-    WRONG,
-    GivenUp,
-    Key,
-    Unit,
-    percentile,
-)
+from forebay.caching.fetch_policy import NEEDED, GivenUp, Key, Unit, percentile
 from forebay.caching.fetched_blocks import FetchedBlocks
 from forebay.caching.fetcher_process import Place
-from forebay.caching.lane_files import PAGE, shares_of
 from forebay.caching.link import ALIVE, accepted, error_as_sent, messages, packed_message
-from forebay.windows import dealt
 
 # How often clients hear what was fetched, and that this process lives.
 _FACTS_S = 1.0
+# A longer pause of the loop means that the process was frozen.
+_FROZEN_S = 10.0
 _RECV_BYTES = 1 << 16
-# What a loader says of its lanes.
-_LANES = "lanes", "first", "stop", "nbytes"
 
 
 @dataclass(eq=False, slots=True)
@@ -83,31 +71,30 @@ class Fetcher(FetchedBlocks):
         self._clients: dict[socket.socket, _Client] = {}
         self._questions: dict[Key, list[_Question]] = {}
         self._selector = selectors.DefaultSelector()
-        self._hits = 0
+        self._hits, self._epoch = 0, 0
 
     # ---- the loop ------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve clients until the process that opened the cache has ended."""
-        next_facts = 0.0
+        next_facts, before = 0.0, time.monotonic()
         self._selector.register(self._incoming, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
         for ended in watch_maker_of(self._incoming):
             self._selector.register(ended, selectors.EVENT_READ)
         while not self._is_over:
             now = time.monotonic()
+            if now > before + _FROZEN_S:
+                self._requests.excuse()
+            before = now
             for get in self._requests.due(now):
                 keys = [unit.key for unit in get.units if isinstance(unit.key, int)]
-                self._threads.submit(self._perform, get, {key: self._target(key) for key in keys})
-            wait = min(self._requests.wakes_at(now), next_facts, now + _FACTS_S) - now
+                self._threads.submit(self._perform, get, {key: self._slot() for key in keys})
+            wait = min(next_facts, now + _FACTS_S) - now
             for key, mask in self._selector.select(max(wait, 0.0)):
                 self._handle(key.fileobj, mask)
             while not self._done.empty():
                 self._done.get()()
-            if self._requests.must_renew:
-                self._requests.must_renew = False
-                with suppress(Exception):  # then requests say what is wrong
-                    self._bucket.renew()
             if (now := time.monotonic()) >= next_facts:
                 next_facts = now + _FACTS_S
                 self._tell_facts()
@@ -170,21 +157,20 @@ class Fetcher(FetchedBlocks):
         match message["op"]:
             case "facts":
                 client.since = self._totals()
-            case "lanes":
-                self._keep_lanes(client, **{name: int(message[name]) for name in _LANES})
             case "hold":
                 blocks = self._known(message["blocks"])
                 epoch, due = int(message["epoch"]), int(message["due"])
-                on_disk = self._files.on_disk
+                if epoch > self._epoch:
+                    self._epoch = epoch
+                    self._kept.begin_epoch()
+                on_disk = self._kept.on_disk
                 self._hits += sum(
                     each in on_disk or self._residency.is_here(each) for each in blocks
                 )
-                self._fetch(self._residency.hold(client.number, blocks, epoch), (1, epoch, due))
+                self._fetch(self._residency.hold(client.number, blocks), (1, epoch, due))
             case "need":
                 blocks = self._known(message["blocks"])
                 whole = {*self._known(message["whole"])}  # the others only if they come anyway
-                if whole:
-                    self._look_on_disk()
                 blocks = [each for each in blocks if each in whole or self._comes(each)]
                 self._fetch(self._residency.hold(client.number, blocks), NEEDED)
                 self._ask(
@@ -240,54 +226,26 @@ class Fetcher(FetchedBlocks):
             "nbytes": counts.nbytes,
             "hits": self._hits,
             "busy_s": counts.busy_s,
-            "lost_s": counts.lost_s,
             "elapsed_s": time.monotonic(),
-            "throttled": counts.failed[THROTTLED],
-            "broken": sum(counts.failed[each] for each in (BROKEN, REFUSED, WRONG)),
         }
 
     def _tell_facts(self) -> None:
         """Tell loaders what was fetched since they began, for all that read here."""
         totals, latencies = self._totals(), self._requests.counts.latencies or (0.0,)
         now = {f"p{part}_s": percentile(latencies, part / 100) for part in (50, 95)}
-        now["on_disk"] = sum(int(self._lengths[block]) for block in self._files.on_disk)
+        now["on_disk"] = self._kept.nbytes
+        words = {"off_disk": self._kept.why} if self._kept.why else {}
         now["readers"] = sum(client.since is not None for client in self._clients.values())
         for client in list(self._clients.values()):
             if client.since is not None and not client.outgoing:
                 since = {name: total - client.since[name] for name, total in totals.items()}
-                self._tell(client, {"op": "facts", **since, **now})
+                self._tell(client, {"op": "facts", **since, **now, **words})
         for number in {each.client.number for asked in self._questions.values() for each in asked}:
             client = next(each for each in self._clients.values() if each.number == number)
             if not client.outgoing:
                 self._tell(client, ALIVE)
 
     # ---- blocks --------------------------------------------------------------------------------
-
-    def _keep_lanes(
-        self, client: _Client, *, lanes: int, first: int, stop: int, nbytes: int
-    ) -> None:
-        """Lock the files of lanes, and keep their blocks there; tell the client what is not."""
-        if not 0 <= first < stop <= lanes:
-            raise ValueError(f"lanes {first} to {stop} of {lanes}")
-        if not self._lanes or lanes > max(self._lanes) + 1:  # those of the loader that has most
-            rows = np.diff(np.append(self._source.first, self._source.samples))
-            self._lanes = dealt(rows, lanes).tolist()
-        most = -(-len(self._lengths) // lanes)
-        pages = -(-self._lengths.astype(np.int64) // PAGE) * PAGE
-        needs = np.bincount(self._lanes, pages, lanes).astype(int)[first:stop].tolist()
-        shares = shares_of(
-            dict(zip(range(first, stop), needs, strict=True)),
-            *(nbytes * (stop - first), most, int(pages.max())),
-        )
-        try:
-            missing, why = self._files.claim(shares, most), ""
-        except OSError as error:
-            missing, why = stop - first, error.strerror or str(error)
-        for block, file in self._files.on_disk.items():
-            if file.is_locked:
-                self._residency.put_on_disk(block)
-        if missing:
-            self._tell(client, {"op": "facts", "off_disk": [missing, stop - first, why]})
 
     def _settle(self, key: Key, part: memoryview | None) -> None:
         """Answer those who waited for a unit."""

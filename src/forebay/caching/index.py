@@ -124,7 +124,6 @@ class Index:
 
     Attributes:
         sizes: The size of each shard in bytes.
-        outside: For each shard the CRC-32 of its bytes that are in no block: its schema, its end.
         layouts: Those of the shards.
         blocks: How many blocks there are, and the CRC-32 of the file that lists them.
         samples: A hash of where the samples come from.
@@ -132,7 +131,6 @@ class Index:
 
     plan: CachePlan
     sizes: tuple[int, ...]
-    outside: tuple[int, ...]
     layouts: tuple[Layout, ...]
     blocks: tuple[int, int]
     fingerprint: str
@@ -144,10 +142,9 @@ class Index:
         """Return the index of a cache, given the record and size of each shard, and its blocks."""
         sizes = tuple(size for _, size in shards)
         Blocks(data, plan.samples, plan.per_shard, sizes, compression=plan.compression)
-        outside = tuple(int(record["outside"]) for record, _ in shards)
         layouts = tuple(Layout.from_json(record) for record, _ in shards)
         blocks = len(data) // BLOCK.itemsize, zlib.crc32(data)
-        return cls(plan, sizes, outside, layouts, blocks, *others)
+        return cls(plan, sizes, layouts, blocks, *others)
 
     def classes(self) -> Iterator[tuple[Identity, bool]]:
         """Yield the classes of samples, each with whether it is that of a NamedTuple."""
@@ -162,7 +159,6 @@ class Index:
             "format": INDEX_FORMAT,
             "plan": self.plan.to_json(),
             "sizes": self.sizes,
-            "outside": self.outside,
             "layouts": [*map(json.loads, known)],
             "layout_of": [*map({kind: at for at, kind in enumerate(known)}.get, kinds)],
             "blocks": dict(zip(("count", "crc32"), self.blocks, strict=True)),
@@ -184,12 +180,12 @@ class Index:
                     "  Use the forebay that wrote it, or call forebay.cache(..., resume=False)."
                 )
             plan = CachePlan.from_json(found["plan"])
-            sizes, outside = (tuple(map(int, found[name])) for name in ("sizes", "outside"))
+            sizes = tuple(map(int, found["sizes"]))
             known = [*map(Layout.from_json, found["layouts"])]
             layouts = tuple(known[at] for at in found["layout_of"])
             blocks = int(found["blocks"]["count"]), int(found["blocks"]["crc32"])
             texts = str(found["fingerprint"]), found["version"], str(found["samples"])
-            if {len(sizes), len(outside), len(layouts)} != {plan.shards}:
+            if {len(sizes), len(layouts)} != {plan.shards}:
                 raise ValueError(f"{len(sizes)} sizes")
             if not all(is_generalized(each.structure, plan.layout.structure) for each in known):
                 raise ValueError("the columns of a shard")
@@ -197,7 +193,7 @@ class Index:
                 raise ValueError("the size of a shard")
             if not plan.shards <= blocks[0] <= sum(sizes) // LEAST_BLOCK_BYTES:
                 raise ValueError(f"{blocks[0]} blocks")
-            return cls(plan, sizes, outside, layouts, blocks, *texts)
+            return cls(plan, sizes, layouts, blocks, *texts)
         except InputError:
             raise
         except DAMAGES as error:

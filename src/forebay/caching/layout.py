@@ -9,8 +9,7 @@ A block is a record batch, which is read, and checked, without the rest of its s
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -111,24 +110,6 @@ class Blocks:
         """Return how many samples a block holds."""
         end = self.first[block + 1] if block + 1 < len(self) else self._samples
         return int(end - self.first[block])
-
-    def of_shard(self, number: int) -> slice:
-        """Return which blocks a shard consists of."""
-        ends = (self._per_shard * each for each in (number, number + 1))
-        return slice(*(bisect_left(self.first, end) for end in ends))
-
-
-def checksums(data: memoryview, places: Iterable[tuple[int, int]]) -> tuple[list[int], int]:
-    """Return the CRC-32 of each block of a shard, and that of all bytes outside of them.
-
-    Args:
-        places: Offset and length of each block, in order.
-    """
-    found, outside, end = [], 0, 0
-    for offset, length in places:
-        outside, end = zlib.crc32(data[end:offset], outside), offset + length
-        found.append(zlib.crc32(data[offset:end]))
-    return found, zlib.crc32(data[end:], outside)
 
 
 def shard_name(number: int) -> str:

@@ -9,13 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forebay.base.formatting import counted
 from forebay.caching.bucket_reader import BucketReader
 from forebay.caching.link import Link, LinkBrokenError
 from forebay.errors import ForebayError, shown_location
 from forebay.observe.measurements import Fetched
 from forebay.observe.progress import log
-from forebay.options import ranks_on_node
 from forebay.windows import InOrder, Window, Windows
 
 # What is fetched ahead of a loader that reads in order, and in how many epochs at a time.
@@ -103,23 +101,17 @@ class Lookahead:
         for descriptor in self._link.descriptors:
             os.close(descriptor)
         self._link.post("facts")
-        lanes, own, disk = self._order.lanes, self._lanes, self._reader.place.disk
-        if disk and own:
-            each = disk // lanes_on_node(len(own), lanes)
-            self._link.post("lanes", lanes=lanes, first=own.start, stop=own.stop, nbytes=each)
         for held in sorted(self._held, key=lambda held: held.number):
             self._hold(held)
 
-    def _warn_of_disk(self, said: tuple[int, int, str] | None) -> None:
-        """Log, once, of how many lanes the blocks are not kept on disk."""
-        if said is None or self._was_warned:
+    def _warn_of_disk(self, why: str | None) -> None:
+        """Log, once, why blocks are not kept on disk."""
+        if why is None or self._was_warned:
             return
         self._was_warned = True
-        count, of, why = said
         log.warning(
-            "%s: blocks of %d of %s are not kept in directory=%r, but fetched in each epoch: %s",
-            *(shown_location(self._reader.place.url), count, counted(of, "lane")),
-            *(self._reader.place.directory, why or "another process has locked their files"),
+            "%s: blocks are not kept in directory=%r, but fetched in each epoch: %s",
+            *(shown_location(self._reader.place.url), self._reader.place.directory, why),
         )
 
     def _admit(self, batch: int) -> None:
@@ -161,16 +153,6 @@ class Lookahead:
             link.close()
 
     def close(self) -> None:
-        """Let the fetcher forget all windows."""
-        self._begin(0, 0, 0)
-
-
-def lanes_on_node(own: int, lanes: int) -> int:
-    """Return how many lanes the ranks of this node read, which share `disk=`.
-
-    Args:
-        own: How many lanes this rank reads.
-        lanes: How many there are. Where no launcher says how many ranks a node has, all ranks count
-            as on this node.
-    """
-    return min(ranks_on_node() * own, lanes) if "LOCAL_WORLD_SIZE" in os.environ else lanes
+        """Let the fetcher forget all windows; also as the interpreter ends, or once more."""
+        self._leave()
+        self._epochs, self._held = range(0), []  # the next call begins anew

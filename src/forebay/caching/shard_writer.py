@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.base.datasets import OwnedGenerators
 from forebay.base.files import local_file
+from forebay.base.generators import OwnedGenerators
+from forebay.base.process import is_worker
 from forebay.base.randomness import seed_generators, seed_of_text
 from forebay.base.value_classes import MisfitError
 from forebay.base.value_inference import named_misfit, spec_of, widened
 from forebay.base.value_types import Spec, schema_of
-from forebay.caching.arrow_messages import decompressed_bytes, record_batches
+from forebay.caching.arrow_messages import record_batches
 from forebay.caching.arrow_shards import (
     FORMAT,
     KEY,
@@ -42,7 +44,7 @@ from forebay.caching.arrow_shards import (
     common_layout,
 )
 from forebay.caching.index import CachePlan, Layout
-from forebay.caching.layout import BLOCK, MOST_BLOCK_BYTES, checksums, shard_name
+from forebay.caching.layout import BLOCK, MOST_BLOCK_BYTES, shard_name
 from forebay.caching.structure import (
     MISSING,
     generalized,
@@ -88,6 +90,7 @@ class ShardWriter:
         layout: What the shard has, at the end.
         compression: How its blocks are compressed.
         firsts: Of each block, its first sample.
+        sizes: Of each block, its bytes without compression.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class ShardWriter:
     def _begin(self, layout: Layout) -> None:
         self.layout, self._names = layout, layout.names
         self._block = BlockBuilder(layout)
-        self._next, self.firsts = self._first, list[int]()
+        self._next, self.firsts, self.sizes = self._first, list[int](), list[int]()
         header = {"format": FORMAT, **layout.to_json(), "first": self._first}
         schema = schema_of(self._names, layout.specs).with_metadata({KEY: json.dumps(header)})
         self._file = self._path.open("wb")
@@ -145,6 +148,7 @@ class ShardWriter:
                 f"{MOST_BLOCK_BYTES:,}"
             )
         self._writer.write_batch(batch)
+        self.sizes.append(pa.ipc.get_record_batch_size(batch))
 
     def _close(self) -> None:
         if self._block.rows:
@@ -243,14 +247,16 @@ class ShardWork:
     def _add(self, index: int, writer: ShardWriter) -> BaseException | None:
         """Add a sample to the shard, or return why it failed."""
         seed = seed_of_text(str(index))
-        seed_generators(seed)
-        if self._owned is not None:
-            self._owned.seed(seed)
+        owned = self._owned
+        assert owned is not None
         try:
-            sample = self._dataset[index]
-            if not self._has_read and self._owned is not None:
+            with nullcontext() if is_worker() else owned.kept():
+                seed_generators(seed)
+                owned.seed(seed)
+                sample = self._dataset[index]
+            if not self._has_read:
                 self._has_read = True
-                if (more := self._owned.grown()) is not None:  # made when they were needed
+                if (more := owned.grown()) is not None:  # made when they were needed
                     self._owned = more
                     return self._add(index, writer)
         except KeyboardInterrupt:
@@ -290,18 +296,15 @@ def earlier_samples(
 def shard_record(path: Path, writer: ShardWriter) -> dict[str, Any]:
     """Return what the index of a cache says of a shard, JSON-serializable."""
     data = np.memmap(path, np.uint8, "r").data
-    places, codec = record_batches(data, writer.compression), writer.compression
-    found, outside = checksums(data, places)
+    is_compressed = writer.compression is not None
+    places = record_batches(data, is_compressed=is_compressed)
     blocks = np.zeros(len(places), BLOCK)
-    blocks["first"], blocks["crc32"] = writer.firsts, found
+    blocks["first"] = writer.firsts
+    blocks["crc32"] = [zlib.crc32(data[start : start + length]) for start, length in places]
     blocks["offset"], blocks["length"] = zip(*places, strict=True)
-    blocks["nbytes"] = (
-        blocks["length"]
-        if codec is None
-        else [decompressed_bytes(data[start : start + length], codec) for start, length in places]
-    )
+    blocks["nbytes"] = writer.sizes if is_compressed else blocks["length"]
     known = writer.layout.to_json()
-    return {"blocks": b64encode(blocks.tobytes()).decode(), "outside": outside, **known}
+    return {"blocks": b64encode(blocks.tobytes()).decode(), **known}
 
 
 def sample_failure(index: int, error: BaseException) -> Failure:

@@ -1,8 +1,8 @@
 """Read ranges of objects: with obstore where it is installed and knows the bucket, else by fsspec.
 
-Only the fetcher's process does: the libraries start threads of their own, and must not be forked.
-They make no attempts of their own, and every exception becomes a `BucketError`, so that
-`fetch_policy.py` decides what to try again.
+Only the fetcher's process uses obstore: it starts threads of its own, and must not be forked. What
+may pass is tried again, by obstore itself or as `base/files.py` does, and every exception becomes a
+`BucketError`.
 
 obstore in threads takes a tenth of s3fs's processor time for a request (docs/design/0011).
 """
@@ -10,14 +10,17 @@ obstore in threads takes a tenth of s3fs's processor time for a request (docs/de
 from __future__ import annotations
 
 import os
+import threading
+import time
 from abc import ABC, abstractmethod
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
 
-from forebay.base.files import connect_url, explained, settings_of
+from forebay.base.files import PATIENCE_S, SILENT_S, connect_url, explained, settings_of, tried
 from forebay.base.store_errors import (
     BROKEN,
+    DENIED,
     MISSING,
     REFUSED,
     store_error_kind,
@@ -25,8 +28,8 @@ from forebay.base.store_errors import (
 )
 from forebay.errors import InputError, shown_location, without_credentials
 
-# Longer than `fetch_policy` lets a request take.
-_TIMEOUT = timedelta(seconds=120)
+# How often an answer may be shorter than what was asked for.
+_MOST_SHORT = 3
 # What fsspec's settings are called in obstore.
 _S3_SETTINGS = {
     "key": "access_key_id",
@@ -63,35 +66,56 @@ class ObjectStore(ABC):
     def __init__(self, url: str) -> None:
         """Connect."""
         self.url = url.rstrip("/")
-        self.renew()
+        self._connection, self._lock = self._connect(), threading.Lock()
 
     @abstractmethod
-    def renew(self) -> None:
-        """Read the credentials again, and connect with them."""
+    def _connect(self) -> Any:
+        """Return a connection, with the credentials of now."""
 
     @abstractmethod
-    def _read(self, name: str, offset: int, length: int | None) -> Any:
-        """Return bytes of an object, all of them if `length` is None."""
+    def _read(self, name: str, offset: int, length: int | None) -> tuple[Any, str]:
+        """Return bytes of an object, all of them if `length` is None, and its ETag if known."""
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> memoryview:
         """Return `length` bytes of an object from `offset` on, or all; raise BucketError."""
-        try:
-            found = memoryview(self._read(name, offset, length)).cast("B")
-        except Exception as error:
-            raise BucketError.of(error) from error
-        if length is not None and len(found) > length:
-            words = f"its server ignores ranges: {len(found):,} bytes came instead of {length:,}"
-            raise BucketError(REFUSED, words)
-        if length is not None and len(found) < length:
+        return self.read_tagged(name, offset, length)[0]
+
+    def read_tagged(
+        self, name: str, offset: int = 0, length: int | None = None
+    ) -> tuple[memoryview, str]:
+        """Return bytes, as `read` does, and the ETag of their object; "" if it is not known."""
+        for _ in range(_MOST_SHORT):
+            data, tag = self._answer(name, offset, length)
+            if length is None or len(data) == length:
+                return data, tag
+            if len(data) > length:
+                words = f"its server ignores ranges: {len(data):,} bytes came instead of {length:,}"
+                raise BucketError(REFUSED, words)
             if length > 1:  # MISSING if the object ends before: then no other try helps
                 self.read(name, offset + length - 1, 1)
-            kind = MISSING if length == 1 and self._is_silent_at_end else BROKEN
-            raise BucketError(kind, f"{len(found):,} bytes came instead of {length:,}")
-        return found
+            elif self._is_silent_at_end:
+                break
+        kind = MISSING if length == 1 and self._is_silent_at_end else BROKEN
+        raise BucketError(kind, f"{len(data):,} bytes came instead of {length:,}")
 
-    def read_tagged(self, name: str, offset: int, length: int) -> tuple[memoryview, str]:
-        """Return bytes, as `read` does, and the ETag of their object; "" if it is not known."""
-        return self.read(name, offset, length), ""
+    def _answer(self, name: str, offset: int, length: int | None) -> tuple[memoryview, str]:
+        """Return what the bucket answers; credentials that are refused are read again, once."""
+        connection, began = self._connection, time.monotonic()
+        for is_last in (False, True):
+            try:
+                data, tag = self._read(name, offset, length)
+                return memoryview(data).cast("B"), tag
+            except Exception as error:
+                known, took = BucketError.of(error), time.monotonic() - began
+                if known.kind == BROKEN and took >= PATIENCE_S:
+                    words = f"no answer within {took:.0f} s, which is tried for {PATIENCE_S:g} s"
+                    known = BucketError(BROKEN, f"{words}: {known}")
+                if is_last or known.kind != DENIED:
+                    raise known from error
+            with self._lock:
+                if self._connection is connection:
+                    self._connection = self._connect()
+        raise AssertionError
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {shown_location(self.url)!r}>"
@@ -102,50 +126,37 @@ class _Fsspec(ObjectStore):
 
     _is_silent_at_end = True
 
-    def renew(self) -> None:
-        """See `ObjectStore`."""
-        self._system, self._root = connect_url(self.url, anew=True)
+    def _connect(self) -> Any:
+        return connect_url(self.url, anew=True)
 
-    def _read(self, name: str, offset: int, length: int | None) -> Any:
+    def _read(self, name: str, offset: int, length: int | None) -> tuple[Any, str]:
+        system, root = self._connection
         part = {} if length is None else {"start": offset, "end": offset + length}
-        return self._system.cat_file(f"{self._root}/{name}", **part)
+        return tried(lambda: system.cat_file(f"{root}/{name}", **part)), ""
 
 
 class _Obstore(ObjectStore):
     """S3, Google Cloud Storage, Azure or HTTP by obstore."""
 
-    def renew(self) -> None:
-        """See `ObjectStore`."""
+    def _connect(self) -> Any:
         from obstore.store import from_url
 
-        self._store = from_url(
+        # Silence ends a request, and not how long it takes: a link may be slow.
+        silence = timedelta(seconds=SILENT_S)
+        limits: Any = {"connect_timeout": silence, "read_timeout": silence}
+        return from_url(
             self.url,
-            client_options={"timeout": _TIMEOUT, "allow_http": True},
-            retry_config={"max_retries": 0},
+            client_options={**limits, "timeout": timedelta(days=1), "allow_http": True},
+            retry_config={"max_retries": 10, "retry_timeout": timedelta(seconds=PATIENCE_S)},
             **_settings_of(self.url),
         )
 
-    def _read(self, name: str, offset: int, length: int | None) -> Any:
+    def _read(self, name: str, offset: int, length: int | None) -> tuple[Any, str]:
         import obstore
 
-        if length is None:
-            return obstore.get(self._store, name).bytes()
-        return obstore.get_range(self._store, name, start=offset, length=length)
-
-    def read_tagged(self, name: str, offset: int, length: int) -> tuple[memoryview, str]:
-        """See `ObjectStore`: both come with one answer."""
-        import obstore
-
-        try:
-            options: Any = {"range": (offset, offset + length)}
-            found = obstore.get(self._store, name, options=options)
-            data = memoryview(found.bytes()).cast("B")
-            tag = str(found.meta["e_tag"] or "").strip('"')
-        except Exception as error:
-            raise BucketError.of(error) from error
-        if len(data) != length:
-            return self.read(name, offset, length), tag
-        return data, tag
+        options: Any = None if length is None else {"range": (offset, offset + length)}
+        found = obstore.get(self._connection, name, options=options)
+        return found.bytes(), str(found.meta["e_tag"] or "").strip('"')
 
 
 def _settings_of(url: str) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _column(dataset: Any, name: str) -> Any:
             f"lengths={name!r}: of a cache in a bucket, columns are not read alone\n  Give the "
             "lengths themselves, which are best kept when the cache is made; or a function that "
             f"reads all samples once: lengths=lambda dataset: [len(each[{name!r}]) for each in "
-            'dataset]; or read a copy: forebay.open_cache(url, directory=..., disk="all").'
+            "dataset]; or read a copy: aws s3 sync or rclone makes it."
         )
     elif hasattr(dataset, "shard_tables"):  # a cache, of which one shard at a time is decompressed
         parts = (each[name] for each in dataset.shard_tables() if name in each.column_names)

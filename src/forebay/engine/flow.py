@@ -195,7 +195,8 @@ class Flow(TaskTable):
         if broken or self._deaths_in_a_row >= MAX_DEATHS_IN_A_ROW:
             self._over = True
             commands.append(GiveUp(event.failure))
-        is_known = bool(worker.timed_out) or len(suspects) == 1
+        timed_out = bool(worker.timed_out) and not self.limits.is_batched
+        is_known = timed_out or len(suspects) == 1
         for key in worker.tasks:
             task = self._tasks[key]
             if not (is_known and key in suspects):

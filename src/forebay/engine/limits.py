@@ -24,6 +24,7 @@ class Limits:
     Attributes:
         num_workers: Workers kept alive while there is work for them; at least 1.
         at_once: Tasks that each worker runs at the same time: the first of those that it holds.
+        is_batched: Whether those tasks share one call, so that any of them may be why it ends.
         max_bytes: The most bytes of results being made, ready or delivered; None for no limit.
             One task may always run, whatever its size.
         refill_below: Once full, wait until fewer than this many results are being made, ready
@@ -39,6 +40,7 @@ class Limits:
     num_workers: int
     slots: int
     at_once: int = 1
+    is_batched: bool = False
     max_bytes: int | None = None
     refill_below: int | float | None = None
     in_memory: bool = True

@@ -27,8 +27,9 @@ from forebay.base.table_files import refuse
 from forebay.columns.arrow_columns import Columns
 from forebay.columns.column_types import open_columns
 from forebay.errors import InputError, OptionError, shortened, shown_location
-from forebay.inputs.listing import is_table, list_inputs
-from forebay.inputs.memory_tables import arrow_frame
+from forebay.inputs.listing import list_inputs
+from forebay.inputs.memory_tables import arrow_frame, with_labels
+from forebay.inputs.other_inputs import is_table
 from forebay.inputs.row_paths import seen_identity
 from forebay.inputs.tables import find_table, read_memory_table, read_table
 
@@ -173,7 +174,7 @@ def _in_memory(name: str, table: Any, columns: Sequence[str]) -> pyarrow.Table:
         if isinstance(table, Mapping):
             return _table_of_arrays(name, {each: table[each] for each in columns})
         if pandas is not None and isinstance(table, pandas.DataFrame):
-            return arrow_frame(table[[*columns]], mixes=False)
+            return arrow_frame(with_labels(table)[[*columns]], mixes=False)
         return pyarrow.table(table)  # the other columns are not read
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from io import BufferedReader
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,9 @@ from forebay.base.files import (
     reached,
 )
 from forebay.base.output_names import SUFFIXES, TABLES
+from forebay.base.table_files import GUESSED
 from forebay.errors import InputError, OptionError, shown_location
+from forebay.inputs.other_inputs import is_of_rows, is_table, no_inputs, no_path
 from forebay.inputs.row_paths import NO_FILES, RowFiles, seen_identity
 from forebay.ledger.database import LEDGER_FILE
 from forebay.ledger.identity import NOT_SEEN
@@ -58,6 +61,7 @@ class Listing:
         total: The number of inputs; None if it is not known before the listing ends.
         fingerprint: Changes with a large manifest that is read from any row on; "" for others.
         samples: Those of a Dataset, a `Samples`; None for other inputs.
+        as_text: Whether the user listed paths as strings.
     """
 
     kind: str
@@ -69,6 +73,7 @@ class Listing:
     total: int | None = None
     fingerprint: str = ""
     samples: Any = field(default=None, repr=False, compare=False)
+    as_text: bool = False
 
     @property
     def folder(self) -> str | None:
@@ -100,7 +105,7 @@ def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) ->
         inputs = sorted(inputs, key=str)
     elif isinstance(inputs, Iterator):
         inputs = tuple(inputs)
-    if is_table(inputs):
+    if is_table(inputs) or is_of_rows(inputs):
         from forebay.inputs.memory_tables import memory_manifest
 
         manifest, start = memory_manifest(inputs, folder)
@@ -116,19 +121,19 @@ def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) ->
         name = os.path.expanduser(_path_text(inputs, "the inputs' path"))
         return _list_url(name) if is_url(name) else _list_path(name)
     if isinstance(inputs, bytes | bytearray | Mapping) or not isinstance(inputs, Iterable):
-        raise InputError(
-            f"inputs: got {type(inputs).__name__} instead of paths\n"
-            "  Give a list of paths, a folder, a glob, a .csv, .jsonl or .parquet manifest, a "
-            "DataFrame, or a list of dicts."
-        )
+        raise no_inputs(inputs)
     paths = tuple(inputs)
+    as_text = True
     for index, path in enumerate(paths):
         if not isinstance(path, str):  # a fast path, since there may be millions
-            _path_text(path, f"inputs[{index}]")
+            as_text = False
+            if not isinstance(path, os.PathLike):
+                raise no_path(path, index)
     if not paths:
         raise InputError("inputs: the list is empty\n  Give at least one path.")
     description = f"a list of {len(paths)} path{'s' * (len(paths) != 1)}"
-    return Listing("paths", (), description, lambda: _walk_list(paths), total=len(paths))
+    walk = partial(_walk_list, paths)
+    return Listing("paths", (), description, walk, total=len(paths), as_text=as_text)
 
 
 def _list_path(name: str) -> Listing:
@@ -150,7 +155,7 @@ def _list_path(name: str) -> Listing:
 
         return _list_path(os.path.join(name, only_table(tables_in(name), shown)))
     if stat.S_ISDIR(mode):
-        return list_folder(name).through(with_storable_names)
+        return list_folder(name)
     if name.lower().endswith(SUFFIXES):
         if not stat.S_ISREG(mode):  # to open it could take for ever
             raise InputError(
@@ -168,7 +173,7 @@ def _list_path(name: str) -> Listing:
             open_manifest(name, lambda: BufferedReader(open_regular(name)), folder),
             os.path.abspath(folder),
         )
-    if stat.S_ISREG(mode) and name.lower().endswith((".txt", ".json")):
+    if stat.S_ISREG(mode) and name.lower().endswith(GUESSED):
         from forebay.base.table_files import file_guess
 
         if guess := file_guess(name, _first_lines(name)):
@@ -283,7 +288,7 @@ def _found(
 def _walk_list(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Input]:
     failures: dict[tuple[Any, str], int] = {}
     for path in paths:
-        name = _storable(str(os.fspath(path)))
+        name = str(os.fspath(path))
         yield _remote(name, _url_identity(name, failures)) if is_url(name) else _file(name)
 
 
@@ -426,13 +431,3 @@ def in_reach(listed: Iterable[Input], options: PreprocessOptions) -> Iterator[In
         if each.source and is_url(each.source):
             check_in_reach(each.source, options)
         yield each
-
-
-def is_table(value: object) -> bool:
-    """Return whether a value is a table in memory; a list is one if its first element is a dict."""
-    if isinstance(value, list | tuple):
-        return bool(value) and isinstance(value[0], Mapping)
-    kind = type(value)  # a property of an instance might compute something
-    return hasattr(kind, "columns") and (
-        hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "__dataframe__")
-    )

@@ -22,6 +22,7 @@ from forebay.base.table_formats import LocatedRow, check_types
 from forebay.columns.column_types import without_view
 from forebay.errors import InputError, shortened
 from forebay.inputs.manifests import Manifest, check_columns
+from forebay.inputs.other_inputs import is_table, rows_in
 from forebay.inputs.row_paths import DESTINATION, file_columns
 
 if TYPE_CHECKING:
@@ -35,9 +36,14 @@ def memory_manifest(table: Any, folder: str | os.PathLike[str] | None) -> tuple[
     """Return the manifest of a table in memory, and where its relative `destination` starts."""
     values: Callable[[], Iterable[Row]]
     pandas = sys.modules.get("pandas")
-    if isinstance(table, list | tuple):
-        name, total = "the list of dicts", len(table)
-        columns, values = _list_columns(name, table), partial(iter, table)
+    if pandas is not None and isinstance(table, pandas.DataFrame):
+        table = with_labels(table)
+    if not is_table(table) or isinstance(table, list | tuple):
+        is_list = isinstance(table, list | tuple)
+        name = "the list of dicts" if is_list else f"the {type(table).__name__}"
+        total = len(table) if hasattr(table, "__len__") else None
+        values = rows_in(table)
+        columns = _list_columns(name, values())
     elif pandas is not None and isinstance(table, pandas.DataFrame):
         # Not by way of Arrow: so a value is the one that `to_dict("records")` would give.
         name, total = "the DataFrame", len(table)
@@ -62,8 +68,16 @@ def memory_manifest(table: Any, folder: str | os.PathLike[str] | None) -> tuple[
     return replace(manifest, watched=watched), start
 
 
+def with_labels(frame: Any) -> Any:
+    """Return a DataFrame of pandas with its row labels as columns, if they have names."""
+    names = [*frame.index.names]
+    if None in names or not {*names}.isdisjoint(frame.columns):
+        return frame
+    return frame.reset_index()
+
+
 def arrow_table(table: Any) -> pyarrow.Table:
-    """Return a table of pandas, polars or pyarrow as pyarrow's, without row labels of pandas."""
+    """Return a table of pandas, polars or pyarrow as pyarrow's, with named row labels of pandas."""
     import pyarrow
 
     # A DataFrame cannot exist before its library is imported.
@@ -73,7 +87,7 @@ def arrow_table(table: Any) -> pyarrow.Table:
         if objects and objects in table.dtypes:  # Arrow would be given their addresses
             raise TypeError("a column holds Python objects")
         if pandas is not None and isinstance(table, pandas.DataFrame):
-            arrow = arrow_frame(table)
+            arrow = arrow_frame(with_labels(table))
         else:
             arrow = pyarrow.table(table)
         arrow.validate(full=True)  # or a string that is not UTF-8 would be found in a worker

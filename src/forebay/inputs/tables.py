@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from contextlib import nullcontext
 from functools import partial
@@ -10,11 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from forebay.base.arrow_arrays import table_of_rows
-from forebay.base.files import fetched, file_name, is_url, location_in, names_among, open_regular
-from forebay.base.output_names import PRIVATE, SUFFIXES, TABLES
+from forebay.base.files import (
+    absolute,
+    fetched,
+    file_name,
+    folder_of,
+    is_url,
+    location_in,
+    names_among,
+    open_regular,
+)
+from forebay.base.output_names import ENDINGS, PRIVATE, SUFFIXES, TABLES
 from forebay.base.table_files import refuse, table_file
 from forebay.base.table_formats import format_of
-from forebay.errors import InputError
+from forebay.errors import InputError, shortened
 from forebay.inputs.memory_tables import arrow_table, memory_manifest, start_of
 from forebay.inputs.row_paths import DESTINATION
 from forebay.ledger.database import LEDGER_FILE
@@ -35,7 +45,7 @@ def read_table(table: str | os.PathLike[str]) -> pyarrow.Table:
         form = format_of(path.name)
         if form is None or not path.is_file():
             what = "is not a metadata table" if path.exists() else "does not exist"
-            raise InputError(f"{name} {what}: looked for a file ending in {[*SUFFIXES]}")
+            raise InputError(f"{name} {what}: looked for a file ending in {ENDINGS}")
         try:
             opens = partial(_opened, path)
             return form.arrow(table_file(path.name, name, opens))
@@ -44,6 +54,44 @@ def read_table(table: str | os.PathLike[str]) -> pyarrow.Table:
         except Exception as error:  # noqa: BLE001 - pyarrow's errors have no common root
             advice = "If it is truncated or has another format, write it again."
             refuse(f"{name} cannot be read", str(error), advice, error)
+
+
+def are_paths(table: object) -> bool:
+    """Return whether a value is a list of paths."""
+    return (
+        isinstance(table, list | tuple)
+        and bool(table)
+        and all(isinstance(each, str | os.PathLike) for each in table)
+    )
+
+
+def read_tables(named: Any) -> tuple[str, pyarrow.Table, str | None]:
+    """Return the rows of a table, or of a list or a glob of tables, one after another.
+
+    Returns:
+        What errors call it, the table, and the folder in which relative paths start; None if the
+        tables are in several folders.
+    """
+    import pyarrow
+
+    from forebay.inputs.search import glob_files
+
+    several = [*named] if isinstance(named, list | tuple) else [named]
+    first = os.path.expanduser(os.fspath(several[0]))
+    if not is_url(first) and glob.has_magic(first) and not os.path.lexists(first):
+        several = [*glob_files(first)] or several
+    paths = [absolute(find_table(each)) for each in several]
+    folders = {folder_of(path) for path in paths}
+    tables = [read_table(path) for path in paths]
+    table = tables[0]
+    if len(tables) > 1:
+        try:
+            table = pyarrow.concat_tables(tables, promote_options="permissive")
+        except pyarrow.ArrowException as error:
+            advice = "A column needs the same type in all of them."
+            refuse(f"from_table: {shortened(named)}", str(error), advice, error)
+    name = f"from_table: {paths[0] if len(paths) == 1 else shortened(named)}"
+    return name, table, folders.pop() if len(folders) == 1 else None
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -91,7 +139,7 @@ def find_table(table: str | os.PathLike[str]) -> str:
         what = "is not a table" if is_remote or os.path.exists(name) else "does not exist"
         raise InputError(
             f"{name!r} {what}\n"
-            f"  A table is a file ending in {', '.join(SUFFIXES)}, or the folder that preprocess "
+            f"  A table is a file ending in {ENDINGS}, or the folder that preprocess "
             "wrote one to."
         )
     if not is_remote:

@@ -74,6 +74,7 @@ from forebay.ledger.results import (
     mark_todo,
     record_results,
     take_back,
+    too_large,
 )
 
 # The identity of inputs that a run has to do anew, and the key that is there until it ends.
@@ -353,12 +354,14 @@ class Ledger(LedgerFile):
             is_held: Leave the commit to the next transaction, see `transaction`: of results whose
                 work is done again in no time, and that changed no files.
         """
+        large = too_large(self._connection, done)
+        if large:
+            done = [one for one in done if one not in large]
         with self.transaction(is_held=is_held) as db:
             db.execute("DELETE FROM file_changes")
-            ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
-            last = max(ordinals, default=0)
+            last = max((one.ordinal for one in (*done, *failed, *large)), default=0)
             new = self._write_ahead(db, last, done)
-            recorded = record_results(db, done, failed, new, self.away)
+            recorded = record_results(db, done, failed, new, self.away, large)
             if recorded.rewritten:
                 count, name = self.rewritten or (0, self.name_of(recorded.rewritten[0]))
                 self.rewritten = count + len(recorded.rewritten), name

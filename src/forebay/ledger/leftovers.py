@@ -12,6 +12,7 @@ from forebay.ledger.database import (
     InputRow,
     Query,
     files_of,
+    input_name,
     listed_rows,
     outputs_of,
     reading,
@@ -38,10 +39,18 @@ def leftovers(query: Query, also: Iterable[InputRow] = ()) -> Iterator[Leftover]
         found = [(outputs_of(query, where), why) for where, why in reasons.items()]
         named = ((each.ordinal, each.outputs) for each in also)
         for some, why in (*found, (named, "is in a folder that was named")):
-            for _, outputs in some:
+            for ordinal, outputs in some:
+                source = input_name(query, ordinal) if why == reasons[GONE] else ""
+                comes_back = why == reasons[GONE] and _may_come_back(source)
                 for name, size in files_of(outputs):
                     if path_elsewhere(name) is None:
-                        yield Leftover(name, size, f"its input {why}")
+                        yield Leftover(name, size, f"its input {why}", comes_back)
+
+
+def _may_come_back(source: str) -> bool:
+    """Return whether another call may list an input: one that is a file that is gone, none can."""
+    folder = os.path.dirname(source)
+    return not os.path.isdir(folder) or os.path.lexists(source)
 
 
 def made_of(query: Query, folders: Sequence[str]) -> list[InputRow]:

@@ -117,11 +117,16 @@ class FileChange(NamedTuple):
 
 
 class Leftover(NamedTuple):
-    """An output of an earlier result that no row of the table has."""
+    """An output of an earlier result that no row of the table has.
+
+    Attributes:
+        may_come_back: Whether another call may list its input.
+    """
 
     name: str
     size: int
     reason: str
+    may_come_back: bool = False
 
 
 class Unpublished(NamedTuple):

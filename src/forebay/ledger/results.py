@@ -80,14 +80,16 @@ def record_results(
     failed: Sequence[FailedInput],
     new: range = range(0),
     away: frozenset[int] = frozenset(),
+    large: Sequence[Done] = (),
 ) -> Recorded:
     """Write a batch of results, and what they change in earlier ones.
 
     Args:
         new: The inputs that were just written, with these results if they are done.
         away: Done inputs that cannot be seen now: what was made of them stays in any case.
+        large: Results that are recorded as failures; see `too_large`.
     """
-    ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
+    ordinals = [one.ordinal for one in (*done, *failed, *large)]
     found = _of_inputs(db, [each for each in ordinals if each not in new] if new else ordinals)
     before = {ordinal: state for ordinal, state, _ in found}
     before |= dict.fromkeys((each for each in ordinals if each in new), TODO)
@@ -96,7 +98,7 @@ def record_results(
         raise LedgerError(f"a result for input {wrong[0]}, which the ledger does not await")
     again = [ordinal for ordinal, state in before.items() if state == DONE]
     # What failed keeps the outputs of its earlier result.
-    not_done = {one.ordinal for one in failed}
+    not_done = {one.ordinal for one in (*failed, *large)}
     earlier = (text for ordinal, _, text in found if text and ordinal not in not_done)
     removals = dict.fromkeys(_given_up(db, earlier))
     claimants: dict[str, list[int]] = {}
@@ -109,7 +111,8 @@ def record_results(
     winners = [one for one in done if one.ordinal not in clashes] if clashes else [*done]
     losers = [one for one in done if one.ordinal in clashes] if clashes else []
     # What is still staged is removed there; its name was never taken.
-    removals |= {file.staged or file.name: None for one in losers for file in one.outputs}
+    unkept = (*losers, *large)
+    removals |= {file.staged or file.name: None for one in unkept for file in one.outputs}
     withdrawn = clashes.keys() - before.keys()
     lost = _recorded(db, withdrawn)
     removals |= {name: None for holder in lost for name in holder.names}
@@ -122,6 +125,7 @@ def record_results(
             if name not in held or held[name].ordinal not in away:
                 contested[name] = min(ordinal, contested.get(name, ordinal))
     refused = [_clash(db, each, *clashes[each.ordinal], away) for each in lost]
+    refused += [_of_large(one) for one in large]
     all_failed = [*failed, *refused]
     _write(db, winners, all_failed, contested, new)
     contents = {one.ordinal: one.content for one in winners if one.content}
@@ -136,6 +140,26 @@ def record_results(
         failed=len(all_failed) - failed_before,
     )
     return Recorded(file_changes, all_failed, rewritten)
+
+
+def too_large(db: sqlite3.Connection, done: Sequence[Done]) -> list[Done]:
+    """Return the results whose metadata this database cannot hold, which has a limit for a row."""
+    most = db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) // 2  # the rest is for the other columns
+    return [
+        one
+        for one in done
+        if len(one.metadata) * 4 > most and len(one.metadata.encode(errors="surrogatepass")) > most
+    ]
+
+
+def _of_large(one: Done) -> FailedInput:
+    names = [file.name for file in one.outputs]
+    return _Lost(one.ordinal, one.attempts, one.seconds, names).failed(
+        f"the metadata of this input have {len(one.metadata):,} characters as JSON, more than "
+        "the ledger can hold\n"
+        "  Nothing of this input was kept. Write large values, or a table of its rows, to a file "
+        "in `out`, and return the rest; or divide the input."
+    )
 
 
 def _of_inputs(db: sqlite3.Connection, ordinals: Sequence[int]) -> list[tuple[int, int, Any]]:

@@ -8,10 +8,8 @@ import math
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch.utils.data import (
     IterDataPipe,
@@ -22,14 +20,17 @@ from torch.utils.data import (
 )
 from torch.utils.data.graph_settings import apply_sharding
 
-from forebay.base.datasets import getitems_of
+from forebay.base.datasets import cached_samples, getitems_of, is_made_once, is_mixture
 from forebay.base.origins import content_digests
-from forebay.base.torch_internals import version_of
 from forebay.buffer import MAX_BATCHES, Buffer, capacity_shown, low_mark_of
 from forebay.columns.slicing import Slicer, slicing
+from forebay.loading.audit_plan import offsets_of
+from forebay.loading.changes import dataset_content
 from forebay.loading.messages import AHEAD
-from forebay.loading.samplers import has_state, length_of, takes_set_epoch
-from forebay.loading.selections import LOOKAHEAD, TINY_DEPTH
+from forebay.loading.samplers import length_of, takes_set_epoch
+from forebay.loading.selections import LOOKAHEAD, TINY_DEPTH, PlannedEpoch
+from forebay.loading.snapshots import UnknownState
+from forebay.loading.user_states import has_state, saved_state
 from forebay.options import AutoWorkers, Ray, check_killable, cluster_of
 from forebay.plan import Plan
 from forebay.ranks import Ranks, process_group
@@ -178,6 +179,32 @@ class LoaderArguments:
         # A worker that fetches samples of several batches at once has begun all that it holds.
         return self.at_once_each > 1
 
+    @functools.cached_property
+    def is_audited(self) -> bool:
+        """Return whether some samples are made a second time, in a fork, and compared."""
+        is_fork = self.start_method == "fork" and self.cluster is None
+        is_wanted = self.seed is not None and self.replays and not self.is_sliced
+        return is_fork and is_wanted and not is_made_once(self.dataset) and not self._is_remote
+
+    @property
+    def _is_remote(self) -> bool:
+        """Return whether samples are fetched from a bucket, by a process that workers ask."""
+        parts = self.dataset.datasets.values() if is_mixture(self.dataset) else [self.dataset]
+        cached = filter(None, map(cached_samples, parts))
+        return any(each.remote is not None for each in cached)
+
+    def audited(self, index: Any, epoch: PlannedEpoch, first: int) -> tuple[int, ...]:
+        """Return which samples of the next batch of an epoch are made a second time.
+
+        Args:
+            first: The epoch that was begun first.
+        """
+        if not self.is_audited:
+            return ()
+        size = length_of(index) or 1 if self.auto_collation else 1
+        step, is_first = epoch.batch - epoch.start.batch, epoch.start.epoch == first
+        return offsets_of(step, size, is_first=is_first)
+
     @property
     def renews_workers(self) -> bool:
         """Return whether each epoch needs workers with copies of the dataset as it is then.
@@ -194,7 +221,7 @@ class LoaderArguments:
     def dataset_fingerprint(self) -> Any:
         """Return the dataset's fingerprint; None if changes of it are not detected."""
         is_watched = self.is_filled and not self.persistent_workers and self.backend != "thread"
-        return fingerprint(self.dataset) if is_watched else None
+        return dataset_content(self.dataset) if is_watched else None
 
     @property
     def fetcher(self) -> type[BatchFetcher]:
@@ -262,9 +289,8 @@ class LoaderArguments:
         Not for a sampler or dataset of the user that has `set_epoch`, since its next epoch depends
         on a call that is still to come.
         """
-        return self.is_filled and not (
-            takes_set_epoch(self.dataset) or takes_set_epoch(self.index_sampler)
-        )
+        known = self.dataset, self.index_sampler
+        return self.is_filled and not (self.renews_workers or any(map(takes_set_epoch, known)))
 
     # ---- what is refused -----------------------------------------------------------------------
 
@@ -328,14 +354,10 @@ class LoaderArguments:
 
     def dataset_state(self) -> Any:
         """Return the state of this process's dataset; None if it has none."""
-        if not has_state(self.dataset):
-            return None
-        try:
-            return copy.deepcopy(self.dataset.state_dict())
-        except Exception:
-            if self.is_local:
-                raise
+        state = saved_state(self.dataset) if has_state(self.dataset) else None
+        if isinstance(state, UnknownState) and not self.is_local:
             return None  # an object that is filled where it is read, in workers
+        return copy.deepcopy(state)
 
     @property
     def content(self) -> str | None:
@@ -372,47 +394,6 @@ class LoaderArguments:
         parts += [f"{name}={value!r}" for name, value in known.items() if value != usual[name]]
         name = self.name if isinstance(self.name, str) else ""
         return f"{f'{name}: ' if name else ''}{self.title}({', '.join(parts)})"
-
-
-# ---- changes -------------------------------------------------------------------------------------
-# Detect changes made to a sampler or dataset after batches were planned.
-#
-# With a buffer, epochs are planned before they begin. Such a plan depends on a sampler's weights
-# or the length of a dataset, and is dropped when those change. The comparison is shallow:
-# attributes by value or identity, tensors also by their version, built-in containers also by
-# their length. No code of an attribute's own class runs: a `__len__` may have side effects. After
-# a change that it cannot detect (an array modified in place, an attribute of an attribute), the
-# user calls `DataLoader.refresh`.
-
-_BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
-
-
-def attributes(thing: Any) -> dict[str, Any]:
-    """Return a comparable value for each attribute by name, without generators: those change."""
-    known = getattr(thing, "__dict__", {})
-    return {
-        name: _token(value)
-        for name, value in list(known.items())
-        if not isinstance(value, torch.Generator)
-    }
-
-
-def fingerprint(thing: Any, ignored: frozenset[str] = frozenset()) -> Any:
-    """Return a value that differs once the object has changed."""
-    known = {name: token for name, token in attributes(thing).items() if name not in ignored}
-    return id(thing), length_of(thing), known
-
-
-def _token(value: Any) -> Any:
-    if isinstance(value, _BY_VALUE):
-        return value
-    if isinstance(value, torch.Tensor):
-        return id(value), version_of(value), None if value.is_nested else tuple(value.shape)
-    if isinstance(value, np.ndarray):
-        return id(value), value.shape
-    # MONAI's `Compose.__len__` seeds all random transforms.
-    is_built_in = not isinstance(getattr(type(value), "__len__", None), FunctionType)
-    return id(value), length_of(value) if is_built_in else None
 
 
 # What a loader has under the same names.

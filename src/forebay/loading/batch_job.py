@@ -24,10 +24,12 @@ import torch
 from forebay.base import torch_internals
 from forebay.base.batches import nbytes
 from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns
+from forebay.base.generators import OwnedGenerators
 from forebay.base.machine import PrivateMemory, queued_s, read_bytes
 from forebay.errors import cut_own_frames, shortened
 from forebay.loading.fetch import BatchFetcher, EndOfDataset, SampleError
 from forebay.loading.messages import (
+    AuditedSample,
     BatchError,
     BatchRequest,
     BatchResult,
@@ -143,20 +145,12 @@ class BatchTimer:
 LEAST_BYTES = 1 << 10
 
 
-def turns_of(spec: BatchSpec) -> ThreadTurns:
-    """Return what runs the calls of threads that make samples."""
-    if spec.concurrency == 1 or spec.seed is None:
-        return ThreadTurns()
-    from forebay.base.local_generators import LocalGenerators
-
-    return ThreadTurns(LocalGenerators())
-
-
 class BatchJob:
     """Makes batches in the process that it is opened in."""
 
     where = "in DataLoader worker thread {}"
     is_process = False
+    _owned: OwnedGenerators | None = None
 
     def __init__(
         self, spec: BatchSpec, *, keeps_tasks: bool = False, turns: ThreadTurns | None = None
@@ -165,7 +159,7 @@ class BatchJob:
         self._spec = spec
         self._turns = turns
         self._seeds: SeedsIfDrawn | BatchSeeds | None = None
-        self._worker_id = 0
+        self._worker_id, self._is_replacement = 0, False
         self._fetcher: BatchFetcher | None = None  # once there is a request
         self._init_error: BaseException | None = None
         self._has_made = False
@@ -174,6 +168,16 @@ class BatchJob:
         # With `concurrency`: requests whose samples are to be fetched, once that can begin.
         self._later: deque[BatchRequest] = deque()
 
+    def _new_snapshots(self) -> Snapshots:
+        """Return what takes the states of the dataset."""
+        return Snapshots(
+            lambda state: state._replace(
+                dataset=as_bytes(state.dataset), iterator=as_bytes(state.iterator)
+            ),
+            time.perf_counter,
+            self._spec.snapshot_every,
+        )
+
     @functools.cached_property
     def timer(self) -> BatchTimer:
         """Measures what batches take, in the process that makes them."""
@@ -181,20 +185,13 @@ class BatchJob:
 
     def open(self, incarnation: int, worker_id: int) -> None:
         """Call the user's `worker_init_fn`; in a thread there is nothing else to set up."""
-        self._worker_id = worker_id
+        self._worker_id, self._is_replacement = worker_id, incarnation != worker_id
         if self._spec.worker_init_fn is not None:
             try:
                 self._spec.worker_init_fn(worker_id)
             except Exception as error:  # noqa: BLE001 - it is raised in the trainer, as torch does
                 self._init_error = error
-        # Each thread has a shallow copy of the job.
-        self._snapshots = Snapshots(
-            lambda state: WorkerState(
-                as_bytes(state.dataset), as_bytes(state.iterator), state.phase
-            ),
-            time.perf_counter,
-            self._spec.snapshot_every,
-        )
+        self._snapshots = self._new_snapshots()  # each thread has a shallow copy of the job
         self.timer = BatchTimer(is_worker=True, is_process=self.is_process)
         self.timer.measure()
         self._later = deque()
@@ -240,7 +237,8 @@ class BatchJob:
             return self._made(request, self._fetcher_for(request))
         except EndOfDataset:
             # Of a worker that ends with its epoch, the next one does not need it.
-            is_needed = self._spec.keeps_workers and request.epoch != self._ended
+            is_kept = self._spec.keeps_workers or not self._spec.num_workers
+            is_needed = is_kept and request.epoch != self._ended
             self._ended = request.epoch
             return WorkerExhausted(self._worker_id, self._state(must=True) if is_needed else None)
         except SampleError as error:
@@ -284,29 +282,42 @@ class BatchJob:
         try:
             fetcher.begin(request)
             with fetcher.kept_owned():
-                batch, is_empty = self._collated(request, fetcher)
+                batch, audited = self._collated(request, fetcher)
                 if fetcher.finds_more():
-                    batch, is_empty = self._collated(request, fetcher)
+                    batch, audited = self._collated(request, fetcher)
         except BaseException:
             timer.failed()
             raise
         state = self._state(must=request.wants_state) if self._spec.tracks_state else None
+        before, digest = fetcher.digests
         result = BatchResult(
-            batch, failures=tuple(fetcher.failures), is_empty=is_empty, state=state
+            None if audited is None else batch,
+            failures=tuple(fetcher.failures),
+            is_empty=audited is None,
+            state=state,
+            audited=audited or (),
+            digest=digest,
+            digest_before=before,
         )
         is_first, self._has_made = not self._has_made, True
         if is_first and self.is_process and fetcher.reads_everything():
             return result._replace(is_undivided=True)
         return result
 
-    def _collated(self, request: BatchRequest, fetcher: BatchFetcher) -> tuple[Any, bool]:
-        """Return a batch, and whether it has no sample since all were left out."""
+    def _collated(
+        self, request: BatchRequest, fetcher: BatchFetcher
+    ) -> tuple[Any, tuple[AuditedSample, ...] | None]:
+        """Return a batch, and its audited samples; None instead if all samples were left out."""
         samples = fetcher.fetch(request)
         self.timer.fetched_at = time.perf_counter()
         if fetcher.failures and not samples:
-            return None, True
+            return None, None
+        audited = fetcher.audited(request, samples) if request.audited else []
         self._before_collation(request)
-        return fetcher.collate(request, samples), False
+        batch = fetcher.collate(request, samples)
+        if request.audited:
+            audited += fetcher.audited_batch(request, batch)
+        return batch, (*audited,)
 
     def timing(self) -> Timing | None:
         """Return the time spent on the batch that has just become ready; see `BatchTimer`."""
@@ -323,6 +334,8 @@ class BatchJob:
             seeds=self._seeds,
             later=self._later,
             is_process=self.is_process,
+            owned=self._owned,
+            is_replacement=self._is_replacement,
         )
         self._fetcher = fetcher
         return fetcher
@@ -363,13 +376,16 @@ class ProcessJob(BatchJob):
         on_class: Callable[[type], None] | None = None,
     ) -> None:
         super().__init__(spec, keeps_tasks=keeps_tasks)
+        self.finds_generators = spec.seeds_owned and spec.seed is not None
+        if self.finds_generators:  # before a fork: to look at all samples would copy their memory
+            self._owned = OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn)
         self._slab = slab
         self._on_class = on_class
         self._packer: Packer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for another interpreter, with the slab's descriptor."""
-        state = dict(self.__dict__)
+        state = {**self.__dict__, "_owned": None}
         state["_slab"] = DupFd(self._slab.fileno()), self._slab.extent
         return state
 
@@ -383,11 +399,13 @@ class ProcessJob(BatchJob):
         """Set up this process as a torch worker: a seed, and `get_worker_info()`."""
         spec = self._spec
         seed = torch_internals.seed_as_worker(spec.base_seed, worker_id)
-        torch_internals.set_worker_info(worker_id, spec.num_workers, seed, spec.dataset)
+        is_of_sample = spec.seed is not None and spec.seeds_owned
+        known = worker_id, spec.num_workers, seed, spec.dataset
+        torch_internals.set_worker_info(*known, seed_is_current=is_of_sample)
         self._packer = Packer(self._slab, self._on_class)
         collate_into(self._packer)
         if spec.concurrency > 1:
-            self._turns = turns_of(spec)
+            self._turns = ThreadTurns()
         else:
             self._seeds = seeds = SeedsIfDrawn()
             seeds.open()
@@ -424,16 +442,3 @@ class ProcessJob(BatchJob):
     def _before_collation(self, request: BatchRequest) -> None:
         assert self._packer is not None
         self._packer.begin(request.slot)
-
-
-class HostedJob(ProcessJob):
-    """Makes batches on a cluster; errors are bytes there, since hosts may lack their classes."""
-
-    def run(self, assignment: Assignment) -> Answer:
-        """Answer a request; see `BatchJob.run`."""
-        answer = super().run(assignment)
-        if isinstance(answer.result, BatchResult):
-            return answer
-        import cloudpickle
-
-        return answer._replace(result=cloudpickle.dumps(answer.result))

@@ -52,16 +52,22 @@ def setup_now(fixed: Setup, trace: Trace) -> Setup:
     )
 
 
-def diagnosis_of(trace: Trace, setup: Setup, dataset: Any = None) -> Diagnosis:
-    """Return why the user of a loader waits, and which objects its workers copy."""
+def diagnosis_of(
+    trace: Trace, setup: Setup, dataset: Any = None, audit_note: str = ""
+) -> Diagnosis:
+    """Return why the user of a loader waits, which objects its workers copy, and what the audit is.
+
+    Args:
+        audit_note: What was found when samples were made a second time.
+    """
     from forebay.observe.diagnosis import diagnose
 
     memory: dict[str, float] = {}
     if trace.memory is not None:
         memory = {"worker_bytes": trace.memory.nbytes, "worker_growth": trace.memory.rate}
     found = diagnose(trace.measured(), setup, {**pressure(), **memory})
-    note = memory_note(trace, dataset)
-    return replace(found, verdict=f"{found.verdict} {note}") if note else found
+    notes = " ".join(filter(None, (found.verdict, memory_note(trace, dataset), audit_note)))
+    return replace(found, verdict=notes)
 
 
 def memory_note(trace: Trace, dataset: Any) -> str:
@@ -83,7 +89,7 @@ def report_of(kind: LoaderKind, progress: LoaderProgress, path: str | os.PathLik
         progress.trace,
         title=kind.described(),
         settings=_arguments(kind),
-        verdict=str(diagnosis_of(progress.trace, setup, kind.dataset)),
+        verdict=str(diagnosis_of(progress.trace, setup, kind.dataset, progress.audit.note())),
         marks=_marks_of(kind.buffer),
         failures=progress.failures.total,
         replays=kind.replays,

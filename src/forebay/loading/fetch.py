@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, default_convert
 
-from forebay.base.datasets import OwnedGenerators, getitems_of
+from forebay.base.batch_digests import digested, leaves
+from forebay.base.datasets import getitems_of
 from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns, seed_nothing
+from forebay.base.generators import OwnedGenerators
+from forebay.base.process import is_worker
 from forebay.base.randomness import SetSeed, seed_generators
 from forebay.collating.rules import collated
 from forebay.columns.slicing import slicing
 from forebay.failures import Failure
-from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
-from forebay.loading.samplers import copied, has_state
+from forebay.loading.messages import AuditedSample, BatchRequest, BatchSpec, WorkerState
+from forebay.loading.samplers import copied
 from forebay.loading.snapshots import unpickled
+from forebay.loading.user_states import has_state, saved_state
 from forebay.observe.measurements import SlowSample
 from forebay.seeds import COLLATE, SAMPLE, child_seed, seed_of
 
@@ -67,12 +71,18 @@ class BatchFetcher:
         seeds: Runs the calls of a worker process, or of the trainer's thread; None elsewhere.
         later: Requests whose samples may be fetched before their batches are asked for.
         is_process: Whether the worker is a process.
+        owned: The generators that were found before this process was forked; None if it was not.
+        names: What others are called that a search of the process finds, by ID.
+        is_replacement: Whether the worker is in the place of one that died.
 
     Attributes:
         failures: The samples that were left out of the last batch.
         slowest: The slowest sample of the last batch; None if samples were not timed one by one.
         cpu_s: Processor time of threads that fetch samples, in seconds.
+        digests: Of a stream, those of the batch before the last one and of that; see `BatchResult`.
     """
+
+    digests: tuple[int | None, int | None] = (None, None)
 
     def __init__(
         self,
@@ -83,13 +93,16 @@ class BatchFetcher:
         seeds: SeedsIfDrawn | BatchSeeds | None,
         later: deque[BatchRequest],
         is_process: bool,
+        owned: OwnedGenerators | None = None,
+        names: Mapping[int, str] | None = None,
+        is_replacement: bool = False,
     ) -> None:
         self.failures: list[Failure] = []
         self.slowest: SlowSample | None = None
         self.cpu_s = 0.0
         self._spec, self._worker_id = spec, worker_id
         self._turns, self._seeds, self._later = turns, seeds, later
-        self._is_process = is_process
+        self._is_process, self._owned_before, self._names = is_process, owned, names
 
     def is_open_for(self, request: BatchRequest) -> bool:
         """Return whether the epoch of a request has begun."""
@@ -108,6 +121,14 @@ class BatchFetcher:
     def collate(self, request: BatchRequest, samples: Any) -> Any:
         """Make a batch from the samples that `fetch` returned."""
         raise NotImplementedError
+
+    def audited(self, request: BatchRequest, samples: Any) -> list[AuditedSample]:
+        """Return what samples are that are made a second time, before they are collated."""
+        return []
+
+    def audited_batch(self, request: BatchRequest, batch: Any) -> list[AuditedSample]:
+        """Return what the batch is, if it is made a second time."""
+        return []
 
     def finds_more(self) -> bool:
         """Return whether the batch made generators, and is to be made again now they are seeded."""
@@ -226,12 +247,16 @@ class MapFetcher(BatchFetcher):
         self._find_owned(request.epoch)
 
     def _find_owned(self, epoch: int) -> None:
-        """Find the generators that the dataset owns, before the first batch of an epoch."""
-        if not self._is_seeded or not self._spec.seeds_owned or epoch == self._epoch:
+        """Find the generators that the dataset owns, before the first batch.
+
+        Without workers, before the first of each epoch: the user may have changed the dataset.
+        """
+        spec, is_known = self._spec, self._epoch >= 0 and is_worker()
+        if not self._is_seeded or not spec.seeds_owned or epoch == self._epoch or is_known:
             return
-        self._epoch = epoch  # the user may have changed the dataset between epochs
-        spec = self._spec
-        self._own(OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn))
+        self._epoch = epoch
+        roots = {"dataset": spec.dataset, "collate_fn": spec.collate_fn}
+        self._own(OwnedGenerators(self._owned_before, self._names, **roots))
 
     def finds_more(self) -> bool:
         """See `BatchFetcher`. It looks for them after the first batch of each epoch."""
@@ -244,24 +269,18 @@ class MapFetcher(BatchFetcher):
 
     def _own(self, owned: OwnedGenerators) -> None:
         """Seed these generators for each sample from now on."""
-        self._found = owned
-        if self._turns is not None and self._turns.local is not None:
-            if not self._turns.local.own(owned):
-                self._turns.run_alone()
-            return
-        self._owned = owned
-        if self._owned:
+        self._found = self._owned = self._owned_before = owned
+        if self._turns is not None:
+            self._turns.owned = owned
+        elif owned and self._seeds is not None:
             # Whether they draw is not detected: it is most likely.
-            if self._seeds is not None:
-                self._seeds.always()
-            if self._turns is not None:
-                self._turns.run_alone()
+            self._seeds.always()
 
     def kept_owned(self) -> AbstractContextManager[None]:
         """See `BatchFetcher`: not in a worker, which may also be a thread."""
-        if not self._owned.parts or self._turns is not None:
+        if not self._owned or self._turns is not None or is_worker():
             return NOTHING_KEPT
-        return NOTHING_KEPT if isinstance(self._seeds, SeedsIfDrawn) else self._owned.kept()
+        return self._owned.kept()
 
     def _one_by_one(self, request: BatchRequest, indices: Sequence[Any]) -> list[Any]:
         def fetched(set_seed: SetSeed) -> list[Any]:
@@ -281,7 +300,7 @@ class MapFetcher(BatchFetcher):
         is_seeded = set_seed is not seed_nothing
         if is_seeded:
             assert spec.seed is not None
-            set_seed = self._owned.beside(set_seed)
+            set_seed = self._with_owned(set_seed)
             seed = seed_of(spec.seed, SAMPLE, request.epoch)
         is_timed, slowest_s, slowest = not self._untimed, 0.0, None
         first = began = time.perf_counter() if is_timed else 0.0
@@ -306,6 +325,18 @@ class MapFetcher(BatchFetcher):
             self.slowest = SlowSample(slowest_s, slowest, request.epoch, request.batch)
         return samples
 
+    def _with_owned(self, set_seed: SetSeed) -> SetSeed:
+        """Return what seeds the generators that were found, too; threads do so by their turns."""
+        owned = self._owned
+        if not owned or self._turns is not None:
+            return set_seed
+
+        def seed_all(seed: int) -> None:
+            set_seed(seed)
+            owned.seed(seed)
+
+        return seed_all
+
     def _leave_out(self, request: BatchRequest, index: Any, error: Exception) -> None:
         if not self._spec.skip_errors:
             raise SampleError(index) from error
@@ -322,7 +353,7 @@ class MapFetcher(BatchFetcher):
 
         def seeded(set_seed: SetSeed) -> Any:
             if set_seed is not seed_nothing:
-                self._owned.beside(set_seed)(seed)
+                self._with_owned(set_seed)(seed)
             return call()
 
         return run(seeded)
@@ -338,9 +369,30 @@ class MapFetcher(BatchFetcher):
         run = self._run_collation
         return self._call_seeded(run, request, COLLATE, lambda: collated(collate_fn, samples))
 
+    def audited(self, request: BatchRequest, samples: Any) -> list[AuditedSample]:
+        """See `BatchFetcher`. One that needs a whole batch is described with that alone."""
+        if self.failures or isinstance(samples, _Sliced):
+            return []
+        is_whole = self._getitems is not None and self._spec.auto_collation
+        if is_whole and -1 not in request.audited:
+            return []
+        every = samples if self._spec.auto_collation else [samples]
+        return [self._described(at, every[at], is_whole) for at in request.audited if at >= 0]
+
+    def audited_batch(self, request: BatchRequest, batch: Any) -> list[AuditedSample]:
+        """See `BatchFetcher`. `default_collate` adds nothing to its samples."""
+        is_needed = -1 in request.audited and not self.failures
+        if not is_needed or self._spec.collate_fn in (default_collate, default_convert):
+            return []
+        return [self._described(-1, batch, is_whole=True)]
+
+    def _described(self, offset: int, made: Any, is_whole: bool) -> AuditedSample:
+        others = self._owned.others or None
+        return AuditedSample(offset, digested(made), leaves(made), is_whole, others)
+
     def state(self) -> WorkerState:
         """Return the state of the dataset."""
-        return WorkerState(self._spec.dataset.state_dict(), None, "within")
+        return WorkerState(saved_state(self._spec.dataset), None, "within")
 
     @property
     def has_state(self) -> bool:

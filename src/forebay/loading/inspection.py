@@ -128,6 +128,7 @@ class InspectedLoader(TorchDataLoader[_T_co]):
     def statistics(self) -> Statistics:
         """Return counts and times of the loader so far; cheap, and possible at any time."""
         progress, kind = self._loader_progress, self._kind()
+        progress.audit.poll()
         pipeline, feeds = progress.pipeline, progress.feeds
         waiting = [each for feed in feeds for each in feed.waiting()]
         epoch, batch = progress.next_epoch - 1, 0
@@ -154,6 +155,8 @@ class InspectedLoader(TorchDataLoader[_T_co]):
             ready_to=ready[-1] if ready else None,
             in_flight=sum(feed.in_flight for feed in feeds),
             failures=progress.failures.total,
+            audited=progress.audit.samples,
+            differences=progress.audit.described(),
             sources=sources,
             tokens=tokens,
         )
@@ -167,7 +170,7 @@ class InspectedLoader(TorchDataLoader[_T_co]):
 
         progress = self._loader_progress
         setup = setup_now(progress.setup or self._kind().setup, progress.trace)
-        return diagnosis_of(progress.trace, setup, self.dataset)
+        return diagnosis_of(progress.trace, setup, self.dataset, progress.audit.note())
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write what happened so far to a self-contained HTML file: charts, waits, slow samples.
@@ -209,12 +212,14 @@ class InspectedLoader(TorchDataLoader[_T_co]):
         return trace_of(self._kind(), self._loader_progress.trace, path)
 
     def check(self, samples: int = 4) -> SampleCheck:
-        """Make some samples twice in this process and twice in two workers, and compare them.
+        """Make some samples in two workers, and again in another process, and compare them.
 
         With a seed, samples that differ draw from a generator that forebay cannot reach, or depend
-        on more than the seed; without one, what differs is random. Files that were opened before
-        the workers began, and that these read from one shared position, are named, too. It needs
-        four times the time of these samples, and does not affect the iteration.
+        on more than the seed; without one, what differs is random. So do batches, if `collate_fn`
+        is not torch's. Files that were opened before the workers began, and that these read from
+        one shared position, are named, too. Nothing is made in this process, and the iteration is
+        not affected. While a loader with a seed runs, it does the same for a few samples by
+        itself.
 
         Args:
             samples: How many, at least 1: spread over the dataset, or the first ones of a sampler

@@ -17,21 +17,21 @@ from forebay.base.randomness import PrivateGenerators
 from forebay.base.torch_internals import seed_as_worker
 from forebay.buffer import low_mark_of
 from forebay.engine.limits import Limits
-from forebay.errors import OptionError
 from forebay.loading.fetch import BatchFetcher
 from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.position import Checks, Position, is_size
+from forebay.loading.samplers import takes_set_epoch
 from forebay.loading.selections import (
     Generators,
     Reached,
     Reader,
-    Rest,
     Selection,
     Start,
-    WorkerTurns,
     one,
 )
 from forebay.loading.torch_kind import TorchKind
+from forebay.loading.user_states import has_shuffle_buffer
+from forebay.loading.worker_turns import WorkerTurns
 from forebay.observe.measurements import Setup
 from forebay.options import AutoWorkers
 from forebay.seeds import worker_seed_of
@@ -68,10 +68,6 @@ class IterableKind(TorchKind):
         """
         is_seeded_late = isinstance(self.dataset, IterDataPipe)
         return self.returns_in_order and not is_seeded_late and super().runs_ahead
-
-    def dataset_fingerprint(self) -> None:
-        """Return None: of an iterable dataset changes are not detected."""
-        return
 
     def turns(self) -> WorkerTurns:
         """See `LoaderKind`."""
@@ -137,7 +133,18 @@ class IterableKind(TorchKind):
             ),
         ]
 
+    @property
+    def renews_workers(self) -> bool:
+        """See `LoaderKind`. With a seed, `worker_init_fn` may seed generators for an epoch."""
+        may_seed = self.seed is not None and self.worker_init_fn is not None
+        return not self.is_local and (may_seed or takes_set_epoch(self.dataset))
+
     # ---- seeds ---------------------------------------------------------------------------------
+
+    @property
+    def is_checked(self) -> bool:
+        """See `TorchKind`. Without a seed, samples may draw other random numbers."""
+        return self.seed is not None or has_shuffle_buffer(self.dataset)
 
     @property
     def replays(self) -> bool:
@@ -221,14 +228,6 @@ class IterableKind(TorchKind):
             known["dataset"] = None  # the state of the worker is that of the same object
         return {name: known[name] for name in self.STATE}
 
-    def rest_of(self, position: Position) -> Rest:
-        """See `LoaderKind`. A dataset without a state is read again up to the position."""
-        rest = super().rest_of(position)
-        if rest.restores_workers or not position.batch:
-            return rest
-        start = rest.start._replace(batch=0, sample=0, by_sample=False)
-        return rest._replace(start=start, next_worker=0, worker_states=(), skip=position.batch)
-
     def left(self, position: Position, epoch: int) -> Position:
         """Return the beginning of an epoch, before which another is left at a position.
 
@@ -270,20 +269,9 @@ class IterableKind(TorchKind):
     def contradictions(self, position: Position) -> Mapping[str, bool]:
         """See `LoaderKind`."""
         own = {**position.kind_state, "drawn": None}
-        return super().contradictions(replace(position, kind_state=own))
-
-    def check_other_batches(self, position: Position) -> None:
-        """See `LoaderKind`."""
-        if super().rest_of(position).restores_workers:
-            return
-        old, new = position.made_with["global_batch_size"], self.made_with()["global_batch_size"]
-        raise OptionError(
-            f"the state has batches of {old} samples, the loader has batches of {new} samples\n"
-            f"  It was taken in epoch {position.epoch} after {position.batches_shown}. "
-            "Nothing was changed: an iterable dataset without state_dict is read again batch "
-            "by batch, and samples would be lost or repeated.\n"
-            f"  Use batch_size={old}, or load a state of an epoch's end."
-        )
+        is_lost = position.batch > 0 and not own["worker_states"]
+        found = super().contradictions(replace(position, kind_state=own))
+        return {**found, "no states of workers within an epoch": is_lost}
 
     def has_already(self, state: Any) -> bool:
         """See `LoaderKind`.

@@ -19,10 +19,12 @@ from forebay.base.randomness import end_turns, generators_kept
 from forebay.base.torch_internals import BaseIterator, lightning_is_imported, profiler_is_on
 from forebay.errors import FailuresError, WorkerDiedError, cut_below_entry, shortened
 from forebay.failures import Failure
+from forebay.loading.audit import WAIT_S
 from forebay.loading.kind import RETRIES, LoaderKind
 from forebay.loading.messages import STREAM, BatchError, BatchRequest, BatchResult, Result
 from forebay.loading.open_feeds import CLOSED
-from forebay.loading.progress import LoaderProgress, Pipeline
+from forebay.loading.pipeline import Pipeline
+from forebay.loading.progress import LoaderProgress
 from forebay.loading.samplers import heed_same_epoch
 from forebay.observe.progress import log_samples_failed
 from forebay.pools.processes import ProcessPool
@@ -127,12 +129,14 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         progress, began = self._progress, time.perf_counter()
         progress.trace.begin(began)
         self._is_over, self._is_unread, self._is_early = False, True, False
+        self._left_out: FailuresError | None = None  # as long as no batch had a sample
         self._workers: list[WorkerHandle] = []
+        progress.audit.begin(kind, progress.trace.made_s)
         self.pipeline, start = progress.next_start(kind, self.pipeline)
         with self.one_at_a_time:
             draw = partial(self._begin_as_torch, loader)
             self._planner = self.pipeline.begin(kind, start, self, draw)
-        progress.began(start.epoch)
+        progress.began(start, self)
         progress.trace.began_epoch(self._planner.epoch, began, time.perf_counter() - began)
         feed = self.pipeline.feed
         if feed is not None and feed.pool is not None:
@@ -147,7 +151,7 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         self.moved = 0
         with generators_kept():  # its seeds are drawn
             self._planner = self.pipeline.begin(self.pipeline.kind, position, self, self._anew)
-        self._progress.began(position.epoch)
+        self._progress.began(position, self)
 
     def _anew(self, generator: torch.Generator, *, draws: bool, resets: bool) -> Any:
         """Return a new iterator over the sampler; see `_begin_as_torch`."""
@@ -169,7 +173,9 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         return batch
 
     def _next_data(self) -> Any:
-        pipeline = self.pipeline
+        pipeline, audit = self.pipeline, self._progress.audit
+        if audit.is_pending:
+            audit.poll()
         result: Result | None = None
         try:
             with self.one_at_a_time:
@@ -177,12 +183,17 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
                     request, result = self._take()
                     if isinstance(result, BatchResult):
                         pipeline.last = request, result.failures
+                        if result.audited:
+                            audit.add(request, result.audited)
                         if result.failures:
                             self._progress.failures.extend(result.failures)
                             log_samples_failed(result.failures)
                             if result.is_empty:
                                 self._check_alone(request, result.failures)
+                                if not (self._num_yielded or self._planner.start.batch):
+                                    self._left_out = _nothing_left(request, result.failures)
                                 continue
+                        self._left_out = None
                         return self._handed_out(request, result)
                     if isinstance(result, Failure):
                         raise _died(result, request, self._timeout)
@@ -288,9 +299,13 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
 
     def _end(self) -> None:
         self._is_over = True
+        left_out, self._left_out = self._left_out, None
         self.pipeline.reader = None
         if not self.pipeline.keeps_workers:
             self.pipeline.close(between_epochs=True)
+        self._progress.audit.end(WAIT_S)
+        if left_out is not None:
+            raise left_out
 
     def _shutdown_workers(self) -> None:
         self.pipeline.close()
@@ -303,6 +318,17 @@ class BatchIterator(BaseIterator):  # type: ignore[misc]
         is_read = pipeline.reader == id(self) or pipeline.reader is None
         if self._loader is None or (is_read and not pipeline.keeps_workers):
             pipeline.close(between_epochs=self._loader is not None)
+
+
+def _nothing_left(request: BatchRequest, failures: tuple[Failure, ...]) -> FailuresError:
+    """Return the error for an epoch of which every sample was left out."""
+    return FailuresError(
+        f"every sample of epoch {request.epoch} raised, and on_error='skip' left them all out\n"
+        f"  No batch was returned. The last to raise was sample {failures[-1].source!r}: "
+        f"{failures[-1].error}: {shortened(failures[-1].message)}\n"
+        "  The loader continues with the next epoch. See loader.failures, or use "
+        "on_error='raise' to stop at the first."
+    )
 
 
 def _died(failure: Failure, request: BatchRequest, timeout: float) -> Exception:

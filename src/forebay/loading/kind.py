@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -41,13 +41,14 @@ from forebay.loading.selections import (
     Reader,
     Rest,
     Start,
-    WorkerTurns,
     length_of_batch,
     one,
 )
+from forebay.loading.worker_turns import WorkerTurns
 from forebay.observe.measurements import Setup
 from forebay.observe.record import Trace
 from forebay.options import AutoWorkers, backend_name
+from forebay.seeds import worker_seed_of
 
 # How often a batch is tried again after its worker died or hung.
 RETRIES = 1
@@ -79,7 +80,6 @@ class LoaderKind(LoaderArguments, ABC):
     }
     keeps_pipeline: ClassVar[bool] = True  # from iteration to iteration
     torch_reads: ClassVar[bool] = False  # whether torch's iterator iterates the sampler
-    warns_of_search: ClassVar[bool] = True  # whether a dataset too large to search is named
     is_arithmetic: ClassVar[bool] = False  # whether another thread may read it: no user's code runs
 
     def __post_init__(self) -> None:
@@ -209,7 +209,8 @@ class LoaderKind(LoaderArguments, ABC):
         """Return the seeds of workers and of datapipes, from those that torch has drawn."""
         if self.batch_seed is None:
             self.batch_seed = base_seed
-        return base_seed, shared_seed
+        own = base_seed if self.seed is None else worker_seed_of(self.seed, 0)
+        return own, shared_seed
 
     def local_generators(self, spec: BatchSpec, seeds: BatchSeeds | None) -> Generators | None:
         """Return what the batches of this process are made in: generators of their own.
@@ -395,7 +396,7 @@ class LoaderKind(LoaderArguments, ABC):
     def begin_at(self, position: Position) -> None:
         """Take what this kind continues with from a position."""
 
-    def first_worker_states(self, rest: Rest, known: list[WorkerState]) -> list[WorkerState]:
+    def first_worker_states(self, rest: Rest, known: Sequence[WorkerState]) -> list[WorkerState]:
         """Return the states that workers begin with, by those after the epoch before."""
         return []
 
@@ -425,10 +426,7 @@ class LoaderKind(LoaderArguments, ABC):
     def check_order(self, position: Position) -> None:
         """Raise an error if the rest of the epoch would have another order."""
 
-    def check_other_batches(self, position: Position) -> None:
-        """Raise an error if the rest of the epoch cannot have batches of another size."""
-
-    def fitted_state(self, position: Position) -> dict[str, Any]:
+    def fitted_state(self, position: Position, *, strict: bool) -> dict[str, Any]:
         """Return what is different in the kind's state of a position for this loader."""
         return {}
 

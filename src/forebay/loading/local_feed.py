@@ -18,10 +18,10 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from forebay.base.batches import nbytes
-from forebay.base.draw_detection import BatchSeeds
+from forebay.base.draw_detection import BatchSeeds, ThreadTurns
 from forebay.base.libraries import one_thread
 from forebay.engine.engine import NewTask
-from forebay.loading.batch_job import BatchJob, turns_of
+from forebay.loading.batch_job import BatchJob
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import (
     BatchRequest,
@@ -56,8 +56,10 @@ class LocalJob(BatchJob):
     where = "in this process"
 
     def __init__(self, spec: BatchSpec, seeds: BatchSeeds | None) -> None:
-        super().__init__(spec, turns=turns_of(spec) if spec.concurrency > 1 else None)
+        super().__init__(spec, turns=ThreadTurns() if spec.concurrency > 1 else None)
         self._seeds = seeds
+        if spec.tracks_state:
+            self._snapshots = self._new_snapshots()
         if isinstance(spec.dataset, IterDataPipe | MapDataPipe):
             apply_sharding(spec.dataset, *process_group())
 
@@ -69,8 +71,9 @@ class LocalJob(BatchJob):
                 fetcher.open(request)
 
     def state(self) -> WorkerState | None:
-        """Return the state of an iterable dataset; None if it was not read."""
-        return None if self._fetcher is None else self._fetcher.state_read_here()
+        """Return the state of an iterable dataset; None if it was not read, or results have it."""
+        is_known = self._fetcher is None or self._spec.tracks_state
+        return None if is_known else self._fetcher.state_read_here()
 
     def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
         """Return an error that the trainer's loop raises, even if it ends the process."""

@@ -28,6 +28,13 @@ from forebay.observe.measurements import Timing
 AHEAD = 2
 # The kind of a failure that ends a worker's part of an iterable dataset: nothing can be retried.
 STREAM = "stream"
+LOST = (
+    "a worker died, and its part of {0} cannot be continued: read again, it gives other samples\n"
+    "  It was worker {1}, in epoch {2}, after {3:,} batches of it. The loader continues without "
+    "the rest of that worker's stream.\n"
+    "  Resume from the last checkpoint. A stream that depends on a seed, the epoch and the worker "
+    "alone is read again; one that depends on the time, or on fresh entropy, cannot be."
+)
 
 
 class WorkerState(NamedTuple):
@@ -37,30 +44,39 @@ class WorkerState(NamedTuple):
         dataset: State of the dataset; None if it has no state, or none was taken yet.
         since: What was read since, and is read again and dropped on a resume: so many samples of
             an iterable dataset; of a map-style dataset the indices of each batch.
+        read: Samples of the epoch of an iterable dataset that were read when it was taken.
+        digest: That of the worker's last batch, to which the samples above lead; None if unknown.
+        generators: States of the generators that an iterable dataset owned when its epoch began; at
+            its end, those that the next one begins with.
     """
 
     dataset: Any = None
     iterator: Any = None
     phase: str = "before"
     since: int | list[Any] = 0
+    read: int = 0
+    digest: int | None = None
+    generators: Any = None
 
     @property
     def is_known(self) -> bool:
-        """Return whether it says anything of the worker's copy of the dataset."""
-        return self.dataset is not None or bool(self.iterator or self.since)
+        """Return whether it has a state of the user's objects."""
+        return self.dataset is not None or self.iterator is not None
 
     def copied(self) -> WorkerState:
         """Return a copy of its own, with what a worker pickled unpickled."""
-        dataset, iterator, phase, since = self
+        since = self.since
         if isinstance(since, list):
             since = [list(each) if isinstance(each, array) else each for each in since]
-        return WorkerState(unpickled(dataset), unpickled(iterator), phase, since)
+        dataset, iterator = unpickled(self.dataset), unpickled(self.iterator)
+        return self._replace(dataset=dataset, iterator=iterator, since=since)
 
     def before_epoch(self) -> WorkerState:
         """Return the state of a worker that lives on, before its next epoch."""
         # A stream has ended, with a state of its end; the indices of a map-style dataset stay.
         since = self.since if isinstance(self.since, list) else 0
-        return self._replace(phase="before", since=since)
+        generators = self.generators if self.phase == "ended" else None
+        return WorkerState(self.dataset, self.iterator, "before", since, generators=generators)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +122,7 @@ class BatchRequest(NamedTuple):
         position: Of its first sample in the epoch, which the others follow; or of each of them.
         worker_id: The only worker that may make it; None for any.
         wants_state: Whether the state after it must be taken, whatever that takes.
+        audited: Which of its samples are made a second time; -1 for the batch. See `audit.py`.
     """
 
     index: Any
@@ -119,6 +136,7 @@ class BatchRequest(NamedTuple):
     shared_seed: int | None = None
     wants_state: bool = False
     slot: Slot | None = None
+    audited: tuple[int, ...] = ()
 
     def positions(self, count: int) -> Sequence[int]:
         """Return the position of each of the batch's `count` samples."""
@@ -149,6 +167,25 @@ class BatchRequest(NamedTuple):
         return f"forebay: {call} makes the same batch in this process, for a debugger"
 
 
+class AuditedSample(NamedTuple):
+    """A sample that is made a second time, as it was the first time.
+
+    Attributes:
+        offset: Its place in the batch; -1 for the batch itself, collated.
+        digest: See `batch_digests.digested`.
+        shown: The beginning of each of its values, by path.
+        is_whole: Whether it can only be made with the whole batch.
+        others: What generators are called that only a search of the process found, by ID; None if
+            there are none.
+    """
+
+    offset: int
+    digest: Any
+    shown: dict[str, str]
+    is_whole: bool
+    others: dict[int, str] | None
+
+
 class BatchResult(NamedTuple):
     """A batch, packed if a worker process made it.
 
@@ -158,6 +195,8 @@ class BatchResult(NamedTuple):
         state: The state of the worker's dataset after it; None if it was not taken.
         is_undivided: Whether the first batch of an iterable dataset was made without a question
             for the worker, so that every worker makes all batches.
+        digest: Of a batch of an iterable dataset; see `batch_digest.py`.
+        digest_before: That of the worker's batch before it in the epoch; None if there was none.
     """
 
     batch: PackedBatch | Any
@@ -169,6 +208,9 @@ class BatchResult(NamedTuple):
     is_moved: bool = False
     refused: Exception | None = None
     is_undivided: bool = False
+    audited: tuple[AuditedSample, ...] = ()
+    digest: int | None = None
+    digest_before: int | None = None
 
 
 class BatchError(NamedTuple):

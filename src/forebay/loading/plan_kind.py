@@ -169,8 +169,9 @@ class PlanKind(LoaderKind):
         if is_before or (mixture is not None and start.origin + sample < mixture.since):
             raise OptionError(
                 f"epoch {start.epoch}, batch {start.batch} was made before the weights, or the "
-                "batch size, changed\n  Nothing was changed. Make a loader with the earlier "
-                "weights and batch size to replay it."
+                "batch size, changed\n  Nothing was changed. What was made before the first change "
+                "is replayed by a new loader with the first weights and batch size; what was made "
+                "between two changes, by one that has loaded a state from between them."
             )
         return self, start._replace(sample=sample), 0
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.buffer import MAX_BATCHES
 from forebay.engine.engine import NewTask
-from forebay.loading.arguments import fingerprint
+from forebay.loading.changes import fingerprint
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchRequest, Result, WorkerExhausted
 from forebay.loading.open_feeds import CLOSED
@@ -63,8 +63,7 @@ class Planner:
 
     def __init__(self, kind: LoaderKind) -> None:
         self.kind, self.turns = kind, kind.turns()
-        self.epoch, self.batch, self.samples = -1, 0, 0
-        self.start = Start(0)
+        self.epoch, self.batch, self.samples, self.start = -1, 0, 0, Start(0)
         self.shared_seed: int | None = None
         self.is_over = True
         self._feed: Feed | LocalFeed | None = None
@@ -84,10 +83,10 @@ class Planner:
         self._current_states: SamplerStates | None = None
         self.orders: dict[int, int | None] = {}
         self._order_before: int | None = None
-        self._seen: Any = None  # the fingerprint when the sampler was last read
+        self._seen: Any = None  # the sampler's fingerprint when it was last read
         self._requesting = threading.RLock()  # reentrant: a signal's handler may use the loader
-        self._answered = 0  # requests of this epoch that were taken
-        self._most_at_once = MAX_BATCHES  # requests of a sampler to make at a time
+        # Requests of this epoch that were taken, and of a sampler to make at a time.
+        self._answered, self._most_at_once = 0, MAX_BATCHES
 
     # ---- epochs --------------------------------------------------------------------------------
 
@@ -124,8 +123,8 @@ class Planner:
         if epochs and (start.epoch != self.epoch or not self._is_stale):  # `replan` stays there
             self._leave(epochs.popleft())
         if epochs:
-            planned = epochs[0]
-            is_kept = planned.order == self.orders[start.epoch] and planned.start == start
+            planned, order = epochs[0], self.orders[start.epoch]
+            is_kept = (planned.order, planned.start) == (order, start)
             if is_kept and not is_new and not self._is_stale:
                 return planned.first_task
             set_states(self.kind.index_sampler, planned.sampler_states)
@@ -163,8 +162,7 @@ class Planner:
             task, result = feed.take()
             request = self._requests.pop(task)
             self._answered += 1
-            worker = request.worker_id
-            if worker is not None and not self._note_result(worker, request, result):
+            if (result := self._noted(request, result)) is None:
                 continue
             self.batch += 1
             self.samples += self.kind.count(request.index)
@@ -186,15 +184,15 @@ class Planner:
         later = self._epochs[1].first_task if len(self._epochs) > 1 else self._next_task
         return self._epochs[0].first_task + self._answered < later
 
-    def _note_result(self, worker: int, request: BatchRequest, result: Result) -> bool:
-        """Record the result of a worker that takes turns; return whether to pass it on."""
+    def _noted(self, request: BatchRequest, result: Result) -> Result | None:
+        """Record the result of a worker that takes turns; return what to pass on, if anything."""
         epoch = self._epochs[0].turns
-        assert self.turns is not None and epoch is not None
-        is_batch = self.turns.note(epoch, request, result)
+        if request.worker_id is None or self.turns is None or epoch is None:
+            return result
         if isinstance(result, WorkerExhausted):
             with self._requesting:
                 self._put_missing()
-        return is_batch
+        return self.turns.note(epoch, request, result)
 
     def refresh(self) -> None:
         """Drop requests for epochs that have not begun: the sampler or dataset has changed."""
@@ -254,7 +252,7 @@ class Planner:
     def origin_of(self, epoch: int) -> int:
         """Return the samples in all epochs before `epoch`; others than the current count as now."""
         start, origin = self.start, self.start.origin
-        if self.epoch < 0 or epoch == start.epoch:
+        if epoch == start.epoch:
             return origin
         own, usual = self.kind.end_of(start) or 0, self.kind.end_of(Start(epoch)) or 0
         later = epoch - start.epoch
@@ -308,8 +306,7 @@ class Planner:
 
     def _put_missing(self, at_least: int = 0) -> None:
         """Request as many batches as the depth allows now."""
-        feed = self._feed
-        if feed is None:  # another thread closed it: the next batch says so, not this one
+        if (feed := self._feed) is None:  # another thread closed it: the next batch says so
             return
         ends = feed.ready_ends
         ready, room = (len(feed.ready), 0) if self._is_driven else feed.fill
@@ -392,8 +389,8 @@ class Planner:
             preceding,
             epoch.worker_seed,
             self.shared_seed,
-            # Workers may have read batches that nobody took.
-            self._was_left and not preceding,
+            self._was_left and not preceding,  # workers may have read batches that nobody took
+            audited=self.kind.audited(index, epoch, next(iter(self.orders))),
         )
         if states is not None:
             self._sampler_states[task] = states

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.errors import shortened
+from forebay.loading.user_states import check_known
 
 VERSION = 4
 # More than any count in practice, and less than the largest 64-bit integer.
@@ -62,6 +63,7 @@ class Position:
     def to_state(self) -> dict[str, Any]:
         """Return a dict, JSON-serializable if the states of the user's objects are."""
         values = {name: getattr(self, name) for name in POSITION}
+        check_known(values["kind_state"])
         return {"version": VERSION, **values}
 
     @property
@@ -98,7 +100,7 @@ def is_sampler_state(value: Any) -> bool:
     if not isinstance(value, dict):
         return value is None
     return list(value) == ["state"] or (
-        list(value) == ["generator"] and isinstance(value["generator"], str)
+        list(value) == ["generators"] and isinstance(value["generators"], dict)
     )
 
 

@@ -1,6 +1,5 @@
-"""What a loader has returned so far, and what makes its batches: all that changes in a loader.
+"""What a loader has returned so far, and where it continues.
 
-    kind, position ──> Pipeline.begin ──> planner ──> iterator
     LoaderProgress ──> where the next iteration begins, the position, the statistics
 
 With only torch's arguments each iteration has a new pipeline, unless workers persist. A loader with
@@ -9,229 +8,43 @@ any of forebay's arguments keeps one pipeline, since each epoch continues from t
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from forebay.base.datasets import OwnedGenerators
-from forebay.base.randomness import generators_kept, generators_locked
 from forebay.base.torch_internals import lightning_is_imported
 from forebay.errors import OptionError
 from forebay.failures import Failure, FailureLog
+from forebay.loading.audit import LoaderAudit
 from forebay.loading.kind import LoaderKind
-from forebay.loading.kinds import feed_of
-from forebay.loading.messages import BatchRequest, WorkerState
+from forebay.loading.messages import BatchRequest
+from forebay.loading.pipeline import Pipeline
 from forebay.loading.planner import Planner
 from forebay.loading.position import NO_ORDER, Position
-from forebay.loading.samplers import asked_epoch, epoch_of
-from forebay.loading.selections import Reached, Rest, Start
+from forebay.loading.samplers import asked_epoch, epoch_of, set_states
+from forebay.loading.selections import Reached, Start
 from forebay.observe.measurements import Setup
 from forebay.observe.record import Trace
-from forebay.ranks import Ranks, check_agreement
 
 if TYPE_CHECKING:  # imported where a loader needs it
     from forebay.loading.feed import Feed
-    from forebay.loading.hand_out import HandOut
     from forebay.loading.iterable_kind import IterableKind
     from forebay.loading.local_feed import LocalFeed
     from forebay.loading.plan_kind import PlanKind
-    from forebay.loading.workers import WorkerTuning
 
 
-class Pipeline:
-    """Makes the batches of one loader, epoch after epoch.
-
-    Attributes:
-        kind: The loader's kind, as its arguments were when the last iteration began.
-        feed: Makes the batches; None before the first epoch, and when closed.
-        planner: Decides which batches are requested; None before the first epoch.
-        made_with: `LoaderKind.made_with` when the last iteration began: a dataset may grow since.
-        keeps_workers: Whether workers are kept from epoch to epoch.
-        reader: The ID of the iterator that may take batches; None if none may.
-        hand_out: Moves and transforms batches; None if they are returned as they were made.
-        last: The request of the batch that was returned last, and the samples left out of it.
-        is_resumed: Whether the last iteration began at a position that was loaded.
-    """
-
-    def __init__(self, kind: LoaderKind, trace: Trace) -> None:
-        self.kind, self.keeps_workers = kind, kind.keeps_workers
-        self.feed: Feed | LocalFeed | None = None
-        self.planner: Planner | None = None
-        self.made_with: Mapping[str, Any] = {}
-        self.reader: int | None = None
-        self.is_resumed = False
-        self.last: tuple[BatchRequest, tuple[Failure, ...]] | None = None
-        self._trace, self._tuning = trace, tuning_of(kind, trace)
-        self._dataset_seen: Any = None
-        self._replaces_workers = False
-        self._has_agreed = self._has_searched = False
-        self.hand_out = _hand_out_of(kind)
-
-    # ---- an epoch ------------------------------------------------------------------------------
-
-    def begin(
-        self, kind: LoaderKind, position: Position, iterator: Any, draw: Callable[..., Any]
-    ) -> Planner:
-        """Begin an epoch, or the rest of one; return the planner, which returns its batches.
-
-        Args:
-            draw: Draws seeds as torch's iterators do; see `LoaderKind.draw`.
-        """
-        before, self.kind = self.kind.order_key(), kind.follow(self.kind)
-        self.keeps_workers, self.reader = kind.keeps_workers, id(iterator)
-        self.made_with = kind.made_with()
-        if not self.keeps_workers:
-            self.close(between_epochs=True)
-        rest = kind.rest_of(position)
-        has_workers = self.feed is not None and self.feed.is_open
-        try:
-            # On a resume the global generator keeps its state: restoring it is up to the user.
-            with generators_kept() if rest.keeps_generators else generators_locked():
-                kind.draw(draw, position, has_workers=has_workers)
-                if iterator.moved:
-                    position = kind.moved(position, iterator.moved)
-                    rest = kind.rest_of(position)
-                planner, feed = self._opened(before, rest, position, iterator)
-                if not rest.restores_workers:
-                    planner.begin(feed, rest.start, rest.next_worker)
-                    if rest.reads_ahead:
-                        planner.read_ahead()
-                    for _ in range(rest.skip):
-                        if planner.take() is None:
-                            break  # the dataset has become shorter
-            if rest.restores_workers:  # not before: the dataset may restore the generators itself
-                planner.begin(feed, rest.start, rest.next_worker)
-        except BaseException:
-            self.close()  # it may be inconsistent
-            raise
-        return planner
-
-    def _opened(
-        self, before: Any, rest: Rest, position: Position, iterator: Any
-    ) -> tuple[Planner, Feed | LocalFeed]:
-        """Return planner and feed for the current kind; the existing ones where they fit.
-
-        Args:
-            before: The kind's `order_key` in the last iteration.
-        """
-        kind, drawn = self.kind, (iterator.base_seed, iterator.first_shared_seed)
-        base_seed, shared_seed = kind.seeds(*drawn, position.epoch)
-        kind.begin_at(position)
-        is_new, planner = self.planner is None, self.planner_for(kind)
-        planner.shared_seed = shared_seed
-        if not is_new and before != kind.order_key():
-            planner.refresh()  # the dataset has another length
-        turns, states = planner.turns, tuple[WorkerState, ...]()
-        if self._replaces_workers:  # new workers get copies of the dataset in its current state
-            self.close(between_epochs=True)
-        if turns is not None:
-            known = [] if self._replaces_workers else turns.states
-            turns.states = kind.first_worker_states(rest, known)
-            states = tuple(each.copied() for each in turns.states)
-        if kind.ranks is not None and not self._has_agreed:
-            self._check_ranks(kind.ranks, position)
-        feed, seen = self.feed, kind.dataset_fingerprint()
-        # Workers got copies of the dataset, which the user may have changed since.
-        is_old = seen != self._dataset_seen or kind.renews_workers
-        if feed is None or not feed.is_open or is_old:
-            self.close(between_epochs=True)
-            self._replaces_workers, self._dataset_seen = False, seen
-            spec = kind.spec(base_seed, position.epoch, states)
-            is_searched = spec.seeds_owned and kind.warns_of_search and not kind.is_sliced
-            if is_searched and not self._has_searched:
-                self._has_searched = True
-                OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn).warn_if_cut(
-                    type(spec.dataset).__name__
-                )
-            device = None if self.hand_out is None else self.hand_out.device
-            feed = self.feed = feed_of(kind, spec, self._trace, self._tuning, device)
-        feed.in_use = iterator.one_at_a_time
-        return planner, feed
-
-    def _check_ranks(self, ranks: Ranks, position: Position) -> None:
-        """Raise an error unless all ranks have the same arguments and position."""
-        kind = self.kind
-        facts: Mapping[str, Any] = {
-            "seed": kind.batch_seed,
-            "epoch": position.epoch,
-            "batch": position.batch,
-            **kind.facts_of_ranks(),
-            "tail": kind.tail,
-            "sampler": type(kind.sampler).__name__,
-        }
-        self._has_agreed = check_agreement(ranks, facts)
-
-    def planner_for(self, kind: LoaderKind) -> Planner:
-        """Return the planner of a kind; create it if there is none."""
-        if self.planner is None:
-            kind.prepare(self._trace)
-            self.planner = Planner(kind)
-        self.planner.kind = kind
-        return self.planner
-
-    def refresh(self) -> None:
-        """Replace the workers and make prefetched batches again, at the next epoch."""
-        self._replaces_workers = True
-        if self.planner is not None:
-            self.planner.refresh()
-
-    def close(self, between_epochs: bool = False) -> None:
-        """Stop the workers; the position is kept, and between epochs what is fetched ahead, too."""
-        feed, self.feed = self.feed, None
-        planner = self.planner  # no global names from here on: the interpreter may be exiting
-        if feed is None:
-            if planner is not None and not between_epochs:
-                planner.kind.close()
-            return
-        feed.close()
-        if planner is not None:
-            if planner.turns is not None:
-                planner.turns.states = feed.worker_states() or planner.turns.states
-            planner.detach(between_epochs)
-
-    def asked_position(self) -> Position | None:
-        """Return the beginning of the epoch that `set_epoch` asked for since this one began.
-
-        None: it asked for this one, or was not called.
-        """
-        assert self.planner is not None
-        start, last = self.planner.start, self.planner.orders.get(self.planner.epoch)
-        here = Position(epoch=start.epoch, batch=start.batch, kind_state={"origin": start.origin})
-        found = self.kind.as_asked(here, last, late="resumed" if self.is_resumed else "begun")
-        is_same = found is here and epoch_of(self.kind.foreseen_sampler) == last
-        return None if is_same else found
-
-    # ---- a mixture -----------------------------------------------------------------------------
-
-    def set_weights(self, weights: tuple[float, ...]) -> None:
-        """Use other weights for the sources of a mixture, starting with the next batch."""
-        planner, kind = self.planner, cast("PlanKind", self.kind)  # which all mixtures have
-        kind.reweight(weights, None if planner is None else self.samples_before)
-        if planner is not None:
-            planner.replan()
-
-    @property
-    def samples_before(self) -> int:
-        """Samples that were returned in all epochs, over all ranks."""
-        return 0 if self.planner is None else self.planner.start.origin + self.planner.sample
+LEFT = (
+    "epoch {0} was left after batch {1} and state_dict(): a program that loads that state finishes "
+    "the epoch first, and this one begins epoch {2}\n"
+    "  Nothing was changed. If each epoch is to end early, take the state when the next one has "
+    "begun (after iter(loader)), or call loader.sampler.set_epoch(epoch + 1) before it."
+)
 
 
-def _hand_out_of(kind: LoaderKind) -> HandOut | None:
-    if kind.device is None and kind.device_transform is None and not kind.pin_memory:
-        return None
-    from forebay.loading.hand_out import HandOut
-
-    return HandOut(kind)
-
-
-def tuning_of(kind: LoaderKind, trace: Trace) -> WorkerTuning | None:
-    """Return what changes the number of workers; None unless `num_workers="auto"`."""
-    if not kind.tunes_workers:
-        return None
-    from forebay.loading.workers import WorkerTuning
-
-    return WorkerTuning(int(kind.num_workers), kind.cluster is not None, trace)
+def _nobody() -> None:
+    """Stand for an iterator that is gone."""
 
 
 class LoaderProgress:
@@ -250,6 +63,7 @@ class LoaderProgress:
         next_epoch: The epoch that follows the last iteration.
         before: Position and last batch before the one that was returned last, if a library takes
             each batch a step early; None otherwise, and at the end of an epoch.
+        audit: Makes a few samples a second time.
     """
 
     def __init__(self, resumed: Position | None = None, trace: Trace | None = None) -> None:
@@ -258,8 +72,13 @@ class LoaderProgress:
         self.pipeline: Pipeline | None = None
         self.setup: Setup | None = None
         self.before: tuple[Position, Any] | None = None
+        self.audit = LoaderAudit()
         self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()  # those in use
         self.next_epoch = 0 if resumed is None else resumed.epoch
+        self._has_begun = False  # an iteration, since it was made or a state was loaded
+        self._first: Position | None = None  # where that began, until another one does
+        self._reader: Callable[[], Any] = _nobody
+        self._saved_at: tuple[int, int] | None = None  # epoch and batch of the last state
 
     def __reduce__(self) -> Any:
         """Copy and pickle no pipelines and no counts."""
@@ -293,16 +112,40 @@ class LoaderProgress:
         """
         late = self._heed_lightning(kind) if lightning_is_imported() else ""
         position, last = self.resumed, self._last_order
+        planner, epoch = None if self.pipeline is None else self.pipeline.planner, self.next_epoch
+        if position is None and planner is not None and planner.has_next():
+            position = self._after_left(kind, planner, is_gone=own is not None)
         if position is None:
-            planner, epoch = (
-                None if self.pipeline is None else self.pipeline.planner,
-                self.next_epoch,
-            )
             origin = 0 if planner is None else planner.origin_of(epoch)
             position = Position(epoch=epoch, kind_state={"origin": origin})
         self.pipeline = own or self.pipeline_for(kind, is_new=not kind.keeps_pipeline)
         self.pipeline.is_resumed = self.resumed is not None
         return self.pipeline, kind.as_asked(position, last, late=late)
+
+    def _after_left(self, kind: LoaderKind, planner: Planner, *, is_gone: bool) -> Position | None:
+        """Return where to begin after an epoch was left; None for the next epoch.
+
+        The first iteration of all, left after one batch, was a look at the data: it is begun again.
+
+        Args:
+            is_gone: Whether its iterator is no longer used.
+        """
+        first, self._first = self._first, None
+        taken = planner.batch - planner.start.batch
+        is_gone = is_gone or kind.keeps_pipeline or self._reader() is None
+        if first is not None and is_gone and taken <= 1 and planner.epoch == first.epoch:
+            set_states(kind.index_sampler, first.kind_state.get("sampler"))
+            return first
+        if self._saved_at == (planner.epoch, planner.batch):
+            words = LEFT.format(planner.epoch, planner.batch, self.next_epoch)
+            warnings.warn(words, stacklevel=5)
+        return None
+
+    def saved(self, kind: LoaderKind) -> dict[str, Any]:
+        """Return the state of the loader; see `DataLoader.state_dict`."""
+        position = self.position(kind)
+        self._saved_at = position.epoch, position.batch
+        return position.to_state()
 
     def _heed_lightning(self, kind: LoaderKind) -> str:
         """Begin with the epoch that Lightning counts; return `late` for `as_asked`."""
@@ -311,7 +154,7 @@ class LoaderProgress:
         counted, position = counted_epoch(), self.resumed
         if counted is None:
             return ""
-        epoch, is_over = counted
+        self._first, (epoch, is_over) = None, counted
         set_epoch = getattr(kind.sampler, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)  # as it does itself, too late if it takes a batch before
@@ -335,9 +178,12 @@ class LoaderProgress:
         """What makes the batches of all iterations that are not closed."""
         return [each.feed for each in self._pipelines if each.feed is not None]
 
-    def began(self, epoch: int) -> None:
+    def began(self, position: Position, iterator: Any) -> None:
         """Note that an epoch has begun, from the start of it or from a loaded state."""
-        self.resumed, self.next_epoch, self.before = None, epoch + 1, None
+        if not self._has_begun:
+            self._first, self._has_begun = position, True
+        self._reader = weakref.ref(iterator)
+        self.resumed, self.next_epoch, self.before = None, position.epoch + 1, None
 
     def pipeline_for(self, kind: LoaderKind, *, is_new: bool) -> Pipeline:
         """Return the pipeline of the last iteration; a new one if none fits, or `is_new`."""
@@ -351,7 +197,8 @@ class LoaderProgress:
             before.close()
             kind.follow(before.kind)
         if before is None or is_new:
-            self.pipeline, self.setup = Pipeline(kind, self.trace), kind.setup
+            left = () if before is None else before.states_left
+            self.pipeline, self.setup = Pipeline(kind, self.trace, left), kind.setup
             self._pipelines.add(self.pipeline)
             return self.pipeline
         return before
@@ -365,6 +212,7 @@ class LoaderProgress:
         """Stop the workers; the position is kept."""
         for pipeline in list(self._pipelines):
             pipeline.close()
+        self.audit.end()
         self.trace.hide()
 
     # ---- position ------------------------------------------------------------------------------
@@ -430,7 +278,7 @@ class LoaderProgress:
         if self.pipeline is not None:
             self.pipeline.reader = None
         self.pipeline = self.before = None
-        self.resumed, self.next_epoch = position, position.epoch
+        self.resumed, self.next_epoch, self._has_begun = position, position.epoch, False
 
     def set_weights(self, kind: LoaderKind, weights: tuple[float, ...]) -> None:
         """Use other weights for the sources of a mixture, starting with the next batch."""

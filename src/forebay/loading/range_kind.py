@@ -22,7 +22,6 @@ class RangeKind(LoaderKind):
 
     kind_name = "ranges"
     is_arithmetic = True
-    warns_of_search = False  # nobody has passed a seed
 
     def __post_init__(self) -> None:
         """Take the batch size from the sampler."""

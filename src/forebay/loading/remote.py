@@ -36,7 +36,7 @@ from forebay.pools.ray_pool import AnswerReceiver, RayPool
 from forebay.pools.ray_shipping import shipped
 
 if TYPE_CHECKING:
-    from forebay.loading.batch_job import HostedJob
+    from forebay.loading.hosted_job import HostedJob
 
 # ---- hosting -------------------------------------------------------------------------------------
 # Handle batches in the host of a worker on a cluster, without importing torch: that takes a second
@@ -129,7 +129,7 @@ class RemoteJob:
 
 def _hosted_job(spec: bytes, descriptor: int, extent: int) -> HostedJob:
     """Load the spec in the process that forks the workers, so that they share it."""
-    from forebay.loading.batch_job import HostedJob
+    from forebay.loading.hosted_job import HostedJob
 
     slab = Slab.attach(descriptor, extent)
     loaded: BatchSpec = load_job(spec)  # from our own trainer

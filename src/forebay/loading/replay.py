@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -12,24 +13,33 @@ from forebay.loading.batch_job import BatchJob
 from forebay.loading.fetch import MapFetcher
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchError, BatchRequest, BatchResult
+from forebay.loading.pipeline import Pipeline
 from forebay.loading.planner import Planner
-from forebay.loading.progress import LoaderProgress, Pipeline
+from forebay.loading.progress import LoaderProgress
 from forebay.loading.samplers import epoch_of
 from forebay.loading.selections import Start
+
+NEEDS_SEED = (
+    "replay() needs a seed: without one, batches depend on more than their number\n"
+    "  Make the loader with seed=0, for example."
+)
+OF_STREAM = (
+    "replay() needs a dataset whose samples have an index: a batch of an iterable dataset is what "
+    "comes next\n  Load a state from before the batch, with num_workers=0 if it was saved so, and "
+    "iterate up to it."
+)
 
 
 def replayed(kind: LoaderKind, progress: LoaderProgress, epoch: int, batch: int) -> Any:
     """Return one batch, made again in this thread; see `DataLoader.replay`."""
+    epoch, batch = operator.index(epoch), operator.index(batch)
     resumed = progress.resumed
-    pipeline = progress.pipeline or Pipeline(kind, progress.trace)
+    pipeline = progress.pipeline or Pipeline(kind, progress.trace, ())
     # After a sampler was replaced, the last iteration is replayed as it was.
     same = type(kind) is type(pipeline.kind)
     kind = kind.follow(pipeline.kind) if same else pipeline.kind
     if kind.sample_seed is None:
-        raise OptionError(
-            "replay() needs a seed: without one, batches depend on more than their number\n"
-            "  Make the loader with seed=0, for example."
-        )
+        raise OptionError(NEEDS_SEED if kind.seed is None else OF_STREAM)
     if epoch < 0 or batch < 0:
         raise IndexError(f"epoch {epoch}, batch {batch}: both count from 0")
     planner = pipeline.planner_for(pipeline.kind)

@@ -25,14 +25,13 @@ from forebay.loading.position import (
     checked_values,
 )
 from forebay.loading.samplers import (
-    NO_STATE,
+    SamplerStates,
     chain_of,
-    has_state,
     restore_epoch,
     sampler_states,
-    set_generator,
     set_states,
 )
+from forebay.loading.user_states import NO_STATE, has_state, set_generator
 
 
 def loaded_position(state: Any, kind: LoaderKind, seed: int | None, *, strict: bool) -> Position:
@@ -143,8 +142,6 @@ def _fitted(position: Position, kind: LoaderKind, *, strict: bool) -> Position:
     if strict and refused:
         world_size = 1 if kind.ranks is None else kind.ranks.world_size
         raise OptionError(_mismatch(position, *pairs[refused[0]], refused[0], world_size))
-    if "global_batch_size" in differing:
-        kind.check_other_batches(position)
     if "length" in differing:
         _check_length(position, length or 0, now["length"] or 0, kind.may_resize)
     return replace(
@@ -154,7 +151,7 @@ def _fitted(position: Position, kind: LoaderKind, *, strict: bool) -> Position:
             **position.kind_state,
             **({"length": length if "length" in differing else None} if "length" in was else {}),
             "counts_samples": position.kind_state["counts_samples"] or bool(differing),
-            **kind.fitted_state(position),
+            **kind.fitted_state(position, strict=strict),
         },
     )
 
@@ -239,21 +236,32 @@ def restore_states(kind: LoaderKind, position: Position) -> None:
     states = [state, *(each[0] for each in own.get("worker_states", ()))]
     if not has_state(dataset) and any(each is not None for each in states):
         raise OptionError(NO_STATE.format("dataset", type(dataset).__name__))
-    for each, has, saved in zip_longest(chain_of(sampler), sampler_states(sampler) or [], given):
-        if saved and (not has or has.keys() != saved.keys()):
+    known = sampler_states(sampler) or []
+    for each, has, saved in zip_longest(chain_of(sampler), known, given):
+        if saved and _parts(saved) != _parts(has):
             raise OptionError(NO_STATE.format("sampler", type(each).__name__))
         if has and not saved and position.batch:
             raise OptionError(DAMAGED.format(f"it has no state of the {type(each).__name__}"))
     if position.batch and generator is None and kind.orders_by_draws:
         raise OptionError(DAMAGED.format("it has no state of torch's generator"))
-    generators = [each["generator"] for each in given if each and "generator" in each]
-    for each in [*generators, generator]:
-        if each is not None:
-            try:
-                set_generator(torch.Generator(), each)
-            except Exception as error:
-                raise OptionError(DAMAGED.format("the state of a generator")) from error
+    try:
+        if generator is not None:
+            set_generator(torch.Generator(), generator)
+        _set_generators(sampler, given)
+    except Exception as error:
+        _set_generators(sampler, known)
+        raise OptionError(DAMAGED.format("the state of a generator")) from error
     if state is not None and not kind.has_already(state):
         dataset.load_state_dict(copy.deepcopy(state))
     set_states(sampler, own.get("sampler"))
     restore_epoch(sampler, own.get("set_epoch"))
+
+
+def _parts(state: Mapping[str, Any] | None) -> list[str]:
+    """Return what the state of a sampler consists of."""
+    return [] if state is None else [*state, *state.get("generators", ())]
+
+
+def _set_generators(sampler: Any, states: SamplerStates) -> None:
+    """Set the generators of samplers, and nothing else of their states."""
+    set_states(sampler, [each if each and "generators" in each else None for each in states])

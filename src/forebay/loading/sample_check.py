@@ -1,4 +1,4 @@
-"""Make samples several times, here and in workers, and compare them."""
+"""Make samples in workers, and again in a fork of this process, and compare them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,41 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
-import torch
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+    default_convert,
+)
 
-from forebay.base.batch_digests import differing, digested, not_compared, unread
+from forebay.base.batch_digests import digested, leaves, not_compared, unread
+from forebay.base.datasets import getitems_of
 from forebay.base.formatting import counted
 from forebay.base.process import moved_since, read_positions
 from forebay.base.randomness import generators_kept
 from forebay.errors import OptionError
+from forebay.loading.audit_process import AuditProcess
+from forebay.loading.fetch import MapFetcher
 from forebay.loading.kind import LoaderKind
+from forebay.loading.messages import AuditedSample, BatchRequest
 from forebay.loading.sampler_kind import ReadsSampler
+from forebay.loading.second_maker import MadeBefore, SecondMaker
+
+# How long samples may take in a process: one that hangs is killed.
+ANSWER_S = 60.0
+WITHIN_ONE, BETWEEN_PROCESSES = "two results in one process", "the results of two processes"
+_NO_ANSWER = (
+    "check() made {samples} in workers, and another process did not make them again: it ended, or "
+    "took more than {seconds:g} s\n"
+    "  Nothing was changed. It is a fork of this one, and has none of its threads, connections "
+    "and open devices: open what needs these when the first sample is read."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +80,7 @@ class SampleCheck:
         what = counted(self.samples, "sample")
         seed = "without a seed" if self.seed is None else f"with seed={self.seed}"
         if self:
-            return f"{what}, made twice here and twice in workers {seed}, were the same each time."
+            return f"{what}, made in workers and again in another process {seed}, were the same."
         lines = [
             f"  sample {each.index!r}{each.field and ', ' + each.field}: {each.between} differ"
             for each in self.differences
@@ -68,7 +89,7 @@ class SampleCheck:
             "Set seed= for samples that are functions of the seed."
             if self.seed is None
             else "They draw from a generator that forebay cannot reach, one made in __getitem__ "
-            "for example, or depend on earlier samples, the time or the process."
+            "for example, or depend on earlier samples, the time, a count of calls or the worker."
         )
         if not self.differences:
             advice = ""
@@ -76,7 +97,7 @@ class SampleCheck:
             lines.append(f"  {_shared(*self.shared_files)}")
         if self.not_compared:
             lines.append(f"  {unread(self.not_compared)}")
-        heading = f"{what}, made twice here and twice in workers {seed}:"
+        heading = f"{what}, made in workers and again in another process {seed}:"
         return "\n".join(filter(None, [heading, *lines, advice]))
 
 
@@ -86,24 +107,6 @@ def _shared(*paths: str) -> str:
         "Two that read at once get each other's bytes, without an error. Open it in each worker, "
         "when the first sample is read"
     )
-
-
-def apart(dataset: Any, depth: int = 8) -> Any:
-    """Return a copy of a dataset, and of those within it, that shares all that they have.
-
-    What it opens when a sample is read, it opens for itself: workers that begin later do not share
-    that file.
-    """
-    own = getattr(dataset, "__dict__", None)
-    if type(own) is not dict or isinstance(dataset, torch.Tensor) or not depth:
-        return dataset
-    try:
-        other = copy.copy(dataset)
-        if "dataset" in own and own["dataset"] is not dataset:
-            vars(other)["dataset"] = apart(own["dataset"], depth - 1)
-    except Exception:  # noqa: BLE001 - the user's class may refuse
-        return dataset
-    return other
 
 
 def spread_indices(count: int, length: int) -> list[int]:
@@ -129,42 +132,6 @@ def _indices(kind: LoaderKind, count: int) -> list[Any]:
     return [*islice(chain.from_iterable(batches), count)]
 
 
-def compared(
-    indices: Sequence[Any], made: Callable[[int], Sequence[Any]], seed: int | None
-) -> SampleCheck:
-    """Make samples in several ways, and compare them."""
-    before, moved = read_positions(), set[str]()
-    try:
-        worker, other = made(2), made(2)
-    except Exception as error:
-        moved = moved_since(before)
-        if moved:
-            error.add_note(f"forebay: {_shared(*sorted(moved))}")
-        raise
-    moved = moved_since(before)  # now, when only workers have read
-    worker, other = [*map(digested, worker)], [*map(digested, other)]
-    here, again = ([*map(digested, made(0))] for _ in range(2))
-    pairs = (
-        ("two results in this process", here, again),
-        ("two results in workers", worker, other),
-        ("this process and a worker", here, worker),
-    )
-    found: dict[tuple[int, str], SampleDifference] = {}
-    for between, ones, twos in pairs:
-        for number, (one, two) in enumerate(zip(ones, twos, strict=True)):
-            for field in differing(one, two):
-                difference = SampleDifference(indices[number], field, between)
-                found.setdefault((number, field), difference)
-    opaque = dict.fromkeys(
-        f"{path or 'a sample'} ({kind})"
-        for each in (*here, *worker)
-        for path, kind in not_compared(each)
-    )
-    return SampleCheck(
-        len(indices), seed, tuple(found.values()), tuple(sorted(moved)), tuple(opaque)
-    )
-
-
 def check_samples(kind: LoaderKind, samples: int, loader: Callable[..., Any]) -> SampleCheck:
     """Make some samples of a loader several times, and compare them; see `DataLoader.check`.
 
@@ -178,24 +145,86 @@ def check_samples(kind: LoaderKind, samples: int, loader: Callable[..., Any]) ->
         indices = [] if isinstance(dataset, IterableDataset) else _indices(kind, samples)
     if not indices:
         raise OptionError("check() needs a map-style dataset with samples")
-    here = apart(dataset)
+    before, moved = read_positions(), set[str]()
+    try:
+        found = _made(kind, indices, loader)
+    except Exception as error:
+        moved = moved_since(before)
+        if moved:
+            error.add_note(f"forebay: {_shared(*sorted(moved))}")
+        raise
+    moved = moved_since(before)  # now, when only workers have read
+    differences = _differences(kind, found)
+    opaque = dict.fromkeys(
+        f"{path or 'a sample'} ({name})"
+        for each in found
+        for audited in each.audited
+        for path, name in not_compared(audited.digest)
+    )
+    return SampleCheck(
+        len(indices), kind.seed, tuple(differences), tuple(sorted(moved)), tuple(opaque)
+    )
 
-    def made(num_workers: int) -> list[Any]:
+
+def _made(kind: LoaderKind, indices: Sequence[Any], loader: Callable[..., Any]) -> list[MadeBefore]:
+    """Make samples in two workers, and their batches if `collate_fn` may do something to them."""
+    size = max(len(indices) // 8, 1)  # so that both workers read at once
+    found, functions = list[MadeBefore](), [list]
+    is_whole = getitems_of(kind.dataset) is not None
+    if kind.collate_fn not in (default_collate, default_convert) and kind.auto_collation:
+        functions.append(kind.collate_fn)
+    for collate_fn in functions:
         with (
+            generators_kept(),
             warnings.catch_warnings(),
             loader(
-                dataset if num_workers else here,
-                batch_size=max(len(indices) // 8, 1),  # so that both workers read at once
+                kind.dataset,
+                batch_size=size,
                 sampler=indices,
-                collate_fn=list,
-                num_workers=num_workers,
-                worker_init_fn=kind.worker_init_fn if num_workers else None,
-                multiprocessing_context=kind.multiprocessing_context if num_workers else None,
+                collate_fn=collate_fn,
+                num_workers=2,
+                worker_init_fn=kind.worker_init_fn,
+                multiprocessing_context=kind.multiprocessing_context,
                 seed=kind.seed,
+                timeout=ANSWER_S,
             ) as batches,
         ):
             warnings.filterwarnings("ignore", "This DataLoader will create")
-            return [sample for batch in batches for sample in batch]
+            warnings.filterwarnings("ignore", "a sample is not a function of")  # it says so itself
+            for number, batch in enumerate(batches):
+                at = number * size
+                asked = [*indices[at : at + size]]
+                request = BatchRequest(asked, 0, number, at)
+                whole = {-1: batch} if collate_fn is not list else dict(enumerate(batch))
+                audited = (
+                    AuditedSample(offset, digested(each), leaves(each), is_whole, {})
+                    for offset, each in whole.items()
+                )
+                found.append(MadeBefore(request, (*audited,)))
+    return found
 
-    with generators_kept():
-        return compared(indices, made, kind.seed)
+
+def _differences(kind: LoaderKind, found: Sequence[MadeBefore]) -> list[SampleDifference]:
+    """Make them again in a fork, which has made nothing before, in the opposite order."""
+    spec = replace(kind.spec(), auto_collation=True, seed=kind.seed, fetcher=MapFetcher)
+    spec = replace(spec, concurrency=1, worker_init_fn=None, num_workers=2)
+    process = AuditProcess(lambda: _answering(SecondMaker(spec, is_thorough=True), found))
+    differences: dict[tuple[str, str], SampleDifference] = {}
+    try:
+        for number in range(len(found)):
+            process.send(len(found) - 1 - number)
+            answers = process.received(ANSWER_S)
+            if not answers:
+                asked = found[len(found) - 1 - number].request.samples_shown
+                raise OptionError(_NO_ANSWER.format(samples=asked, seconds=ANSWER_S))
+            for each in answers[0]:
+                between = BETWEEN_PROCESSES if each.is_stable else WITHIN_ONE
+                one = SampleDifference(each.index, each.field, between)
+                differences.setdefault((repr(each.index), each.field), one)
+    finally:
+        process.close()
+    return sorted(differences.values(), key=lambda each: (repr(each.index), each.field))
+
+
+def _answering(second: SecondMaker, found: Sequence[MadeBefore]) -> Callable[[int], Any]:
+    return lambda number: second.differences(found[number])

@@ -33,7 +33,7 @@ from forebay.loading.samplers import (
     sampler_states,
     set_states,
 )
-from forebay.loading.selections import CHUNK, Drawn, Reached, Reader, Selection, Start
+from forebay.loading.selections import CHUNK, Drawn, Reached, Reader, Selection, Start, going_on
 from forebay.loading.snapshots import Snapshots
 from forebay.mixing import MixedDataset
 from forebay.plan import Plan, repeated_by, share_of
@@ -155,7 +155,8 @@ class ReadsSampler(LoaderKind):
             # A library may have read the iterator, or put another one in its place.
             as_rows = self.is_sliced and (iterator is None or is_unread(iterator))
             rows = batches_as_tensors(sampler) if as_rows else None
-            every = drawn.before(sampler, iterator) if drawn else rows or iterator or sampler
+            rest = sampler if iterator is None else going_on(iterator)
+            every = drawn.before(sampler, rest) if drawn else rows or rest
             for number, index in enumerate(every):
                 is_empty = False
                 index = copied(index, is_batch=self.auto_collation)

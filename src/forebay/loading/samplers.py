@@ -11,7 +11,6 @@ batches are dropped and made again. What has another `set_epoch` is read when it
 
 from __future__ import annotations
 
-import base64
 import copy
 import operator
 from array import array
@@ -31,6 +30,15 @@ from torch.utils.data import (
 
 from forebay.base.datasets import defines, sequence_rows
 from forebay.base.torch_internals import refuse_stock_loader
+from forebay.loading.snapshots import UnknownState
+from forebay.loading.user_states import (
+    generators_of,
+    has_state,
+    parts_of,
+    restore_generators,
+    saved_generators,
+    saved_state,
+)
 from forebay.mixing import MixedDataset
 from forebay.plan import BLOCK, Plan, share_of
 from forebay.ranks import Ranks, ranks_of
@@ -213,29 +221,6 @@ def ranks_sharing(
 # ---- states of samplers ------------------------------------------------------------------------
 
 
-def state_of_generator(generator: torch.Generator) -> str:
-    """Return the state of a generator as a string."""
-    return base64.b64encode(generator.get_state().numpy().tobytes()).decode("ascii")
-
-
-def set_generator(generator: torch.Generator, state: str) -> None:
-    """Set a generator to a state that `state_of_generator` returned."""
-    numbers = np.frombuffer(base64.b64decode(state), dtype=np.uint8)
-    generator.set_state(torch.from_numpy(numbers.copy()))
-
-
-def has_state(thing: Any) -> bool:
-    """Return whether an object has both `state_dict` and `load_state_dict`."""
-    return all(defines(thing, name) for name in ("state_dict", "load_state_dict"))
-
-
-# What was saved, and the type of the object that is to be restored.
-NO_STATE = (
-    "the state includes that of a {0}, but {1} has no load_state_dict\n"
-    "  Nothing was changed. Make the loader with the {0} that it was saved with."
-)
-
-
 def chain_of(sampler: Any) -> list[Any]:
     """Return a sampler and, if it has one, its inner sampler, as in a BatchSampler."""
     inner = _attribute(sampler, "sampler")
@@ -284,36 +269,36 @@ def sampler_states(
 ) -> SamplerStates | None:
     """Return what a sampler and its inner one keep from epoch to epoch; None if neither does.
 
-    It is what `state_dict` returns, or else the state of the sampler's generator.
+    It is what `state_dict` returns, or else the states of the generators that it owns.
 
     Args:
         keep: Makes what is kept of what `state_dict` returns.
     """
-    states = [_state_of(each, keep) for each in chain_of(sampler)]
+    states: SamplerStates = []
+    known = set[int]()
+    for each in reversed(chain_of(sampler)):
+        if has_state(each):
+            states.insert(0, {"state": keep(saved_state(each))})
+        else:
+            is_planned = isinstance(each, PlannedShuffle)
+            saved = {} if is_planned else saved_generators(each, known)
+            states.insert(0, {"generators": saved} if saved else None)
+        known |= {*map(id, generators_of(each).values())}
     return states if any(each is not None for each in states) else None
 
 
 def set_states(sampler: Any, states: SamplerStates | None) -> None:
     """Restore the states that `sampler_states` returned, in a sampler and its inner sampler."""
     for each, state in zip(chain_of(sampler), states or (), strict=False):
-        if state is not None and "generator" in state:
-            set_generator(each.generator, state["generator"])
-        elif state is not None:
+        if state is not None and "generators" in state:
+            restore_generators(each, state["generators"])
+        elif state is not None and not isinstance(state["state"], UnknownState):
             each.load_state_dict(copy.deepcopy(state["state"]))
 
 
 def holds_position(sampler: Any) -> bool:
     """Return whether a sampler or its inner sampler can itself resume within an epoch."""
     return any(map(has_state, chain_of(sampler)))
-
-
-def _state_of(sampler: Any, keep: Callable[[Any], Any]) -> dict[str, Any] | None:
-    if has_state(sampler):
-        return {"state": keep(sampler.state_dict())}
-    generator = getattr(sampler, "generator", None)
-    if isinstance(generator, torch.Generator) and not isinstance(sampler, PlannedShuffle):
-        return {"generator": state_of_generator(generator)}
-    return None
 
 
 def asked_epoch(sampler: Any, last: int | None) -> tuple[int | None, int | None]:
@@ -391,21 +376,8 @@ def takes_set_epoch(thing: Any) -> bool:
 
     Then what it yields is known only when its epoch begins. Nothing is called, or written into it.
     """
-    return not is_foreseen(thing) and any(
-        callable(_attribute(each, "set_epoch"))
-        for each in [*chain_of(thing), *nested_datasets(thing)]
-    )
-
-
-def nested_datasets(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset and those within it, as in a Subset, each once."""
-    seen: set[int] = set()
-    while dataset is not None and id(dataset) not in seen:
-        seen.add(id(dataset))
-        yield dataset
-        # Not by `getattr`: a class that answers to any name may do so without an end.
-        own = getattr(dataset, "__dict__", None)
-        dataset = own.get("dataset") if type(own) is dict else None
+    parts = () if is_foreseen(thing) else parts_of(thing)
+    return any(defines(each, "set_epoch") for _, each in parts)
 
 
 def is_foreseen(sampler: Any) -> bool:

@@ -143,6 +143,12 @@ def _nbytes(value: Any) -> int | None:
 # ---- kept states ---------------------------------------------------------------------------------
 
 
+class UnknownState(NamedTuple):
+    """In place of a state: why it is not known, in words."""
+
+    why: str
+
+
 class Pickled(NamedTuple):
     """A state from a worker process, unpickled only if it is asked for."""
 

@@ -1,7 +1,21 @@
-"""Fetch the samples of a worker's part of an iterable dataset, in its order."""
+"""Fetch the samples of a worker's part of an iterable dataset, in its order.
+
+    first epoch of a worker     the dataset as the trainer has it
+    a later one                 the same object, iterated again, as with torch
+    the rest of an epoch        a copy that loads the state, or else read again up to there
+    the epoch after that        the object that was left alone; or, if the stream continues from
+                                epoch to epoch, that with the state of the end
+
+With a seed, the generators of the process are seeded before each sample: from the seed, the epoch,
+the worker and the number of the sample. The first `next` of an iterator also runs what comes before
+its first sample, such as a shuffle, so there they are as they were when the epoch began. A resume
+therefore begins at least a batch earlier, and what that batch was is compared.
+"""
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -9,27 +23,57 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.graph_settings import apply_random_seed
 
 from forebay.base import torch_internals
-from forebay.base.datasets import OwnedGenerators
-from forebay.base.randomness import seeded_generator
+from forebay.base.randomness import (
+    generator_states,
+    generators_kept,
+    seed_generators,
+    seeded_generator,
+    set_generator_states,
+)
 from forebay.collating.rules import collated
-from forebay.errors import OptionError
+from forebay.errors import OptionError, WorkerDiedError
+from forebay.loading.batch_digest import digest_of
 from forebay.loading.fetch import BatchFetcher, EndOfDataset
-from forebay.loading.messages import STREAM, BatchRequest, BatchSpec, WorkerState
-from forebay.loading.samplers import NO_STATE, has_state
+from forebay.loading.messages import LOST, STREAM, BatchRequest, BatchSpec, WorkerState
 from forebay.loading.snapshots import unpickled
+from forebay.loading.user_states import (
+    NO_STATE,
+    has_state,
+    restore_generators,
+    saved_generators,
+    saved_state,
+)
 from forebay.pools.events import Refusal
-from forebay.seeds import scrambled
+from forebay.seeds import SAMPLE, child_seed, seed_of
+
+NOT_CONTINUED = (
+    "the rest of the epoch is not known: {0} gives other samples than those before the state\n"
+    "  Worker {1} read its first {2:,} samples again, and they, or the last batch of them, differ. "
+    "No sample was returned.\n"
+    "  {3} To continue without this check, with samples missing and repeated, "
+    "load_state_dict(state, strict=False); or load a state of an epoch's end."
+)
 
 
 class StreamFetcher(BatchFetcher):
     """Fetches samples of this worker's part of an iterable dataset, in its order."""
 
-    def __init__(self, spec: BatchSpec, worker_id: int, **surroundings: Any) -> None:
+    def __init__(
+        self, spec: BatchSpec, worker_id: int, *, is_replacement: bool, **surroundings: Any
+    ) -> None:
         """See `BatchFetcher`; reading begins with `open`."""
-        super().__init__(spec, worker_id, **surroundings)
+        super().__init__(spec, worker_id, is_replacement=is_replacement, **surroundings)
+        self._is_replacement = is_replacement
+        self._is_compared = self._is_process or spec.tracks_state
         self._epoch: int | None = None
+        self._dataset = spec.dataset  # what is read: this, or a copy that has loaded a state
         self._samples: Iterator[Any] | None = None
         self._has_ended = False
+        self._seed: int | None = None
+        self._read = 0  # samples of the epoch
+        self._is_begun = False  # whether the iterator has yielded a sample
+        self._generators: dict[str, Any] = {}
+        self._digest: int | None = None  # of the last batch of the epoch
 
     # ---- an epoch ------------------------------------------------------------------------------
 
@@ -39,35 +83,44 @@ class StreamFetcher(BatchFetcher):
 
     def open(self, request: BatchRequest) -> None:
         """Begin to iterate the dataset; on a resume, read on from the worker's state."""
-        spec, is_first = self._spec, self._samples is None
-        # In a worker's first epoch worker_init_fn may have seeded the generators itself.
-        if request.worker_seed is not None and request.epoch != spec.first_epoch:
-            torch_internals.seed_as_worker(request.worker_seed, self._worker_id)
+        spec, worker_id = self._spec, self._worker_id
+        self._seed = None
+        if request.worker_seed is not None:
+            # Whatever worker_init_fn has seeded: in a worker that lives on it is not called again.
+            seed = torch_internals.seed_as_worker(
+                request.worker_seed, worker_id, with_devices=self._is_process
+            )
+            if self._is_process:
+                torch_internals.set_worker_seed(seed)
+            self._seed = seed_of(seed, SAMPLE)
         if isinstance(spec.dataset, IterDataPipe) and request.shared_seed is not None:
             apply_random_seed(spec.dataset, seeded_generator(request.shared_seed, "cpu"))
-        state = WorkerState()
-        if is_first and spec.worker_states:
-            state = spec.worker_states[self._worker_id]
-            if request.epoch != spec.first_epoch:
-                state = state._replace(phase="before", since=0)
-        if request.worker_seed is not None:
-            owned = OwnedGenerators(dataset=spec.dataset, collate_fn=spec.collate_fn)
-            owned.seed(scrambled(request.worker_seed + self._worker_id))
-        self._samples, self._has_ended = self._begun(state), False
-        self._epoch = request.epoch
-        # What was read after the state was taken, and what a dead worker returned before.
-        left = state.since if isinstance(state.since, int) else 0
-        size = len(request.index) if spec.auto_collation else 1
-        while left > 0:
-            index = [None] * min(size, left) if spec.auto_collation else request.index
-            self._read_again(request._replace(index=index))
-            left -= size
-        for _ in range(request.preceding):
+        state, size = WorkerState(), len(request.index) if spec.auto_collation else 1
+        if request.epoch == spec.first_epoch and spec.worker_states:
+            state = spec.worker_states[worker_id]
+        elif self._dataset is not spec.dataset:  # it has loaded a state
+            state = self.state().before_epoch()
+        elif self._samples is None and spec.worker_states:
+            ended = spec.worker_states[worker_id]  # of the epoch that was resumed
+            state = ended.before_epoch() if ended.phase == "ended" else state
+        if self._is_replacement and request.epoch != spec.first_epoch and not request.preceding:
+            name = type(spec.dataset).__name__  # nothing can show whether it is as it was
+            raise WorkerDiedError(LOST.format(name, worker_id, request.epoch, 0))
+        self._epoch, self._digest = request.epoch, None
+        if state.generators:
+            restore_generators(spec.dataset, state.generators)
+        self._generators = saved_generators(spec.dataset)
+        if state.phase == "before" or not (state.is_known and self._resumed(request, state, size)):
+            self._begin(spec.dataset, self._continued(state))
+            try:
+                self._skip(request, state, size)
+            except _ElsewhereError as error:
+                raise self._not_continued(state, error) from None
+        for _ in range(request.preceding):  # what a dead worker returned before
             self._read_again(request)
 
-    def _begun(self, state: WorkerState) -> Iterator[Any]:
-        """Return an iterator over the dataset, which continues from a state."""
-        dataset = self._spec.dataset
+    def _begin(self, dataset: Any, state: WorkerState) -> None:
+        """Begin to iterate, from a state if there is one."""
         if state.dataset is not None:
             dataset.load_state_dict(unpickled(state.dataset))
         samples: Iterator[Any] = iter(dataset)
@@ -79,36 +132,98 @@ class StreamFetcher(BatchFetcher):
             samples.load_state_dict(unpickled(state.iterator))  # type: ignore[attr-defined]
             if state.phase != "within":  # the state is from before this epoch
                 samples = iter(dataset)
-        return samples
+        self._dataset, self._samples = dataset, samples
+        self._has_ended, self._is_begun, self._read = False, False, 0
+
+    def _continued(self, state: WorkerState) -> WorkerState:
+        """Return what an epoch begins with: the state of the one before it, or none.
+
+        Many streams begin each epoch anew, but keep a state that was loaded as the place to begin
+        at: after that of an epoch's end there is nothing.
+        """
+        if state.phase != "before" or not state.is_known:
+            return WorkerState()
+        other = _copy_of(self._spec.dataset)
+        if other is not None:
+            with generators_kept():
+                self._begin(other, state)
+                if self._next() is _NOTHING:
+                    return WorkerState()
+        return state
+
+    def _resumed(self, request: BatchRequest, state: WorkerState, size: int) -> bool:
+        """Continue an epoch from a state; return False if that leads elsewhere."""
+        dataset, generators = _copy_of(self._spec.dataset), generator_states()
+        try:
+            self._begin(self._spec.dataset if dataset is None else dataset, state)
+            self._read = state.read
+            self._skip(request, state._replace(read=0), size)
+        except OptionError:
+            raise
+        except Exception as error:
+            # Without a digest nothing would show whether it is the same from the beginning.
+            if dataset is None or state.digest is None:
+                raise self._not_continued(state, error) from error
+            set_generator_states(generators)
+            return False
+        self._has_ended |= state.phase == "ended"
+        return True
+
+    def _skip(self, request: BatchRequest, state: WorkerState, size: int) -> None:
+        """Read again what was read before a position, the last of it as the batch that it was."""
+        assert isinstance(state.since, int)
+        count = state.read + state.since
+        while count > 0 and not self._has_ended:
+            index = [None] * min(size, count) if self._spec.auto_collation else request.index
+            self._read_again(request._replace(index=index))
+            count -= size
+        if state.digest not in (None, self._digest):
+            raise _ElsewhereError
+
+    def _not_continued(self, state: WorkerState, error: Exception | None) -> OptionError:
+        why = "Its order depends on more than the seed, the epoch and the worker."
+        if self._seed is None:
+            why = "Make the loader, and the stream's own shuffle, with a seed."
+        if error is not None and not isinstance(error, _ElsewhereError):
+            why = f"From its state it raised {type(error).__name__}: {error}. {why}"
+        read = state.read + (state.since if isinstance(state.since, int) else 0)
+        name = type(self._spec.dataset).__name__
+        return OptionError(NOT_CONTINUED.format(name, self._worker_id, read, why))
 
     # ---- batches -------------------------------------------------------------------------------
 
     def fetch(self, request: BatchRequest) -> Any:
         """Return the next samples as a list, or the next sample."""
-        assert self._samples is not None, "open comes first"
         if self._has_ended:
             raise EndOfDataset
-        if not self._spec.auto_collation:
-            try:
-                return next(self._samples)
-            except StopIteration:
-                self._has_ended = True
-                raise EndOfDataset from None
-        samples = []
-        for _ in request.index:
-            try:
-                samples.append(next(self._samples))
-            except StopIteration:
-                self._has_ended = True
-                break
-        if not samples or (self._spec.drop_last and len(samples) < len(request.index)):
-            self._has_ended = True
+        count = len(request.index) if self._spec.auto_collation else 1
+        samples = [*itertools.islice(iter(self._next, _NOTHING), count)]
+        self._has_ended |= len(samples) < count
+        if not samples or (self._spec.drop_last and len(samples) < count):
             raise EndOfDataset
-        return samples
+        return samples if self._spec.auto_collation else samples[0]
+
+    def _next(self) -> Any:
+        """Return the next sample; `_NOTHING` at the end."""
+        assert self._samples is not None, "open comes first"
+        if self._seed is not None and self._is_begun:
+            seed_generators(child_seed(self._seed, self._read))
+        try:
+            sample = next(self._samples, _NOTHING)
+        except Exception as error:
+            if self._dataset is self._spec.dataset or self._is_begun:
+                raise
+            raise self._not_continued(WorkerState(read=self._read), error) from error
+        self._is_begun, self._read = True, self._read + (sample is not _NOTHING)
+        return sample
 
     def collate(self, request: BatchRequest, samples: Any) -> Any:
         """See `BatchFetcher`; random numbers continue the worker's sequence."""
-        return collated(self._spec.collate_fn, samples)
+        batch = collated(self._spec.collate_fn, samples)
+        if self._is_compared:
+            before, self._digest = self._digest, digest_of(batch)
+            self.digests = before, self._digest
+        return batch
 
     def reads_everything(self) -> bool:
         """See `BatchFetcher`: nothing has asked which worker it is in."""
@@ -125,16 +240,36 @@ class StreamFetcher(BatchFetcher):
     @property
     def has_state(self) -> bool:
         """See `BatchFetcher`: that of the dataset or of its iterator."""
-        return has_state(self._spec.dataset) or has_state(self._samples)
+        return has_state(self._dataset) or has_state(self._samples)
 
     def state(self) -> WorkerState:
         """Return the states of the dataset and its iterator."""
-        dataset, samples = self._spec.dataset, self._samples
-        iterator = samples.state_dict() if has_state(samples) else None  # type: ignore[union-attr]
-        is_own = samples is dataset
-        state = None if is_own or not has_state(dataset) else dataset.state_dict()
-        return WorkerState(state, iterator, "ended" if self._has_ended else "within")
+        dataset, samples = self._dataset, self._samples
+        iterator = saved_state(samples) if has_state(samples) else None
+        state = saved_state(dataset) if samples is not dataset and has_state(dataset) else None
+        # Without a state it is read again from its beginning.
+        since = self._read if state is iterator is None else 0
+        generators, phase = self._generators, "within"
+        if self._has_ended:  # with those that its next epoch begins with
+            generators, phase = saved_generators(dataset), "ended"
+        read = self._read - since
+        return WorkerState(state, iterator, phase, since, read, None, generators or None)
 
     def state_read_here(self) -> WorkerState | None:
         """See `BatchFetcher`."""
         return None if self._samples is None else self.state()
+
+
+_NOTHING = object()
+
+
+class _ElsewhereError(Exception):
+    """What was read again is not what was read before."""
+
+
+def _copy_of(dataset: Any) -> Any:
+    """Return a copy of a dataset, to load a state; None if it cannot be copied."""
+    try:
+        return copy.deepcopy(dataset)
+    except Exception:  # noqa: BLE001 - from the user's classes
+        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
+    IterDataPipe,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -27,11 +28,10 @@ from forebay.loading.messages import BatchRequest, BatchSpec, WorkerState
 from forebay.loading.position import Checks, Position, is_count, is_list_of
 from forebay.loading.sampler_kind import ReadsSampler
 from forebay.loading.samplers import (
-    has_state,
+    SamplerStates,
     is_self_contained,
     length_of,
-    set_generator,
-    state_of_generator,
+    sampler_states,
 )
 from forebay.loading.selections import (
     RELEASED_TOGETHER,
@@ -40,8 +40,9 @@ from forebay.loading.selections import (
     Reader,
     Rest,
     Start,
-    WorkerTurns,
 )
+from forebay.loading.user_states import has_state, set_generator, state_of_generator
+from forebay.loading.worker_turns import WorkerTurns
 
 _TORCHS_OWN = (
     *(RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler),
@@ -50,10 +51,14 @@ _TORCHS_OWN = (
 
 
 def _is_worker_state(value: Any) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != 4:
+    if not isinstance(value, list | tuple) or len(value) != len(WorkerState._fields):
         return False
-    phase, since = value[2:]
-    return phase in ("before", "within", "ended") and (is_count(since) or isinstance(since, list))
+    state = WorkerState(*value)
+    is_since = is_count(state.since) or isinstance(state.since, list)
+    is_digest = state.digest is None or is_count(state.digest)
+    is_phase = state.phase in ("before", "within", "ended")
+    is_owned = state.generators is None or isinstance(state.generators, dict)
+    return is_phase and is_since and is_count(state.read) and is_digest and is_owned
 
 
 class TorchKind(ReadsSampler):
@@ -77,6 +82,7 @@ class TorchKind(ReadsSampler):
         self._generator_before: str | None = None
         self._drew_base_seed = True
         self._iterator: Any = None  # over the sampler, which torch has begun, for the next `open`
+        self._states_before: SamplerStates | None = None  # some draw when that is made
 
     def follow(self, before: LoaderKind) -> Self:
         """See `LoaderKind`: what was drawn when the epoch began is part of the state."""
@@ -128,8 +134,13 @@ class TorchKind(ReadsSampler):
 
     def _turns(self, *, failure_ends: bool) -> WorkerTurns:
         count, name = max(self.num_workers, 1), type(self.dataset).__name__
-        read_since = self.read_since if self.tracks_state and not self.is_local else None
-        return WorkerTurns(count, name, failure_ends=failure_ends, read_since=read_since)
+        return WorkerTurns(
+            count,
+            name,
+            failure_ends=failure_ends,
+            read_since=self.read_since if self._gets_states else None,
+            is_checked=self.is_checked,
+        )
 
     def limits(self) -> Limits:
         """See `LoaderKind`. The planner limits the requests: no worker waits for another's slot."""
@@ -143,8 +154,17 @@ class TorchKind(ReadsSampler):
         self, base_seed: int = 0, epoch: int = 0, states: tuple[WorkerState, ...] = ()
     ) -> BatchSpec:
         """See `LoaderKind`."""
-        is_tracked = self.tracks_state and not self.is_local
-        return replace(super().spec(base_seed, epoch, states), tracks_state=is_tracked)
+        return replace(super().spec(base_seed, epoch, states), tracks_state=self._gets_states)
+
+    @property
+    def is_checked(self) -> bool:
+        """Return whether a resume compares what is read again; see `WorkerTurns`."""
+        return False
+
+    @property
+    def _gets_states(self) -> bool:
+        """Return whether results have the states of workers."""
+        return self.tracks_state and (not self.is_local or self.is_checked)
 
     def check_timeout(self) -> None:
         """Refuse nothing: torch checks it."""
@@ -162,9 +182,14 @@ class TorchKind(ReadsSampler):
         if (state := own.get("generator")) is not None:
             set_generator(generator, state)
         self._generator_before = state_of_generator(generator)
+        self._states_before = None if self.follows else sampler_states(self.index_sampler)
         is_kept = self.persistent_workers and has_workers
         self._drew_base_seed = own.get("draws_base_seed", True) and not is_kept
-        self._iterator = begin(generator, draws=self._drew_base_seed, resets=self._resets)
+        # Of workers that persist, torch resets its iterator: the sampler is iterated once.
+        resets = self._drew_base_seed or isinstance(self.dataset, IterDataPipe)
+        self._iterator = begin(
+            generator, draws=self._drew_base_seed, resets=resets and self._resets
+        )
 
     def seeds(self, base_seed: int, shared_seed: int | None, epoch: int) -> tuple[int, int | None]:
         """See `LoaderKind`."""
@@ -194,6 +219,12 @@ class TorchKind(ReadsSampler):
 
     # ---- state ---------------------------------------------------------------------------------
 
+    def sampler_states(self, *, if_cheap: bool = False) -> SamplerStates | None:
+        """See `LoaderKind`. Those before an epoch are those before it was begun."""
+        if if_cheap and not self.follows:
+            return self._states_before
+        return super().sampler_states(if_cheap=if_cheap)
+
     @property
     def tracks_state(self) -> bool:
         """Return whether the position includes the state of each worker's copy of the dataset."""
@@ -221,7 +252,8 @@ class TorchKind(ReadsSampler):
         elif self._draws and self.generator is not None:
             generator = state_of_generator(self.generator)
         if not reached.is_within:
-            lives_on = reached.is_over and (self.keeps_workers or self.is_local)
+            is_kept = self.keeps_workers and not self.renews_workers
+            lives_on = reached.is_over and (is_kept or self.is_local)
             states = [each.before_epoch() for each in states if lives_on]
         drew = self._drew_base_seed
         known = {
@@ -246,15 +278,18 @@ class TorchKind(ReadsSampler):
             restores_workers=any(each.is_known for each in states),
         )
 
-    def first_worker_states(self, rest: Rest, known: list[WorkerState]) -> list[WorkerState]:
+    def first_worker_states(self, rest: Rest, known: Sequence[WorkerState]) -> list[WorkerState]:
         """See `LoaderKind`."""
         if not self.tracks_state:
             return []
         if rest.worker_states:
             return copy.deepcopy(list(rest.worker_states))
-        if self.keeps_workers and known:
-            return [state.before_epoch() for state in known]
-        return [WorkerState()] * (1 if self.is_local else self.num_workers)
+        return [each.before_epoch() for each in known] or [WorkerState()] * self._copies
+
+    @property
+    def _copies(self) -> int:
+        """How many copies of the dataset are read."""
+        return 1 if self.is_local else self.num_workers
 
     def may_have_seed(self, seed: int | None, *, has_begun: bool) -> bool:
         """See `LoaderKind`."""
@@ -299,8 +334,11 @@ class TorchKind(ReadsSampler):
         """Return whether each worker has a part, or a state, of its own."""
         return self.rest_of(position).restores_workers
 
-    def fitted_state(self, position: Position) -> dict[str, Any]:
+    def fitted_state(self, position: Position, *, strict: bool) -> dict[str, Any]:
         """See `LoaderKind`. With other workers, it may be the turn of one that does not exist."""
-        if position.made_with["num_workers"] == self.num_workers:
-            return {}
-        return {"next_worker": 0, "worker_states": []}
+        if position.made_with["num_workers"] != self.num_workers:
+            return {"next_worker": 0, "worker_states": []}
+        states = (WorkerState(*each) for each in position.kind_state["worker_states"])
+        return (
+            {} if strict else {"worker_states": [[*each._replace(digest=None)] for each in states]}
+        )

@@ -25,14 +25,15 @@ from typing import Any
 
 import torch
 
+from forebay.base.draw_detection import ThreadTurns
 from forebay.base.process import LONGEST_WAIT_S, join_threads, start_thread
 from forebay.buffer import warn_of_full_disk
 from forebay.engine.commands import Outcome
 from forebay.engine.engine import COLLECT_S, Engine
-from forebay.loading.batch_job import BatchJob, ProcessJob, turns_of
+from forebay.loading.batch_job import BatchJob, ProcessJob
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchRequest, BatchResult, BatchSpec
-from forebay.loading.samplers import set_generator, state_of_generator
+from forebay.loading.user_states import set_generator, state_of_generator
 from forebay.memory.layout import Slot
 from forebay.memory.packed_batch import PackedBatch, memory_of, unpack
 from forebay.memory.slab import Slab
@@ -74,7 +75,7 @@ def pool_for(
     """
     keeps_tasks = kind.keeps_tasks
     if slots is None:
-        turns = turns_of(spec)
+        turns = ThreadTurns()
         return ThreadPool(BatchJob(spec, keeps_tasks=keeps_tasks, turns=turns), turns.abandon)
     if kind.cluster is not None:
         from forebay.loading.remote import pool_on_cluster

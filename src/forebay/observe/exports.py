@@ -20,7 +20,7 @@ _TOTALS = frozenset(
     [
         *("waited_s", "fetch_s", "collate_s", "cpu_s", "queued_s", "idle_s", "copy_s"),
         *("restarts", "failures", "copied_batches", "copied_bytes", "staged_bytes"),
-        *("fetched_bytes", "fetch_requests", "fetch_hits", "fetch_lost_s", "throttled"),
+        *("fetched_bytes", "fetch_requests", "fetch_hits"),
     ]
 )
 # What a number of one source is called: (before its name, after it) in `Statistics.to_dict()`.

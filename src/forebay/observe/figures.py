@@ -57,7 +57,6 @@ FIGURES = (
     Figure("fetched_bytes", "fetched from the bucket", byte_size, "loader", is_rare=True),
     Figure("fetch_rate", "fetched per second", byte_size, "loader", is_rare=True, in_top=True),
     Figure("fetch_p95_s", "95% of requests are shorter", duration, "loader", is_rare=True),
-    Figure("throttled", "throttled", _count, "loader", "throttled", is_rare=True, in_top=True),
     Figure("disk_bytes", "of the dataset on disk", byte_size, "loader", is_rare=True),
     Figure("worker_bytes", "workers' own memory", byte_size, "loader", is_rare=True, in_top=True),
     Figure("worker_growth", "growth of that per second", byte_size, "loader", is_rare=True),
@@ -149,6 +148,8 @@ class Statistics:
             between epochs; 0 without workers.
         restarts: Attempts to make a batch that ended with the death of a worker.
         failures: Samples that were skipped (`on_error="skip"`).
+        audited: With `seed=`: samples that were made a second time, and compared.
+        differences: What was not the same then: sample, part and values, in words.
         num_workers: The current number of workers; 0 before the first iteration.
         decisions: For `num_workers="auto"`: the reasons of the last 256 changes of the number.
         copied_batches: Batches of worker processes whose copy to the device was started.
@@ -162,13 +163,11 @@ class Statistics:
         fetched_bytes: For a cache or shards in a bucket: bytes that were fetched since the loader
             began, for all loaders and workers of this process, as the following numbers are.
             Updated once per second.
-        fetch_requests: Requests for them, including those that failed.
+        fetch_requests: Requests for them; one that is tried again counts once.
         fetch_hits: Blocks that were there already when they were needed for a window.
         fetch_rate: Bytes per second while any request was under way.
         fetch_p50_s: The median time of the last 256 requests, in seconds.
         fetch_p95_s: The 95th percentile of these times.
-        fetch_lost_s: Seconds spent on requests that failed, and in the pauses after them, in total.
-        throttled: Requests that the bucket refused because there were too many.
         disk_bytes: Bytes of their blocks that are on disk.
         worker_bytes: Bytes of memory that workers have of their own, all together, which they do
             not share with the trainer or each other; 0 until a worker has at least 32 MiB of new
@@ -200,6 +199,8 @@ class Statistics:
     idle_s: float
     restarts: int
     failures: int
+    audited: int = 0
+    differences: tuple[str, ...] = ()
     wait_share: float = 0.0
     recent_wait_share: float = 0.0
     recent_rate: float = 0.0
@@ -217,8 +218,6 @@ class Statistics:
     fetch_rate: float = 0.0
     fetch_p50_s: float = 0.0
     fetch_p95_s: float = 0.0
-    fetch_lost_s: float = 0.0
-    throttled: int = 0
     disk_bytes: int = 0
     worker_bytes: int = 0
     worker_growth: float = 0.0
@@ -285,8 +284,7 @@ class Statistics:
             lines.append(
                 f"bucket     {byte_size(self.fetched_bytes)} in "
                 f"{counted(self.fetch_requests, 'request')}, {byte_size(self.fetch_rate)}/s; 50% "
-                f"within {p50}, 95% within {p95}; {self.throttled:,} throttled, "
-                f"{duration(self.fetch_lost_s)} lost; {byte_size(self.disk_bytes)} on disk"
+                f"within {p50}, 95% within {p95}; {byte_size(self.disk_bytes)} on disk"
             )
         if self.worker_bytes:
             own, grows = byte_size(self.worker_bytes), byte_size(self.worker_growth)

@@ -178,8 +178,6 @@ class Fetched:
     Attributes:
         hits: Blocks that were there when a window needed them.
         busy_s: Seconds for which any request was under way.
-        lost_s: Seconds for which requests that failed were under way, and pauses after them.
-        broken: Requests that failed, except those that the bucket refused as too many.
         p50_s: The median time of the last requests; `p95_s` likewise.
         on_disk: Bytes of blocks that stay on disk.
         total: Bytes of all blocks; 0 if none are in a bucket.
@@ -191,9 +189,6 @@ class Fetched:
     nbytes: int = 0
     hits: int = 0
     busy_s: float = 0.0
-    lost_s: float = 0.0
-    throttled: int = 0
-    broken: int = 0
     p50_s: float = 0.0
     p95_s: float = 0.0
     on_disk: int = 0

@@ -206,7 +206,7 @@ _TOTALS = (
     *("restarts", "num_workers", "held_bytes"),
 )
 # Attributes of `Fetched` that it has with "fetch_" before them.
-_FETCHED = ("requests", "hits", "rate", "p50_s", "p95_s", "lost_s")
+_FETCHED = ("requests", "hits", "rate", "p50_s", "p95_s")
 
 
 class Trace(BaseTrace):
@@ -423,7 +423,6 @@ class Trace(BaseTrace):
             **asdict(self.transfers),
             **{f"fetch_{name}": getattr(fetched, name) for name in _FETCHED},
             "fetched_bytes": fetched.nbytes,
-            "throttled": fetched.throttled,
             "disk_bytes": fetched.on_disk,
             "worker_bytes": 0 if self.memory is None else self.memory.nbytes,
             "worker_growth": 0.0 if self.memory is None else self.memory.rate,

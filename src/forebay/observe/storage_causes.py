@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from forebay.base.formatting import byte_size, counted, short_number
+from forebay.base.formatting import byte_size, short_number
 from forebay.observe.measurements import Fetched
 from forebay.observe.recorded_work import SHARED_RATE
 from forebay.observe.simulated_loader import (
@@ -37,13 +37,12 @@ def slow_bucket(simulated: SimulatedLoader, bucket: Fetched) -> Finding | None:
         return None
     step = bucket.total / setup.samples * setup.batch_size * bucket.readers / recorded.step_s
     now, needed = bucket.on_disk / bucket.total, 1.0 - bucket.rate / step
-    refused = f" It refused {counted(bucket.throttled, 'request')}." if bucket.throttled else ""
     size = math.ceil(needed * bucket.total / 1e9)
     result = SimulationResult(1.0 / recorded.step_s, 0.0, 0.0)
     return Finding(
         "storage",
         f"The bucket gives {byte_size(bucket.rate)}/s, and {setup.consumer} could use "
-        f"{byte_size(step * (1.0 - now))}/s, with {now:.0%} of the dataset on disk.{refused}",
+        f"{byte_size(step * (1.0 - now))}/s, with {now:.0%} of the dataset on disk.",
         Change({}, result, setup.num_workers),
         f"Keep {math.ceil(needed * 100)}% or more of it there, from the second epoch on: "
         f'open it with disk="{size}GB", directory=...',

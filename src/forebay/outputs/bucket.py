@@ -28,7 +28,8 @@ from forebay.ledger.ledger import Ledger
 from forebay.ledger.records import FileChange, FileFields, Unpublished
 from forebay.outputs.folder import OutputFolder
 from forebay.outputs.ledger_copy import LedgerCopy
-from forebay.outputs.staging import Output, Staging
+from forebay.outputs.output import Output
+from forebay.outputs.staging import Staging
 from forebay.pools.events import Refusal
 
 # The most outputs that a run looks for before it starts: a request lists a thousand.
@@ -140,7 +141,11 @@ class Uploads(Staging):
 
     def begin(self, source: str) -> Output:
         """Return the `out` of one input, which shares no folder."""
-        return Output(source, self.folders, is_alone=True)
+        return Output(source, self.folders, self.locate, is_alone=True)
+
+    def locate(self, name: str) -> str:
+        """Return the URL of an output of this name."""
+        return self._store.locate(name)
 
     def commit(
         self, output: Output, files: Mapping[str, tuple[str, int]]

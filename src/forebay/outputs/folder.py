@@ -45,9 +45,16 @@ MOST_LOOKED_AT = 10_000
 
 
 class OutputFolder:
-    """The driver's end of a local folder for outputs; `BucketFolder` overrides the rest."""
+    """The driver's end of a local folder for outputs; `BucketFolder` overrides the rest.
+
+    Attributes:
+        overwrites: Whether files that forebay did not make are replaced.
+        refusal: What is raised where something has to be written; None if the folder can be.
+    """
 
     is_local = True
+    overwrites = False
+    refusal: OutputError | None = None
 
     def __init__(self, path: Path) -> None:
         """Make the folder where there is none."""
@@ -76,7 +83,7 @@ class OutputFolder:
 
     @cached_property
     def _publisher(self) -> Publisher:
-        return Publisher(self.path)
+        return Publisher(self.path, overwrites=self.overwrites)
 
     def ledger(self, command: str = "", call: str = "") -> AbstractContextManager[Ledger]:
         """Open the ledger, for one driver at a time."""

@@ -3,13 +3,15 @@
     file changes ── removals, then ── a folder at once ─── if it is new, and one input's alone
                                  └─── a file at a time ─── otherwise
 
-A file gets its name only if nothing has that name, so a file that the ledger does not know is
-never overwritten; and only if no folder on its path is a symbolic link.
+A file gets its name only if nothing has that name, or a file of the same content: one that the
+ledger does not know is never overwritten, unless that is asked for. And only if no folder on its
+path is a symbolic link.
 """
 
 from __future__ import annotations
 
 import errno
+import filecmp
 import os
 import stat
 from collections import defaultdict
@@ -49,9 +51,13 @@ _OF_THE_NAME = frozenset(
 class Publisher:
     """Performs the file changes of a ledger in a local output folder."""
 
-    def __init__(self, path: Path) -> None:
-        """Publish in this folder, which exists."""
-        self._root = str(path)
+    def __init__(self, path: Path, *, overwrites: bool = False) -> None:
+        """Publish in this folder, which exists.
+
+        Args:
+            overwrites: Replace files that no input is known to have made.
+        """
+        self._root, self._overwrites = str(path), overwrites
         self._plain = {""}  # folders known to be reached without a link
         self._made = {""}  # folders known to exist
 
@@ -178,6 +184,7 @@ class Publisher:
             self._make_folder(parent)
             if self._leads_elsewhere(_folder_of(staged)) is not None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), staged)
+            replaces |= self._overwrites
             (os.replace if replaces else rename_new)(f"{self._root}/{staged}", final)
             return None
         except FileNotFoundError:
@@ -190,6 +197,9 @@ class Publisher:
                 "The next run creates it again."
             )
         except OSError as error:
+            if error.errno == errno.EEXIST and _are_the_same(f"{self._root}/{staged}", final):
+                os.replace(f"{self._root}/{staged}", final)
+                return None
             if error.errno not in _OF_THE_NAME:
                 raise
             reason = self._obstacle(name, error)
@@ -214,12 +224,15 @@ class Publisher:
             )
         if os.path.lexists(f"{self._root}/{name}"):
             if os.path.isdir(f"{self._root}/{name}"):  # of another input's outputs, perhaps
-                what, kind = " as a folder", "folder"
-            else:
-                what, kind = ", and no input of forebay's made it", "file"
+                return (
+                    f"{name!r} exists already as a folder\n"
+                    "  It was left as it is. Name the output differently, or move the folder away."
+                )
             return (
-                f"{name!r} exists already{what}\n"
-                f"  It was left as it is. Name the output differently, or move the {kind} away."
+                f"{name!r} exists already with other content, and no input of forebay's made it\n"
+                "  It was left as it is. To replace such files, make the same call with "
+                "overwrite=True (--overwrite). To keep what an earlier program made, let the "
+                f"function use it: shutil.copy(out.final({name!r}), out / {name!r})."
             )
         return (
             f"{name!r} cannot be published: {error.strerror}\n"
@@ -245,6 +258,16 @@ class Publisher:
                     self._plain = {""}
                 self._plain.add(each)
         return None
+
+
+def _are_the_same(staged: str, final: str) -> bool:
+    """Return whether a file has the content that another of its name is to have."""
+    try:
+        if not stat.S_ISREG(os.lstat(final).st_mode):
+            return False
+        return filecmp.cmp(staged, final, shallow=False)
+    except OSError:  # there is none, as usual
+        return False
 
 
 def _folder_of(name: str) -> str:

@@ -22,6 +22,7 @@ from contextlib import suppress
 
 from forebay.base.output_names import own_folder, worker_folder
 from forebay.errors import OutputError
+from forebay.outputs.self_references import SelfReferences
 
 # A shared folder is left for another when it has so many files that are not published yet, since
 # it is listed for each input; or so many names that no further input can use.
@@ -37,6 +38,7 @@ class StagingFolders:
         self.are_apart = False
         # In each path to these folders, and in no other string.
         self._mark = f"/{worker_folder(run, worker, '')}"
+        self.references = SelfReferences(run, worker)
         self._shared, self._own = -1, 0  # the numbers of the last folders
         self._spare: str | None = None  # an empty folder of one input
         self.is_crowded = False
@@ -93,30 +95,39 @@ class StagingFolders:
         for folder in {path.rpartition("/")[0] for path in paths}:
             known, found = self._names[folder], os.listdir(folder)
             if not known.issuperset(found):
-                refuse_link(self.root, folder)
+                if (
+                    os.path.realpath(folder)
+                    != os.path.realpath(self.root) + folder[len(self.root) :]
+                ):
+                    raise link_in_place()
                 others += [f"{folder}/{name}" for name in found if name not in known]
             self.is_crowded |= len(found) > _MOST_PENDING or len(known) > _MOST_KNOWN
         return others
 
     def own(self) -> str:
-        """Return an empty folder for the files of one input alone."""
-        path, self._spare = self._spare, None
-        if path is None:
-            self._own += 1
-            path = f"{self.root}/{own_folder(self._run, self._worker, self._own)}"
-            os.mkdir(path)
+        """Return an empty folder for the files of one input alone, whose name is used once.
+
+        The folder of an input before gets another name, unless anything is left in it: what that
+        input started may still write to a path there.
+        """
+        self._own += 1
+        path = f"{self.root}/{own_folder(self._run, self._worker, self._own)}"
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            with suppress(OSError):
+                os.rename(spare, path)
+                if not os.listdir(path):
+                    return path
+            return self.own()
+        os.mkdir(path)
         return path
 
-    def emptied(self, folder: str, name: str) -> str:
-        """Move the only file out of the folder of one input, which another can use; return where.
-
-        If it cannot be moved, it stays.
-        """
+    def emptied(self, folder: str, name: str) -> str | None:
+        """Move the only file out of the folder of one input; return where, or None if it stays."""
         path = None if "/" in name else self.shared(name, is_first=True)
-        if path is None:
-            return f"{folder}/{name}"
-        os.rename(f"{folder}/{name}", path)
-        self._spare = folder
+        if path is not None:
+            os.rename(f"{folder}/{name}", path)
+            self._spare = folder
         return path
 
     def name_of(self, path: str) -> str | None:
@@ -139,13 +150,12 @@ def removed_if_empty(folder: str) -> bool:
     return True
 
 
-def refuse_link(root: str, folder: str) -> None:
-    """Raise OutputError if a link leads to a staging folder: what is there is somebody else's."""
-    if os.path.realpath(folder) != os.path.realpath(root) + folder[len(root) :]:
-        raise OutputError(
-            "the function left a link in the place of its output folder\n"
-            "  Nothing of this input was kept. Write into the folder that it was given."
-        )
+def link_in_place() -> OutputError:
+    """Return the error for a link to a staging folder: what is there is somebody else's."""
+    return OutputError(
+        "the function left a link in the place of its output folder\n"
+        "  Nothing of this input was kept. Write into the folder that it was given."
+    )
 
 
 # ---- open files ----------------------------------------------------------------------------------

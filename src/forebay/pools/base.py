@@ -10,6 +10,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import final
 
 from forebay.base.process import join_threads, start_thread
@@ -27,7 +28,7 @@ from forebay.pools.worker import (
     STACK_BEGINS,
     TaskQueue,
     failure_of,
-    perform,
+    perform_all,
     serve,
     without_our_frames,
 )
@@ -138,18 +139,23 @@ class InlinePool(Pool):
             self._job.close()
 
     def wait(self, timeout: float | None) -> list[Event]:
-        """Return pending events, or else run one task and return its outcome."""
+        """Return pending events, or else run one task, or one batch, and return the outcomes."""
         if not self._events and self._held:
             # Ctrl-C during the task leaves the task in the queue.
-            incarnation, assignment = self._held[0]
+            incarnation, _ = self._held[0]
+            most = getattr(self._job, "batch_size", 1)
+            batch = [task for number, task in islice(self._held, most) if number == incarnation]
             self.at_rest = True
-            event = perform(incarnation, self._job, assignment)
-            if isinstance(event, TaskFailed) and event.failure.error == "KeyboardInterrupt":
-                assert event.failure.exception is not None
-                raise event.failure.exception  # Ctrl-C, not an error of the task
+            events: list[Event] = []
+            for event in perform_all(incarnation, self._job, batch):
+                if isinstance(event, TaskFailed) and event.failure.error == "KeyboardInterrupt":
+                    assert event.failure.exception is not None
+                    raise event.failure.exception  # Ctrl-C, not an error of the task
+                events.append(event)
             self.at_rest = False
-            self._held.popleft()
-            return [event]
+            for _ in batch:
+                self._held.popleft()
+            return events
         events = list(self._events)
         self._events.clear()
         return events

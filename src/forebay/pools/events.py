@@ -169,7 +169,11 @@ class Refusal(Exception):  # noqa: N818 - marks a failure of a task
 
 
 class Job(Protocol):
-    """The code that a worker runs; pickled only once for all process workers."""
+    """The code that a worker runs; pickled only once for all process workers.
+
+    One with a `batch_size` runs so many tasks by one call: `run_all(assignments)` returns an answer
+    for each. One with `copies` runs several at once, each copy in a thread.
+    """
 
     keeps_tasks: bool
 

@@ -24,8 +24,14 @@ from forebay.errors import OptionError
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
-# What cloudpickle makes functions and classes with.
-_CLOUDPICKLE, _MAKERS = "cloudpickle.cloudpickle", ("_make_function", "_make_skeleton_class")
+# What makes functions and classes that were pickled by value.
+_MAKERS = frozenset(
+    {
+        ("cloudpickle.cloudpickle", "_make_function"),
+        ("cloudpickle.cloudpickle", "_make_skeleton_class"),
+        ("forebay.pools.pickling", "cached"),
+    }
+)
 
 
 def load_job(data: bytes) -> Any:
@@ -48,7 +54,7 @@ class _Loader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return an object by its name."""
         found = super().find_class(module, name)
-        if module != _CLOUDPICKLE or name not in _MAKERS:
+        if (module, name) not in _MAKERS:
             return found
 
         def make(*arguments: Any, **options: Any) -> Any:

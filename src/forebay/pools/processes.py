@@ -31,7 +31,6 @@ from forebay.pools.zygote_handle import (
     ZygoteHandle,
     describe_exit,
     driver_ends,
-    pickled,
 )
 
 # How long `close` waits for a worker to finish its task before killing it.
@@ -53,6 +52,9 @@ def occupy_standard_descriptors() -> None:
 @final
 class ProcessPool(Pool):
     """Runs each worker in a separate process.
+
+    A job that cannot be pickled, or that a new interpreter cannot load, gets a zygote that is
+    forked from this process, whatever threads it has, as `multiprocessing.Pool` does.
 
     Args:
         job: What the workers do. It is pickled at most once, however many workers there are. If it
@@ -81,11 +83,18 @@ class ProcessPool(Pool):
         self._memory_kills = memory_kills() or 0  # earlier ones, and those of workers
         self._start = start
         self._keep = keep
-        is_pickled = isinstance(job, bytes)
-        self._job = pickled(job) if start == "auto" and not is_pickled else job
+        self._job = self._as_it_is = job
+        if start == "auto" and not isinstance(job, bytes):
+            from forebay.pools.pickling import dumps
+
+            try:
+                self._job = dumps(job)
+            except Exception:  # noqa: BLE001 - whatever the user's objects raise
+                self._start = "fork"
         self._zygote: ZygoteHandle | None = None
         self._owed: set[tuple[str, int]] = set()  # answers that the zygote owes, by worker
         self._workers: dict[int, Channel] = {}
+        self._worker_ids: dict[int, int] = {}  # of all that were started
         self._stopping: set[int] = set()  # asked to end; their deaths are not reported
         self._blocked: set[int] = set()  # workers whose pipe is full
         self._events: list[Event] = []
@@ -101,7 +110,7 @@ class ProcessPool(Pool):
         self._selector.register(self._woken, selectors.EVENT_READ, _WAKE)
         try:
             self._start_zygote()
-        except BaseException:  # the job cannot be pickled
+        except BaseException:  # the system refuses a process, or `spawn` cannot pickle the job
             self.close()
             raise
 
@@ -122,6 +131,7 @@ class ProcessPool(Pool):
         os.close(answers)
         os.set_blocking(put, False)
         driver_ends.update((get, put))
+        self._worker_ids[incarnation] = worker_id
         self._workers[incarnation] = channel = Channel(get, put)
         self._selector.register(channel, selectors.EVENT_READ, incarnation)
 
@@ -263,11 +273,26 @@ class ProcessPool(Pool):
         self._selector.register(self._zygote, selectors.EVENT_READ, None)
 
     def _receive_from_zygote(self) -> None:
-        assert self._zygote is not None
-        for message in self._zygote.receive_nowait():
+        zygote = self._zygote
+        assert zygote is not None
+        for message in zygote.receive_nowait():
+            if message[0] == "unloadable" and not isinstance(self._as_it_is, bytes):
+                self._fork_instead()
+                return
             self._handle_message(*message)
-        if self._zygote.ended:
+        if zygote.ended:
             self._report_lost_zygote("the process that forks the workers died")
+
+    def _fork_instead(self) -> None:
+        """Replace a zygote that cannot load the job, and its workers, by forks of this process."""
+        starting = {*self._workers} - self._stopping
+        for incarnation in [*self._workers]:
+            self._forget(incarnation)
+        self._stopping.clear()
+        self._end_zygote(patience_s=0.0)
+        self._job, self._start = self._as_it_is, "fork"
+        for incarnation in sorted(starting):
+            self.start(incarnation, self._worker_ids[incarnation])
 
     def _report_lost_zygote(self, why: str) -> None:
         """Report the deaths of all workers: they die with their zygote, which is dead or killed."""
@@ -314,7 +339,7 @@ class ProcessPool(Pool):
         elif what == "stacks":
             if incarnation in self._workers:
                 self._events.append(StacksTaken(incarnation, *facts))
-        else:  # refused
+        elif what == "refused":
             (failure,) = facts
             self._report_death(incarnation, WorkerDied(incarnation, failure))
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from forebay.pools.zygote_handle import pickled
+from forebay.pools.pickling import pickled
 
 _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 

@@ -60,6 +60,29 @@ def perform(incarnation: int, job: Job, assignment: Assignment) -> TaskFinished 
     return TaskFailed(incarnation, task, attempt, failure, time.perf_counter() - began, final)
 
 
+def perform_all(
+    incarnation: int, job: Any, assignments: Sequence[Assignment]
+) -> list[TaskFinished | TaskFailed]:
+    """Run tasks by one call of the user's function; where it fails, by one for each half of them.
+
+    Each has its share of the call's time. A task alone fails with its own error.
+    """
+    if len(assignments) == 1:
+        return [perform(incarnation, job, assignments[0])]
+    began = time.perf_counter()
+    try:
+        answers = job.run_all(assignments)
+    except (Exception, SystemExit):  # noqa: BLE001 - whatever the user's code raises
+        middle = len(assignments) // 2
+        first = perform_all(incarnation, job, assignments[:middle])
+        return first + perform_all(incarnation, job, assignments[middle:])
+    seconds = (time.perf_counter() - began) / len(assignments)
+    return [
+        TaskFinished(incarnation, task, attempt, result, nbytes, seconds)
+        for (task, attempt, _), (result, nbytes) in zip(assignments, answers, strict=True)
+    ]
+
+
 def end_fork(error: BaseException | None = None) -> NoReturn:
     """End this process, which user code forked and then left, as a program ends.
 
@@ -149,14 +172,17 @@ def serve(
         receive = _begun_ahead(receive, begin)
     tasks, reporting = _SharedTasks(receive, has_ended), threading.Lock()
 
+    most = getattr(job, "batch_size", 1)
+
     def run(job: Job) -> None:
-        while (assignment := tasks.take()) is not None:
-            event = perform(incarnation, job, assignment)
-            with reporting:
-                report(event)
-            seconds = event.seconds
+        while assignments := tasks.take(most):
+            seconds = 0.0
+            for event in perform_all(incarnation, job, assignments):
+                with reporting:
+                    report(event)
+                seconds += event.seconds
             # An exception in it may hold the caller's frames, and with these the pool.
-            del event, assignment
+            del event, assignments
             if seconds > GIVE_BACK_S and not job.keeps_tasks:
                 returned = TasksReturned(incarnation, tasks.take_all())
                 with reporting:
@@ -205,14 +231,20 @@ class _SharedTasks:
         self._held = deque[Assignment]()
         self._has_ended, self._lock = False, threading.Lock()
 
-    def take(self) -> Assignment | None:
-        """Return the next task, waiting for it; None at the end."""
+    def take(self, most: int = 1) -> list[Assignment]:
+        """Return the next tasks, waiting for the first of them; [] at the end."""
+        held = self._held
         with self._lock:
-            while not self._held and not self._has_ended:
+            while not held and not self._has_ended:
                 self._add(self._receive(True))
+            while len(held) < most and not self._has_ended:
+                before = len(held)
+                self._add(self._receive(False))
+                if len(held) == before:  # no other has arrived
+                    break
             if self._has_ended or self._is_over():
-                return None
-            return self._held.popleft()
+                return []
+            return [held.popleft() for _ in range(min(most, len(held)))]
 
     def take_all(self) -> tuple[int, ...]:
         """Return the numbers of the tasks that none has begun, and that none is to begin."""

@@ -20,7 +20,6 @@ workers.
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import pickle
 import select
@@ -33,7 +32,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NoReturn
 
-from forebay.base.files import own_positions
+from forebay.base.generator_search import freeze
 from forebay.base.libraries import keep_freed, use_one_thread
 from forebay.base.process import (
     OOM_AFTER_WORKERS,
@@ -49,6 +48,7 @@ from forebay.base.process import (
     watch_maker_of,
 )
 from forebay.failures import Failure
+from forebay.pools.descendants import kill_descendants
 from forebay.pools.events import Assignment, Event, Job, TaskFailed, TaskFinished
 from forebay.pools.job_loading import load_job
 from forebay.pools.worker import (
@@ -60,39 +60,7 @@ from forebay.pools.worker import (
     serve,
     without_our_frames,
 )
-
-# ---- descendants ---------------------------------------------------------------------------------
-# The processes that descend from one.
-
-
-def kill_descendants(ancestor: int) -> int:
-    """Kill every process that descends from another, whatever its session or process group."""
-    killed = 0
-    for pid in _descendants(ancestor):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-            killed += 1
-    return killed
-
-
-def _descendants(ancestor: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    with suppress(FileNotFoundError):
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                # The name in brackets may itself hold brackets and spaces.
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-                if state not in b"ZX":  # those have ended
-                    children.setdefault(int(parent), []).append(int(name))
-    found: list[int] = []
-    generation = children.get(ancestor, [])
-    while generation:
-        found += generation
-        generation = [child for pid in generation for child in children.get(pid, ())]
-    return found
-
-
-# ---- zygote --------------------------------------------------------------------------------------
+from forebay.pools.worker_files import read_on_alone
 
 
 def _wake(*_: object) -> None:
@@ -237,7 +205,9 @@ class _Zygote:
         signal.signal(signal.SIGTERM, _wake)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._driver.send(("ready",))
-        gc.freeze()  # the collector would write to, and so copy, pages that the workers share
+        if isinstance(self._job, Failure):
+            self._driver.send(("unloadable", -1))
+        freeze(finds=getattr(self._job, "finds_generators", False))
 
     def _end_with_driver(self, *_: object) -> None:
         """End if the driver has: while the user's module is imported, no order is awaited."""
@@ -384,9 +354,9 @@ def _run_worker(
     """Run a worker in this freshly forked process; never returns."""
     os.setpgid(0, 0)  # so that a kill includes the processes that the user's function started
     die_when_memory_runs_out()
+    read_on_alone()
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-    own_positions()
     _begin_as_child(worker_id)
 
     def receive(wait: bool) -> list[Assignment] | None:

@@ -45,9 +45,9 @@ from forebay.base.process import (
 )
 from forebay.errors import OptionError
 from forebay.pools import zygote
+from forebay.pools.descendants import kill_descendants
 from forebay.pools.events import Job
 from forebay.pools.worker import Channel, flush_streams
-from forebay.pools.zygote import kill_descendants
 
 # The folders are for importing forebay; the zygote sets the path that the job is unpickled with.
 _BOOT = (
@@ -64,21 +64,6 @@ def is_single_threaded() -> bool:
         return len(os.listdir("/proc/self/task")) == 1
     except OSError:
         return False  # no way to know
-
-
-def pickled(job: Any) -> bytes:
-    """Pickle a job, including functions of a script or a notebook."""
-    import cloudpickle
-
-    try:
-        return bytes(cloudpickle.dumps(job))
-    except Exception as error:
-        raise OptionError(
-            f"the function cannot be sent to worker processes: {type(error).__name__}: {error}\n"
-            "  Pickling it failed, so nothing was started. Open files, locks, connections and "
-            "generators cannot travel:\n"
-            "  open them inside the function, or use backend='thread' or num_workers=0."
-        ) from error
 
 
 def fork(
@@ -207,11 +192,14 @@ def spawn(context: BaseContext, control: socket.socket, answers: int, job: Job) 
                         raise
                     time.sleep(SERVER_WAIT_S)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
+            from forebay.pools.pickling import culprit
+
             error.add_note(
-                f"forebay: the start method {context.get_start_method()!r} pickles functions by "
-                "their names, and one of these has none; no worker was started.\n"
+                f"forebay: the start method {context.get_start_method()!r} pickles what workers "
+                f"run, and functions by their names: {culprit(job, error, pickle.Pickler)}; no "
+                "worker was started.\n"
                 "  Define lambdas and local functions at the top of a module instead; or pass "
-                "multiprocessing_context='fork', whose workers get them as they are."
+                "multiprocessing_context='fork', whose workers get everything as it is."
             )
             raise
     return process

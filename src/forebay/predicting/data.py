@@ -27,7 +27,8 @@ from forebay.base.output_names import SUFFIXES, TABLES
 from forebay.devices.device import Device, copying_device
 from forebay.errors import InputError, OptionError, cut_own_frames
 from forebay.failures import Failure
-from forebay.inputs.listing import Listing, is_table, list_inputs
+from forebay.inputs.listing import Listing, list_inputs
+from forebay.inputs.other_inputs import is_table
 from forebay.loader import DataLoader
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.messages import BatchError, BatchResult, Result

@@ -162,6 +162,7 @@ def predict(
         timeout=(reader.timeout or None) if has_factory else None,
         retries=1 if has_factory else 0,
         on_error="raise",
+        batch_size=None,
     )
     with evaluating(model):
         listed = samples_of(reader.dataset) if table is None else table

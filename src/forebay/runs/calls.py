@@ -35,6 +35,7 @@ from forebay.errors import (
     InputError,
     LedgerError,
     OptionError,
+    OutputError,
     shortened,
     shown_location,
 )
@@ -60,7 +61,15 @@ def open_place(output: str | os.PathLike[str]) -> OutputFolder:
     """Return the output folder that a path or a URL names, which is made where there is none."""
     text = local_path(output)
     if not is_url(text):
-        return OutputFolder(Path(os.path.abspath(text)))
+        path = Path(os.path.abspath(text))
+        try:
+            return OutputFolder(path)
+        except OutputError as error:
+            from forebay.outputs.read_only import read_only_folder
+
+            if (folder := read_only_folder(path, error)) is None:
+                raise
+            return folder
     from forebay.outputs.bucket import BucketFolder
 
     return BucketFolder(text)

@@ -30,7 +30,7 @@ from forebay.shards.location import Listed, Location, ShardList, find_shards
 from forebay.shards.sources import INDEX_NAME, whole_file
 
 # Shards are indexed again if what is found in them has another form.
-_VERSION = "3"
+_VERSION = "4"
 
 
 @short_tracebacks

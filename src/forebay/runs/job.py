@@ -8,15 +8,17 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
-from forebay.base.datasets import OwnedGenerators
 from forebay.base.draw_detection import ThreadTurns
 from forebay.base.files import NoInputError, is_url
+from forebay.base.generators import OwnedGenerators
+from forebay.base.process import is_worker
 from forebay.base.randomness import SetSeed, seed_generators, seed_of_text, seed_on_import
 from forebay.errors import OutputError
 from forebay.inputs.row_paths import (
@@ -31,15 +33,25 @@ from forebay.inputs.row_paths import (
 )
 from forebay.ledger.identity import AFTERWARDS
 from forebay.ledger.records import key_of
-from forebay.outputs.staging import Output, Staging, current
+from forebay.options import PreprocessOptions
+from forebay.outputs.output import Output, current
+from forebay.outputs.staging import Staging
 from forebay.pools.events import Answer, Assignment, Refusal
 from forebay.pools.worker import end_fork
-from forebay.runs.returned import encode, files_in, rows_of_files, rows_returned
+from forebay.runs.process_state import ProcessState
+from forebay.runs.returned import (
+    EncodedRows,
+    checked,
+    encode,
+    exhausted,
+    files_in,
+    rows_of_files,
+    rows_returned,
+)
+from forebay.runs.user_call import USUAL, Call
 
 # Errors of the machine, not of the input: every other input would fail with them too.
 _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-# The most metadata of one input; a row of the ledger, with all else in it, may have 1 GB.
-MAX_METADATA_BYTES = 500_000_000
 
 # Of strings that forebay wrote: `loads` looks for white space first, which takes as long.
 _read_json = json.JSONDecoder().raw_decode
@@ -53,6 +65,7 @@ Fetch = Callable[[str], AbstractContextManager[Path]]
 Files = dict[str, tuple[str, int]]
 # Returns the final name of a staged path; None for any other path.
 _Naming = Callable[[str], str | None]
+_Made = TypeVar("_Made")
 # The paths of the files that a function returned, and the metadata.
 _Returned = tuple[list[str], Any]
 
@@ -62,7 +75,7 @@ class PreprocessJob:
 
     Args:
         files: Where the files are that rows name; without a folder, rows are from no table.
-        gives_out: Whether the function is called with `out`, too.
+        call: How the function is called.
         concurrency: Inputs that a worker processes at once, each in a thread of its own.
 
     Attributes:
@@ -70,6 +83,7 @@ class PreprocessJob:
     """
 
     keeps_tasks = False
+    finds_generators = True
     copies: list[PreprocessJob] | None = None
 
     def __init__(
@@ -82,11 +96,11 @@ class PreprocessJob:
         files: RowFiles = NO_FILES,
         save: Callable[[Any, Output], Any] | None = None,
         *,
-        gives_out: bool = True,
+        call: Call = USUAL,
         seeds_owned: bool = True,
         concurrency: int = 1,
     ) -> None:
-        self._gives_out = gives_out
+        self._calling = call
         self._turns = turns
         self._concurrency = concurrency
         self._seeds_owned = seeds_owned
@@ -97,34 +111,28 @@ class PreprocessJob:
         self._outputs = outputs
         outputs.function = name_of_work(work, kind, save)
         self._fetch = fetch
-        self._directory: str | None = None
+        self._state: ProcessState  # once it is open
         self._owned: OwnedGenerators  # once it is open
+        self._is_first = True
         self._parent = "", Path()  # the folder of the last input, as a string and parsed
 
     def open(self, incarnation: int, worker_id: int) -> None:
-        """Make the staging folder, and record the working directory."""
+        """Make the staging folder, and record the process state that each input finds."""
         outputs = self._outputs  # worker threads share what their jobs refer to
         self._outputs = copy(outputs)
         self._outputs.open(incarnation * self._concurrency)
-        with suppress(FileNotFoundError):  # it was removed
-            self._directory = os.getcwd()
+        self._state = ProcessState()
         seed_on_import(True)
         roots = {"work": self._work, "save": self._save} if self._seeds_owned else {}
         self._owned = OwnedGenerators(**roots)
         if self._concurrency > 1:
             self._open_copies(outputs, incarnation)
-        elif self._owned and self._turns is not None:
-            self._turns.run_alone()
+        if self._turns is not None:
+            self._turns.owned = self._owned
 
     def _open_copies(self, outputs: Staging, incarnation: int) -> None:
         """Make the jobs of the threads, which share all but their outputs."""
-        from forebay.base.local_generators import LocalGenerators
-
-        local = LocalGenerators()
-        self._turns = ThreadTurns(local)
-        if not local.own(self._owned):
-            self._turns.run_alone()
-        self._owned = OwnedGenerators()  # seeded with the others, for each thread
+        self._turns = ThreadTurns()
         self.copies = [self]
         for number in range(1, self._concurrency):
             other = copy(self)
@@ -148,7 +156,7 @@ class PreprocessJob:
         """
         source, row, *others = assignment.payload
         key = key_of(source, row)
-        opens, seed = others[0] if others else key, seed_of_text(key)
+        opens = others[0] if others else key
         out, began = self._outputs.begin(source), time.perf_counter()
         since = _file_time()
 
@@ -158,17 +166,9 @@ class PreprocessJob:
             out = self._outputs.begin(source)
 
         try:
-            if self._turns is None:
-                seed_generators(seed)
-                self._owned.seed(seed)
-                files, metadata = self._results(source, row, opens, out)
-            else:
-
-                def call(set_seed: SetSeed) -> tuple[Files, str]:
-                    self._owned.beside(set_seed)(seed)
-                    return self._results(source, row, opens, out)
-
-                files, metadata = self._turns.run(call, undo)
+            files, metadata = self._seeded(
+                key, lambda: self._results(source, row, opens, out), undo
+            )
             written = self._outputs.commit(out, files)  # last: into a bucket, it publishes them
         except BaseException as error:
             cause = error.__cause__ if isinstance(error, Refusal) else error
@@ -186,6 +186,41 @@ class PreprocessJob:
         content = f"{AFTERWARDS}{content}" if left else content
         fields = (written, metadata, content), len(metadata)
         return tuple.__new__(Answer, fields)  # calls no Python code
+
+    def _finds_more(self) -> bool:
+        """Return whether the first input made generators, and is to be processed again."""
+        is_first, self._is_first = self._is_first, False
+        if not is_first or not self._seeds_owned or (more := self._owned.grown()) is None:
+            return False
+        self._owned = more
+        return True
+
+    def _seeded(self, key: str, make: Callable[[], _Made], undo: Callable[[], None]) -> _Made:
+        """Return what `make` returns, which draws by the key of an input.
+
+        Args:
+            undo: Called before `make` is called again.
+        """
+        seed = seed_of_text(key)
+        if self._turns is not None:
+
+            def call(set_seed: SetSeed) -> _Made:
+                set_seed(seed)
+                return make()
+
+            return self._turns.run(call, undo)
+
+        def seeded() -> _Made:
+            with nullcontext() if is_worker() else self._owned.kept():
+                seed_generators(seed)
+                self._owned.seed(seed)
+                return make()
+
+        made = seeded()
+        if self._finds_more():
+            undo()
+            made = seeded()
+        return made
 
     def _content(self, source: str, row: str | None, took_s: float) -> str:
         """Return the identity of the file that was read, with a hash of its content, or ""."""
@@ -214,20 +249,19 @@ class PreprocessJob:
 
     def _results(self, source: str, row: str | None, opens: str, out: Output) -> tuple[Files, str]:
         """Call the function for one input; return its files, and the metadata as JSON."""
-        try:
-            (paths, metadata), final_name = self._call(source, row, opens, out)
-            files = out.collect(self._outputs.function)
-            names = [*files]
-            if paths:
-                inputs = [source, *(json.loads(row).values() if row is not None else ())]
-                places, elsewhere = self._places(paths, inputs, final_name)
-                rows = rows_of_files(places, metadata)
-                files |= elsewhere
-            else:
-                rows = rows_returned(metadata)
-            return files, _checked(encode(rows, names, final_name, out.asked))
-        finally:
-            self._restore_directory()
+        (paths, metadata), final_name = self._call(source, row, opens, out)
+        files = out.collect(self._outputs.function)
+        names = [*files]
+        if paths:
+            inputs = [source, *(json.loads(row).values() if row is not None else ())]
+            places, elsewhere = self._places(paths, inputs, final_name)
+            rows = rows_of_files(places, metadata)
+            files |= elsewhere
+        elif isinstance(metadata, EncodedRows):
+            return files, checked(metadata.finished(names, out.asked))
+        else:
+            rows = rows_returned(metadata)
+        return files, checked(encode(rows, names, final_name, out.asked))
 
     def _places(
         self, paths: list[str], inputs: list[Any], final_name: _Naming
@@ -248,17 +282,6 @@ class PreprocessJob:
             places.append(place)
         return places, files
 
-    def _restore_directory(self) -> None:
-        """Undo `os.chdir` of the user's function: later inputs may have relative paths."""
-        try:
-            if os.getcwd() == self._directory:
-                return
-        except OSError:  # the function has removed the one that it changed to
-            pass
-        if self._directory is not None:
-            with suppress(OSError):
-                os.chdir(self._directory)
-
     def _call(
         self, source: str, row: str | None, opens: str, out: Output
     ) -> tuple[_Returned, _Naming]:
@@ -266,18 +289,24 @@ class PreprocessJob:
         if self._kind == "indices":
             token = current.set(out)
             try:
-                return self._worked(self._saved, int(opens), out), out.name_of
+                name_of = out.name_of
+                return self._worked(self._saved, int(opens), out, name_of=name_of), name_of
             finally:
                 current.reset(token)
+        if row is None and is_url(source) and self._fetch is not None:
+            return self._call_fetched(self._fetch, source, opens, out)
+        given, name_of = self._given(source, row, opens), out.name_of
+        return self._returned_for(given, out, name_of), name_of
+
+    def _given(self, source: str, row: str | None, opens: str) -> Any:
+        """Return what the function is called with, for a row or a local path."""
         if row is not None:
             listed = _read_json(opens)[0]
             if self._folder:
                 listed = located(listed, self._folder)
             if source and self._folder:
                 listed = with_open_paths(listed, self._files.watched, self._folder)
-            return self._returned_for(listed, out), out.name_of
-        if is_url(source) and self._fetch is not None:
-            return self._call_fetched(self._fetch, source, opens, out)
+            return listed
         try:
             os.stat(source)
         except OSError as error:
@@ -285,18 +314,22 @@ class PreprocessJob:
                 what = f"{error.strerror} (here folders are separated by '/', not by '\\')"
                 error = FileNotFoundError(error.errno, what, source)
             raise Refusal("input") from error
+        if self._calling.as_text:
+            return source
         at = source.rfind("/") + 1
         if source[:at] != self._parent[0]:  # parsed once for all inputs of a folder
             self._parent = source[:at], Path(source[:at])
-        return self._returned_for(self._parent[1] / source[at:], out), out.name_of
+        return self._parent[1] / source[at:]
 
-    def _returned_for(self, given: Any, out: Output) -> _Returned:
+    def _returned_for(self, given: Any, out: Output, name_of: _Naming) -> _Returned:
         """Return what the function returned, for a path or a row."""
-        if self._gives_out:
-            return self._worked(self._work, given, out)
+        if self._calling.gives_out:
+            text = self._calling.out_as_text
+            output = os.fspath(out) if text else out
+            return self._worked(self._work, given, output, name_of=name_of)
         token = current.set(out)
         try:
-            return self._worked(self._work, given)
+            return self._worked(self._work, given, name_of=name_of)
         finally:
             current.reset(token)
 
@@ -305,21 +338,34 @@ class PreprocessJob:
         sample = self._work[index]
         return sample if self._save is None else self._save(sample, out)
 
-    def _worked(self, call: Callable[..., Any], *given: Any) -> _Returned:
+    def _worked(
+        self,
+        call: Callable[..., Any],
+        *given: Any,
+        name_of: _Naming | None,
+        looked_at: Callable[[Any], Any] = files_in,
+    ) -> Any:
         """Return what the user's code returned; a process that it forked, and left, ends here.
 
         Not later: it would publish, or remove, the files of this process.
+
+        Args:
+            name_of: Names the staged paths in rows; None if what is returned are no rows.
+            looked_at: Called with it in the working directory that the code has left.
         """
         process = os.getpid()
         try:
-            returned = _exhausted(call(*given))
+            returned = exhausted(call(*given), name_of)
         except BaseException as error:
             if os.getpid() != process:
                 end_fork(error)
             raise
-        if os.getpid() != process:
-            end_fork()
-        return files_in(returned)
+        else:
+            if os.getpid() != process:
+                end_fork()
+            return looked_at(returned)
+        finally:
+            self._state.restore()
 
     def _call_fetched(
         self, fetch: Fetch, source: str, opens: str, out: Output
@@ -327,12 +373,17 @@ class PreprocessJob:
         """Call the function with a download of its input."""
         try:
             with fetch(opens) as path:
-                returned = self._returned_for(path, out)
+                fetched = str(path)
+
+                def name_of(text: str) -> str | None:
+                    return source if text == fetched else out.name_of(text)
+
+                given = fetched if self._calling.as_text else path
+                returned = self._returned_for(given, out, name_of)
         except NoInputError as error:
             raise Refusal("input") from error.__cause__
-        fetched = str(path)
         _check_kept(returned[0], fetched)
-        return returned, lambda text: source if text == fetched else out.name_of(text)
+        return returned, name_of
 
     def _is_environment(self, cause: BaseException | None) -> bool:
         if isinstance(cause, OSError) and cause.errno in _ENVIRONMENT:
@@ -357,6 +408,15 @@ def _may_have_changed(path: str, since_ns: int) -> bool:
     return status.st_ctime_ns >= since_ns or stat.S_ISDIR(status.st_mode)
 
 
+def job_maker(options: PreprocessOptions) -> Callable[..., PreprocessJob]:
+    """Return what makes a job with these options."""
+    if options.batch_size is None:
+        return partial(PreprocessJob, concurrency=options.at_once)
+    from forebay.runs.batched_job import BatchedJob
+
+    return partial(BatchedJob, concurrency=options.at_once, batch_size=options.batch_size)
+
+
 def name_of_work(work: Any, kind: str, save: Any) -> str:
     """Return what messages call the user's code."""
     called = getattr(work, "func", work) if kind != "indices" else save  # `func`: of a partial
@@ -364,20 +424,6 @@ def name_of_work(work: Any, kind: str, save: Any) -> str:
     if kind != "indices":
         return name
     return f"{type(work).__qualname__}.__getitem__{f' or {name}' if save is not None else ''}"
-
-
-def _checked(metadata: str) -> str:
-    """Return the metadata of one input."""
-    if len(metadata) * 4 <= MAX_METADATA_BYTES:  # no character has more bytes
-        return metadata
-    nbytes = len(metadata.encode(errors="surrogatepass"))
-    if nbytes > MAX_METADATA_BYTES:
-        raise OutputError(
-            f"the metadata of one input has {nbytes:,} bytes as JSON; at most "
-            f"{MAX_METADATA_BYTES:,} can be recorded\n"
-            "  Write large values to out.file(), and return the rest."
-        )
-    return metadata
 
 
 def _check_kept(paths: list[str], fetched: str) -> None:
@@ -390,18 +436,3 @@ def _check_kept(paths: list[str], fetched: str) -> None:
                 "  Nothing of this input was kept. Give the function a second parameter, out, and "
                 f"write to out / {name!r}."
             )
-
-
-def _exhausted(returned: Any) -> Any:
-    """Run a generator to its end, while its input and `out` are still valid."""
-    if returned is None or type(returned) is dict:  # the usual cases
-        return returned
-    is_lazy = hasattr(returned, "__next__")
-    if hasattr(returned, "__await__") or hasattr(returned, "__anext__"):
-        if hasattr(returned, "close"):
-            returned.close()  # or Python warns that nobody awaited it
-        raise TypeError(
-            f"async code returned an object of type {type(returned).__name__}, which nothing runs\n"
-            "  Nothing of this input was kept. Run it: return asyncio.run(...)."
-        )
-    return list(returned) if is_lazy else returned

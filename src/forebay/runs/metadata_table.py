@@ -42,6 +42,7 @@ from forebay.errors import OutputError
 from forebay.ledger.database import reading
 from forebay.ledger.ledger import Ledger
 from forebay.outputs.folder import OutputFolder
+from forebay.runs.returned import PIECE_ROWS, PIECES
 
 Record = tuple[str | int, str | None, str]
 
@@ -165,10 +166,21 @@ def _pages(records: Iterable[Record]) -> Iterator[list[Record]]:
     """Yield the records in lists of a bounded size, to be parsed at once."""
     every = iter(records)
     while page := [*islice(every, PAGE_ROWS)]:
-        if sum(len(metadata) for _, _, metadata in page) <= _PAGE_CHARACTERS:
+        sizes = [len(metadata) for _, _, metadata in page]
+        if sum(sizes) <= _PAGE_CHARACTERS and max(sizes) <= PIECE_ROWS:  # each is one piece
             yield page
         else:
-            yield from ([record] for record in page)
+            for source, row, metadata in page:
+                yield from ([(source, row, piece)] for piece in _pieces(metadata))
+
+
+def _pieces(metadata: str) -> Iterator[str]:
+    """Yield the lists of JSON that the metadata of an input are; see `runs/returned.py`."""
+    begin = 0
+    while (end := metadata.find(PIECES, begin)) >= 0:
+        yield metadata[begin:end]
+        begin = end + 1
+    yield metadata[begin:] if begin else metadata
 
 
 def _parsed(texts: list[str]) -> list[Any]:
@@ -211,7 +223,8 @@ class LedgerTable:
 
     def check(self, form: str) -> None:
         """Raise OutputError if a table of this format would replace a file that no run wrote."""
-        if form not in self._formats and self._folder.size(table_name(form)) is not None:
+        is_new = form not in self._formats and not self._folder.overwrites
+        if is_new and self._folder.size(table_name(form)) is not None:
             raise self._foreign(form)
 
     def update(self, form: str, kind: str, *, is_stale: bool) -> None:
@@ -242,7 +255,8 @@ class LedgerTable:
             self._folder.copy_ledger(self._ledger, now=is_new)
 
         try:
-            self._folder.write_table(name, write, replaces=not is_new)
+            replaces = not is_new or self._folder.overwrites
+            self._folder.write_table(name, write, replaces=replaces)
         except FileExistsError:
             self._ledger.set_tables(stale)
             raise self._foreign(form) from None
@@ -283,7 +297,7 @@ class LedgerTable:
         path = str(self._folder.locate(table_name(form)))
         return OutputError(
             f"{path!r} exists, but no run recorded in this output folder wrote it\n"
-            "  It was left as it is, and no table was written. Move it away, write the table in "
-            "another format (metadata=), or choose another output folder; then make the same call "
-            "again."
+            "  It was left as it is, and no table was written. Make the same call with "
+            "overwrite=True (--overwrite) to replace it; or move it away, write the table in "
+            "another format (metadata=), or choose another output folder."
         )

@@ -151,6 +151,10 @@ def _note_on_unstaged(count: int, name: str, folder: str, function: str) -> str:
     )
 
 
+# How many characters of the metadata of an input are searched for arrays.
+LOOKED_AT = 1 << 20
+
+
 def note_on_arrays(metadata: str, total: int, function: str, call: str) -> str | None:
     """Return what to say if the metadata of an input, large as JSON, have an array.
 
@@ -158,7 +162,7 @@ def note_on_arrays(metadata: str, total: int, function: str, call: str) -> str |
         total: How many inputs there are.
         call: As for `note_on_strays`.
     """
-    numbers = _NUMBERS.finditer(metadata)
+    numbers = _NUMBERS.finditer(metadata, 0, LOOKED_AT)
     if not any(found.group().count(",") >= MANY_NUMBERS for found in numbers):
         return None
     way = f"{function} writes it to {call}(), with numpy.save for example, and returns a dict"

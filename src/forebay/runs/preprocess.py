@@ -7,7 +7,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from fnmatch import translate
 from functools import partial
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forebay.base.datasets import is_map_style
 from forebay.errors import InputError, LedgerError, OptionError, short_tracebacks, shortened
-from forebay.inputs.listing import KINDS, Listing, is_table, list_inputs
+from forebay.inputs.listing import KINDS, Listing, list_inputs
+from forebay.inputs.other_inputs import is_table
 from forebay.inputs.own_outputs import keep_apart, without_outputs
 from forebay.inputs.row_paths import RowFiles
 from forebay.ledger.database import DONE, reading
@@ -26,12 +26,10 @@ from forebay.runs.calls import inputs_text, recorded_settings, saying_what_stays
 from forebay.runs.fingerprint import Fingerprint, describe, describe_parts
 from forebay.runs.report import Report
 from forebay.runs.run import Session
+from forebay.runs.user_call import USUAL, call_of
 
 if TYPE_CHECKING:
     from forebay.runs.samples import Samples
-
-# What a function is called with.
-_PARAMETERS = "source", "out"
 
 
 @short_tracebacks
@@ -45,6 +43,7 @@ def preprocess(
     num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray = "process",
     concurrency: int | None = None,
+    batch_size: int | None = None,
     timeout: float | None = None,
     retries: int | None = None,
     on_error: str | None = None,
@@ -55,16 +54,19 @@ def preprocess(
     metadata: str = "parquet",
     version: str | None = None,
     accept_changes: bool = False,
+    overwrite: bool = False,
     progress: bool = True,
 ) -> Report:
     """Process every input once, keep the files it writes, and write a table of metadata.
 
     The function is called as `work(source)` or `work(source, out)`, whichever it takes: `source` is
-    a `pathlib.Path`, or a dict when the inputs are a table's rows; `out` is an empty folder of this
+    a `pathlib.Path`, a string if strings were listed or the parameter is annotated as one, or a
+    dict when the inputs are a table's rows; `out` is an empty folder of this
     input, used like a path (`out / "a.wav"`), and what the function leaves in it is published under
     the same names in the output folder once the whole input has succeeded: files and folders, but
     no links. `out.file(name)` gives a path in it to a file that has to be there at the end,
-    `out.tar()` makes a tar file of many small ones, and `out.source` is the input's name. Two
+    `out.tar()` makes a tar file of many small ones, and `out.source` is the input's name.
+    `out.final(name)` is where an output will be. Two
     inputs that use the same name both fail. A second parameter with a default gets `out` only if it
     is called `out...`.
 
@@ -121,6 +123,12 @@ def preprocess(
             function that waits for a network or a disk, and can be called by several threads; it
             must not change the working directory. The outputs are the same. None is 1. Not with
             `num_workers=0` or `backend="thread"`.
+        batch_size: For a function of many inputs at once, as tokenizers and models are faster with:
+            it is called with a list of at most so many rows, or paths, and returns a list with
+            the result of each, in their order: a dict, a list of dicts for several rows, None or []
+            for none; or a dict of columns. A batch that fails is halved, down to the input that
+            fails alone. The function gets no `out`, and its result for an input must not depend on
+            the others: then the table is the same for any batch size.
         timeout: Seconds one input may take; then its worker is killed and its stack recorded. With
             or without it, a warning says once where a worker is if nothing comes for a minute.
         retries: How often an input that failed is tried again; None for 1, or for 0 where the
@@ -144,6 +152,11 @@ def preprocess(
             code are accepted; with a new one every input is processed again.
         accept_changes: Keep what is done although `work` changed, and use the new code for the
             rest: for a change that does not affect outputs, or only those of inputs that failed.
+        overwrite: Replace files in the output folder that forebay did not make, but that have the
+            name of an output or of the table, such as those of an earlier program. One that has
+            the same content as the output is taken over in any case. Any other is an error of its
+            input, and stays. A function keeps what an earlier program made by using it:
+            `shutil.copy(out.final(name), out / name)`.
         progress: Show progress on stderr.
 
     Returns:
@@ -167,7 +180,7 @@ def preprocess(
     if output is None:
         raise OptionError("preprocess needs an output folder: preprocess(work, inputs, output=...)")
     with saying_what_stays(output):
-        listing = listing_for(work, inputs, save=save, folder=folder)
+        listing = listing_for(work, inputs, save=save, folder=folder, batch_size=batch_size)
         keep_apart(inputs, output)
         listing = without_outputs(listing, output)
     described = partial(_described, work, save, listing.samples)
@@ -175,10 +188,8 @@ def preprocess(
     with Session(
         work, output, options, described=described, inputs=given, settings=settings
     ) as session:
-        gives_out = listing.samples is not None or _takes_output(work, _PARAMETERS)
-        session.start_workers(
-            listing.kind, inputs, files=listing.files, save=save, gives_out=gives_out
-        )
+        call = USUAL if listing.samples is not None else call_of(work, as_text=listing.as_text)
+        session.start_workers(listing.kind, inputs, files=listing.files, save=save, call=call)
         if listing.samples is not None:
             from forebay.runs.samples import sample_listing
 
@@ -197,6 +208,7 @@ def retry(
     num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray | None = None,
     concurrency: int | None = None,
+    batch_size: int | None = None,
     timeout: float | None = None,
     retries: int | None = None,
     accept_changes: bool = False,
@@ -237,6 +249,7 @@ def retry(
                 raise ValueError(kind)
             folder = None if call["folder"] is None else str(call["folder"])
             files = RowFiles(folder, tuple(map(str, call["watched"])))
+            as_text = bool(call.get("as_text"))
             is_private = bool(call.get("is_private")) or session.ledger.needs_listing
         if is_private:
             raise OptionError(
@@ -246,8 +259,8 @@ def retry(
                 "inputs again, too."
             )
         todo = None if samples is None else _found_again(session, samples)
-        gives_out = samples is not None or _takes_output(work, _PARAMETERS)
-        session.start_workers(kind, files=files, save=save, gives_out=gives_out)
+        how = USUAL if samples is not None else call_of(work, as_text=as_text)
+        session.start_workers(kind, files=files, save=save, call=how)
         return session.process_inputs(failed_only=True, todo=todo)
 
 
@@ -318,6 +331,7 @@ def listing_for(
     *,
     save: Any = None,
     folder: str | os.PathLike[str] | None = None,
+    batch_size: int | None = None,
 ) -> Listing:
     """Check `work` and its inputs, and return the listing."""
     if isinstance(work, str | bytes | os.PathLike | list | tuple | dict) or is_table(work):
@@ -330,6 +344,11 @@ def listing_for(
         from forebay.runs.samples import sample_listing, samples_of
 
         _check_dataset(work, inputs, folder)
+        if batch_size is not None:
+            raise OptionError(
+                f"batch_size={batch_size} is for a function of inputs, and a Dataset gives one "
+                "sample at a time\n  Nothing was started. Leave batch_size out."
+            )
         if save is not None:
             _check_save(save)
         return sample_listing(samples_of(work))
@@ -349,7 +368,12 @@ def listing_for(
             "inputs are missing: a function needs inputs to process\n  Nothing was started. "
             "Name a folder, a glob, a manifest or a list: preprocess(function, inputs, output)."
         )
-    _takes_output(work, _PARAMETERS)
+    if call_of(work).gives_out and batch_size is not None:
+        raise OptionError(
+            f"batch_size={batch_size} is for a function of a list of inputs, and "
+            f"{getattr(work, '__name__', work)} takes `out`, the folder of a single one\n"
+            "  Nothing was started. Leave batch_size out, or return what it makes as rows."
+        )
     return list_inputs(inputs, folder)
 
 
@@ -379,47 +403,9 @@ def _check_save(save: Any) -> None:
             f"save must be a function(sample, out); got {type(save).__name__}\n"
             "  Nothing was started."
         )
-    if not _takes_output(save, ("sample", "out")):
+    if not call_of(save, names=("sample", "out")).gives_out:
         raise OptionError(
             f"save is called as save(sample, out), and {getattr(save, '__name__', save)} takes one "
             "argument\n  Nothing was started. Give it two parameters: the sample and the "
             "output."
         )
-
-
-def _takes_output(work: Callable[..., Any], names: tuple[str, str]) -> bool:
-    """Return whether a function is called with `out`, too; raise OptionError if with neither.
-
-    A second parameter with a default keeps that, unless it is called `out...`.
-    """
-    import inspect
-
-    is_async = inspect.iscoroutinefunction, inspect.isasyncgenfunction
-    if any(check(each) for check in is_async for each in (work, type(work).__call__)):
-        name = getattr(work, "__name__", type(work).__name__)
-        raise OptionError(
-            f"{name} is async, and a worker calls plain functions\n"
-            "  Nothing was started. Pass a function that runs it, with asyncio.run() for example; "
-            "with concurrency=8 a worker processes eight inputs at once."
-        )
-    try:
-        signature = inspect.signature(work)
-    except ValueError:
-        return False  # a builtin without a signature
-    try:
-        signature.bind(*names)
-    except TypeError as error:
-        with suppress(TypeError):
-            signature.bind(names[0])
-            return False
-        name = getattr(work, "__name__", type(work).__name__)
-        raise OptionError(
-            f"{name}{signature} cannot be called as {name}({names[0]}) or "
-            f"{name}({', '.join(names)}): {error}\n"
-            f"  Nothing was started. Give it one parameter, the {names[0]}, or two: the {names[0]} "
-            "and the output. functools.partial sets others."
-        ) from error
-    second = [*signature.parameters.values()][:2][-1]
-    if second.kind is second.VAR_POSITIONAL:  # of what is not written in Python, that says nothing
-        return any(hasattr(each, "__code__") for each in (work, type(work).__call__))
-    return second.default is second.empty or second.name.startswith("out")

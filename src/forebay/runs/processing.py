@@ -126,7 +126,8 @@ class Processing:
         limits = Limits(
             num_workers=self._num_workers if tuning is None else tuning.num_workers,
             slots=SLOTS if options.cluster is None else CLUSTER_SLOTS,
-            at_once=options.at_once,
+            at_once=options.at_once * (options.batch_size or 1),
+            is_batched=options.batch_size is not None,
             max_bytes=MAX_BYTES,
             retries=options.further_tries,
             timeout_s=options.timeout,

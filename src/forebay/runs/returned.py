@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from forebay.base.files import is_url, shown_values
-from forebay.base.records import record_of
-from forebay.base.row_values import json_value, python_rows
+from forebay.base.row_values import fields_of, json_value, python_rows
 from forebay.errors import OutputError, shortened
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def files_in(returned: Any) -> tuple[list[str], Any]:
     if kind is list and returned and all(map(_is_file_with_row, returned)):
         first, metadata = (
             [each for each, _ in returned],
-            [record_of(row) or row for _, row in returned],
+            [fields_of(row) or row for _, row in returned],
         )
     elif kind is tuple and len(returned) == 2 and _is_metadata(returned[1]):
         first, metadata = returned
@@ -62,7 +62,7 @@ def rows_of_files(places: Sequence[str], metadata: Any) -> list[dict[str, Any]] 
     """Return the rows for files that a function returned, given the `destination` of each."""
     if not any(places):  # it returned `out`: all that is in it
         return rows_returned(metadata)
-    is_one = metadata is None or record_of(metadata) is not None
+    is_one = metadata is None or fields_of(metadata) is not None
     rows = rows_returned(metadata) or ([{}] if is_one else [])
     rows = rows * len(places) if is_one else rows
     if len(places) == 1:
@@ -112,6 +112,10 @@ def _missing(paths: Iterable[str]) -> str | None:
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _SCALARS = (str, bytes, os.PathLike)
+# The most rows that are encoded at once, and what is between their JSON: in no string of JSON.
+PIECE_ROWS, PIECES = 4096, "\n"
+# The most metadata of one input; a row of the ledger, with all else in it, may have 1 GB.
+MAX_METADATA_BYTES = 500_000_000
 
 
 def _encode() -> Callable[[list[Any]], str]:
@@ -127,10 +131,31 @@ def _encode() -> Callable[[list[Any]], str]:
 _json = _encode()
 
 
+def exhausted(returned: Any, name_of: Callable[[str], str | None] | None) -> Any:
+    """Run a generator to its end, while its input and `out` are still valid."""
+    if returned is None or type(returned) is dict:  # the usual cases
+        return returned
+    if hasattr(returned, "__await__") or hasattr(returned, "__anext__"):
+        if hasattr(returned, "close"):
+            returned.close()  # or Python warns that nobody awaited it
+        raise TypeError(
+            f"async code returned an object of type {type(returned).__name__}, which nothing runs\n"
+            "  Nothing of this input was kept. Run it: return asyncio.run(...)."
+        )
+    if not hasattr(returned, "__next__"):
+        return returned
+    first = [*islice(returned, PIECE_ROWS)]
+    if len(first) < PIECE_ROWS or name_of is None or not all(map(_is_row, first)):
+        return [*first, *returned]
+    rows = chain(first, returned)
+    del first
+    return EncodedRows(rows, name_of)
+
+
 def rows_returned(returned: Any) -> list[dict[Any, Any]] | None:
     """Return the rows in what a function returned, exhausting it if it is a generator.
 
-    None is returned as it is. A record (see `record_of`) is one row, a table has its rows, and an
+    None is returned as it is. A record (see `fields_of`) is one row, a table has its rows, and an
     iterable of these has the rows of each; anything else is one row with the value in the column
     `metadata`. Of a tuple or list of an array and other values, such as (image, label), each has
     its column, `metadata_0` and so on: as one value they would have no type but JSON.
@@ -144,24 +169,38 @@ def rows_returned(returned: Any) -> list[dict[Any, Any]] | None:
     if is_array or isinstance(returned, _SCALARS) or not isinstance(returned, Iterable):
         return [{"metadata": returned}]
     values = list(returned)
-    found = [*map(_rows_of, values)]
-    others = [value for value, rows in zip(values, found, strict=True) if rows is None]
-    if not others:
-        return [row for rows in found for row in rows or ()]
-    if len(others) < len(values):
-        raise TypeError(
-            f"metadata must all be dicts, or records with fields, but one of {len(values)} values "
-            f"is of type {type(others[0]).__name__}"
-        )
+    rows, other = _rows_among(values)
+    if other is None:
+        return rows
+    if rows:
+        raise _mixed(other, len(values))
     dimensions = {getattr(value, "ndim", -1) for value in values}
     if len(dimensions) > 1 and max(dimensions) > 0:
         return [{f"metadata_{at}": value for at, value in enumerate(values)}]
     return [{"metadata": values}]
 
 
+def _rows_among(values: Iterable[Any]) -> tuple[list[dict[Any, Any]], type | None]:
+    """Return the rows of those values that have some, and the type of the first that has none."""
+    rows, other = list[dict[Any, Any]](), None
+    for value in values:
+        if (found := _rows_of(value)) is not None:
+            rows += found
+        elif other is None:
+            other = type(value)
+    return rows, other
+
+
+def _mixed(other: type, count: int) -> TypeError:
+    return TypeError(
+        f"metadata must all be dicts, or records with fields, but one of {count} values "
+        f"is of type {other.__name__}"
+    )
+
+
 def _rows_of(value: Any) -> list[dict[Any, Any]] | None:
     """Return the rows of a record or of a table; None for anything else."""
-    if (record := record_of(value)) is not None:
+    if (record := fields_of(value)) is not None:
         return [record]
     kind = type(value)
     is_arrow = hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "__arrow_c_array__")
@@ -181,6 +220,8 @@ def encode(
 ) -> str:
     """Return the rows as JSON, with every staged path replaced by its final name.
 
+    More than PIECE_ROWS of them are several lists of JSON, in pieces that are read one by one.
+
     A missing `destination` is filled in for an input with one output; a function that returns
     None, or an empty dict, gets one row with a `destination` for each output. An input without
     output and metadata has no row: there is nothing that the next step could open.
@@ -194,7 +235,13 @@ def encode(
         rows = [{"destination": name} for name in names]
     elif one := _one_output(names, asked):
         rows = [row if "destination" in row else {"destination": one, **row} for row in rows]
+    if len(rows) <= PIECE_ROWS:
+        return _encoded(rows, final_name)
+    parts = range(0, len(rows), PIECE_ROWS)
+    return PIECES.join(_encoded(rows[at : at + PIECE_ROWS], final_name) for at in parts)
 
+
+def _encoded(rows: Sequence[Any], final_name: Callable[[str], str | None]) -> str:
     def string(text: str) -> str:  # a final name, or a URL without credentials
         return final_name(text) or (shown_values(text) if "://" in text else text)
 
@@ -202,6 +249,48 @@ def encode(
         return _json([json_value(row, string, is_returned=True) for row in rows])
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(_what_is_wrong(rows)) from error
+
+
+class EncodedRows:
+    """The many rows that a generator yields, as JSON: only a piece of them are dicts at a time."""
+
+    def __init__(self, rows: Iterator[Any], final_name: Callable[[str], str | None]) -> None:
+        self._pieces, count, size = list[str](), 0, 0
+        while values := [*islice(rows, PIECE_ROWS)]:
+            count += len(values)
+            piece, other = _rows_among(values)
+            if other is not None:
+                raise _mixed(other, count)
+            self._pieces.append(_encoded(piece, final_name))
+            del values, piece  # before the next ones are made
+            size += len(self._pieces[-1])
+            _check_size(size)
+
+    def finished(self, names: Sequence[str], asked: Sequence[str]) -> str:
+        """Return the rows as `encode` does."""
+        if one := _one_output(names, asked):
+            for at, piece in enumerate(self._pieces):
+                rows = ({"destination": one, **row} for row in json.loads(piece))
+                self._pieces[at] = _json([*rows])
+        return PIECES.join(self._pieces)
+
+
+def _check_size(nbytes: int) -> None:
+    """Raise OutputError if the metadata of one input are larger than can be recorded."""
+    if nbytes > MAX_METADATA_BYTES:
+        raise OutputError(
+            f"the metadata of one input have {nbytes:,} bytes as JSON; at most "
+            f"{MAX_METADATA_BYTES:,} can be recorded\n"
+            "  Nothing of this input was kept. Write large values, or a table of its rows, to a "
+            "file in `out`, and return the rest; or divide the input."
+        )
+
+
+def checked(metadata: str) -> str:
+    """Return the metadata of one input; raise OutputError if they are too large."""
+    if len(metadata) * 4 > MAX_METADATA_BYTES:  # no character has more bytes
+        _check_size(len(metadata.encode(errors="surrogatepass")))
+    return metadata
 
 
 def _one_output(names: Sequence[str], asked: Sequence[str]) -> str:

@@ -49,11 +49,12 @@ from forebay.runs import notes
 from forebay.runs.calls import SETTINGS, call_id, open_place, take_folder
 from forebay.runs.commits import Commit, perform_pending
 from forebay.runs.fingerprint import Base, Fingerprint
-from forebay.runs.job import PreprocessJob, name_of_work
+from forebay.runs.job import job_maker, name_of_work
 from forebay.runs.metadata_table import LedgerTable, import_for_table
 from forebay.runs.processing import FailureBudget, Processing, workers_for
 from forebay.runs.report import Report, run_diagnosis
 from forebay.runs.source_code import sha256_of
+from forebay.runs.user_call import USUAL, Call
 from forebay.show.live_page import LiveRun
 
 
@@ -95,6 +96,7 @@ class Session:
         check_in_reach(self.output, options)
         occupy_standard_descriptors()  # or the ledger could get the descriptor of a closed stderr
         self.folder = open_place(output)
+        self.folder.overwrites = options.overwrite
         self.ledger: Ledger
         self._work, self._described, self._inputs = work, cache(described), inputs
         self.has_waited = False  # for another process that has begun the same call
@@ -165,29 +167,20 @@ class Session:
         files: RowFiles = NO_FILES,
         save: Any = None,
         *,
-        gives_out: bool = True,
+        call: Call = USUAL,
         seeds_owned: bool = True,
     ) -> None:
         """Start the workers, which continue to start while the inputs are listed."""
-        call = "out.file" if kind != "indices" or save is not None else "forebay.get_output().file"
-        self._kind, self._user = kind, (name_of_work(self._work, kind, save), call)
+        asks = "out.file" if kind != "indices" or save is not None else "forebay.get_output().file"
+        self._kind, self._user = kind, (name_of_work(self._work, kind, save), asks)
         if self._has_table:
             self._table.check(self.options.metadata)
         fetch = partial(download, folder=self.folder.private / "staging" / "fetched")
         work = self._work if doing is None else doing
         turns = ThreadTurns() if self.options.backend == "thread" else None
-        job = PreprocessJob(
-            work,
-            kind,
-            self.folder.staging(),
-            fetch,
-            turns,
-            files,
-            save,
-            gives_out=gives_out,
-            seeds_owned=seeds_owned,
-            concurrency=self.options.at_once,
-        )
+        staging, make = self.folder.staging(), job_maker(self.options)
+        how = {"call": call, "seeds_owned": seeds_owned}
+        job = make(work, kind, staging, fetch, turns, files, save, **how)
         shared, needed = str(self.folder.locate(PRIVATE)), local_inputs(inputs)
         self._pool, self._num_workers = workers_for(job, self.options, shared, needed)
         self._closing.callback(self._pool.close)
@@ -206,8 +199,9 @@ class Session:
             self._find_missing()
         where, watched = listing.files
         folder = None if where is None else shown_location(where)
-        call = {"kind": listing.kind, "folder": folder, "watched": watched}
-        self._call["call"] = json.dumps(call | {"is_private": folder != where})
+        known = {"kind": listing.kind, "folder": folder, "watched": watched}
+        known |= {"is_private": folder != where, "as_text": listing.as_text}
+        self._call["call"] = json.dumps(known)
 
     def _merge(self, listing: Listing, ahead: int | None) -> None:
         limit = self.options.limit
@@ -276,6 +270,8 @@ class Session:
         self.remember_work(run=json.dumps(run))
         total = max(before.total, self._listed)
         total = total if options.limit is None else min(options.limit, total)
+        if self.folder.refusal is not None and before.done < total:
+            raise self.folder.refusal
         if todo is None:  # what failed in the same call is not tried again
             has_failed = failed_only or not self.has_waited
             todo = ledger.todo(options.limit, failed_only=failed_only, has_failed=has_failed)

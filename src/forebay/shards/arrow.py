@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,17 +23,14 @@ from forebay.caching.arrow_messages import (
     RECORD_BATCH,
     SCHEMA,
     ArrowMessage,
-    column_starts,
-    decompressed_sizes,
+    claimed_bytes,
     prefix_of,
     read_message,
-    with_columns,
 )
 from forebay.shards.arrow_rows import (
     BatchDecoder,
     bytes_of_batch,
     has_dictionaries,
-    has_type,
     refuse_claim,
 )
 from forebay.shards.format import (
@@ -53,9 +49,6 @@ _MOST_METADATA, _MOST_DICTIONARIES = 64 << 20, 16 << 20
 _MOST_ROWS = 1 << 40
 _END = struct.pack("<iI", -1, 0)
 _Stretch = tuple[int, int]  # offset and length
-# Before the messages in `info`, added up: batches are decoded as a whole; of a block, the metadata
-# of its batch and each column are stretches of their own, behind dictionaries.
-_DECODED, _DIVIDED = 1, 2
 
 
 class ArrowShards(ShardFormat):
@@ -64,7 +57,6 @@ class ArrowShards(ShardFormat):
     name = "arrow"
     suffixes = (".arrow", ".feather", ".ipc", ".arrows")
     reads_all = False
-    _divides = True
 
     def matches(self, head: bytes) -> bool:
         """See `ShardFormat`."""
@@ -80,47 +72,32 @@ class ArrowShards(ShardFormat):
     def chosen(
         self, info: bytes, extents: npt.NDArray[np.int64], columns: Sequence[str]
     ) -> npt.NDArray[np.bool_]:
-        """See `ShardFormat`: dictionaries and metadata, and the columns if they are apart."""
-        names = _schema_of(info).names
-        check_names(names, columns)
-        if not self._divides or not info[0] & _DIVIDED:
-            return np.ones(len(extents), bool)
-        counts = np.bincount(extents[:, 0])
-        column = np.arange(len(extents)) - np.repeat(np.cumsum(counts) - len(names), counts)
-        return (column < 0) | np.isin(column, [*map(names.index, columns)])
-
-    def mapped(self) -> ShardFormat:
-        """See `ShardFormat`: a batch is read where it lies."""
-        return _MappedArrow()
+        """See `ShardFormat`: whole batches are needed."""
+        check_names(_schema_of(info).names, columns)
+        return np.ones(len(extents), bool)
 
     def decoder(self, info: bytes, columns: Sequence[str] | None) -> BlockDecoder:
         """See `ShardFormat`."""
-        is_part = self._divides and columns is not None and info[0] & _DIVIDED
-        if is_part or info[0] & _DECODED:
-            return _DecodedBatches(info, columns, is_part=bool(is_part))
-        return _Batches(info, columns)
-
-
-class _MappedArrow(ArrowShards):
-    _divides = False
+        return (_DecodedBatches if info[0] else _Batches)(info, columns)
 
 
 def _schema_of(info: bytes) -> pa.Schema:
+    # Before the messages in `info`: whether batches are decoded as a whole.
     return pa.ipc.read_schema(pa.py_buffer(info[1:]))
 
 
 def _found(shard: ShardFile) -> FoundBlocks:
     """Return the record batches of a file or stream; raise what its bytes lead to."""
     first, info, rows, nbytes = b"", b"", list[int](), list[int]()
-    # Of each batch: dictionaries behind the first one, and itself, as a whole and divided.
-    batches = list[tuple[list[_Stretch], _Stretch, list[_Stretch]]]()
+    batches = list[list[_Stretch]]()  # of each: dictionaries behind the first one, and itself
     later: dict[int, list[_Stretch]] = {}
-    is_compressed, counts = False, list[int]()
-    for message, offset, length, head in _messages(shard):
+    is_compressed = False
+    for message, offset, length in _messages(shard):
         stretch = offset, length
+        if message.is_big_endian:
+            refuse(shard.name, "its numbers are big-endian", "Write it again on this machine.")
         if message.kind == SCHEMA and not first:
             first = info = bytes(shard.read(*stretch))
-            counts = _buffer_counts(pa.ipc.read_schema(pa.py_buffer(first)))
         elif message.kind == DICTIONARY and first and not rows:
             if len(info) + length > _MOST_DICTIONARIES:
                 raise ValueError(f"dictionaries of more than {_MOST_DICTIONARIES:,} bytes")
@@ -134,7 +111,7 @@ def _found(shard: ShardFile) -> FoundBlocks:
                 raise ValueError(f"a record batch of {count:,} rows")
             if count:
                 before = sorted(each for live in later.values() for each in live)
-                batches.append((before, stretch, _divided(head, message, offset, counts)))
+                batches.append([*before, stretch])
                 total = length + sum(size for _, size in before)
                 nbytes.append(total * (2 if is_compressed else 1))
                 rows.append(count)
@@ -151,50 +128,18 @@ def _found(shard: ShardFile) -> FoundBlocks:
             "it has the indices of a dataset of Hugging Face, whose rows are in other files; "
             "save it with dataset.flatten_indices().save_to_disk(...)"
         )
-    is_divided = all(parts for *_, parts in batches)
-    flags = _DECODED * (is_compressed or has_dictionaries(schema)) + _DIVIDED * is_divided
-    extents = [
-        (at, *each)
-        for at, (before, whole, parts) in enumerate(batches)
-        for each in (*before, *(parts if is_divided else [whole]))
-    ]
+    is_decoded = is_compressed or has_dictionaries(schema)
+    extents = [(at, *each) for at, batch in enumerate(batches) for each in batch]
     return FoundBlocks(
         np.array(rows, np.int64),
         np.array(extents, np.int64).reshape(-1, 3),
-        bytes([flags]) + info,
+        bytes([is_decoded]) + info,
         nbytes=np.array(nbytes, np.int64),
     )
 
 
-def _buffer_counts(schema: pa.Schema) -> list[int]:
-    """Return how many buffers a record batch has of each column; none if that may vary."""
-    if has_type(schema, _varies):
-        return []
-    return [len(pa.nulls(0, each.type).buffers()) for each in schema]
-
-
-def _varies(kind: pa.DataType) -> bool:
-    """Return whether Arrow's messages have other buffers of a type than its memory, or any."""
-    tests = "null", "union", "run_end_encoded", "string_view", "binary_view"
-    return any(getattr(pa.types, f"is_{each}")(kind) for each in tests)
-
-
-def _divided(
-    head: memoryview, message: ArrowMessage, offset: int, counts: Sequence[int]
-) -> list[_Stretch]:
-    """Return the stretches of metadata and of columns of a batch; none if they are not apart."""
-    if not counts:
-        return []
-    try:
-        starts = column_starts(head, message, counts)
-    except ValueError:
-        return []
-    body = offset + len(head)
-    return [(offset, len(head)), *((body + at, end - at) for at, end in pairwise(starts))]
-
-
-def _messages(shard: ShardFile) -> Iterator[tuple[ArrowMessage, int, int, memoryview]]:
-    """Yield each message, where it begins, its bytes, and those before its body."""
+def _messages(shard: ShardFile) -> Iterator[tuple[ArrowMessage, int, int]]:
+    """Yield each message, where it begins, and its bytes."""
     end, at, guess = shard.size, 0, 1024
     if end >= 8 and bytes(shard.read(0, 6)) == _MAGIC:
         at, tail = 8, bytes(shard.read(end - 10, 10)) if end >= 18 else b""
@@ -215,7 +160,7 @@ def _messages(shard: ShardFile) -> Iterator[tuple[ArrowMessage, int, int, memory
         message = read_message(data)
         if not 0 <= message.body <= end - at - guess:
             raise ValueError(f"a message of {message.body:,} bytes at byte {at:,}, beyond its end")
-        yield message, at, guess + message.body, data[:guess]
+        yield message, at, guess + message.body
         at += guess + message.body
     if at < end:
         raise ValueError(f"it ends within the message at byte {at:,}")
@@ -248,12 +193,6 @@ class _Batches(BatchDecoder):
 class _DecodedBatches(_Batches):
     """Record batches that are decompressed, or put together, before rows are read."""
 
-    def __init__(self, info: bytes, columns: Sequence[str] | None, *, is_part: bool) -> None:
-        super().__init__(info, columns)
-        self._columns = [self._whole.get_field_index(each) for each in self._names]
-        # Of batches that have only the buffers of these columns.
-        self._counts = _buffer_counts(self._whole) if is_part else None
-
     record_batch = BatchDecoder.record_batch
 
     def prepared(self, block: int, data: memoryview) -> Any:
@@ -265,17 +204,15 @@ class _DecodedBatches(_Batches):
                 before, length = prefix_of(stream[at:])
                 head = stream[at : (begin := at + before + length)]
                 message = read_message(head)
-                if message.kind == RECORD_BATCH and self._counts is not None:
-                    head = with_columns(head, message, self._counts, self._columns)
-                    message = read_message(head)
                 if not (begin > at and 0 <= message.body <= len(stream) - begin):
                     raise ValueError(f"a message of {message.body:,} bytes in {len(stream):,}")
                 at = begin + message.body
                 parts += head, (body := stream[begin:at])
                 if message.is_compressed:
-                    claimed = sum(decompressed_sizes(head, body, message.batch))
+                    claimed = claimed_bytes(head, body, message.batch)
                     refuse_claim("a record batch", claimed, len(head) + len(body))
-        options = pa.ipc.IpcReadOptions(included_fields=self._columns, use_threads=False)
+        columns = [self._whole.get_field_index(each) for each in self._names]
+        options = pa.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
         whole = pa.py_buffer(b"".join((*parts, _END)))
         batch = pa.ipc.open_stream(whole, options=options).read_next_batch().select(self._names)
         batch.validate(full=True)

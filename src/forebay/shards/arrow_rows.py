@@ -34,24 +34,20 @@ def refuse_claim(what: str, claimed: int, stored: int) -> None:
         raise ValueError(
             f"{what} would take {claimed:,} bytes or more: one of {stored:,} bytes may take "
             f"{MOST_RATIO} times as many, at least {LEAST_BYTES:,} and at most {MOST_BYTES:,}; "
-            "choose fewer columns, or write fewer rows to each; or, of Parquet, write an index of "
-            "pages (write_page_index=True), by which large row groups are read in pieces"
+            "choose fewer columns, or write fewer rows to each"
         )
 
 
-def has_type(kind: pa.DataType | pa.Schema, is_one: Callable[[pa.DataType], bool]) -> bool:
-    """Return whether a type, or a part of it, is one for which a function returns True."""
-    if isinstance(kind, pa.Schema):
-        return any(has_type(each.type, is_one) for each in kind)
-    if isinstance(kind, pa.BaseExtensionType):
-        return has_type(kind.storage_type, is_one)
-    parts = range(kind.num_fields)
-    return is_one(kind) or any(has_type(kind.field(at).type, is_one) for at in parts)
-
-
-def has_dictionaries(schema: pa.Schema) -> bool:
+def has_dictionaries(kind: pa.DataType | pa.Schema) -> bool:
     """Return whether there are values that are numbers of entries elsewhere."""
-    return has_type(schema, pa.types.is_dictionary)
+    if isinstance(kind, pa.Schema):
+        return any(has_dictionaries(each.type) for each in kind)
+    if isinstance(kind, pa.BaseExtensionType):
+        return has_dictionaries(kind.storage_type)
+    parts = range(kind.num_fields)
+    return pa.types.is_dictionary(kind) or any(
+        has_dictionaries(kind.field(at).type) for at in parts
+    )
 
 
 def bytes_of_batch(batch: pa.RecordBatch) -> pa.Buffer:

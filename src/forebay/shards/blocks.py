@@ -44,16 +44,14 @@ class ShardBlocks:
         columns: Sequence[str] | None,
         *,
         by_column: bool = False,
-        is_mapped: bool = False,
     ) -> None:
         """Choose the stretches of columns.
 
         Args:
             columns: Their names; None for all.
             by_column: Whether a sample is a `ColumnRow`.
-            is_mapped: Whether the shards are local.
         """
-        self._by_column, self._is_mapped = by_column, is_mapped
+        self._by_column = by_column
         self.index, self.columns = index, None if columns is None else [*columns]
         self.first = index.first
         self.offset, self.size, self.ends = index.offset, index.length, index.extent_ends
@@ -86,8 +84,7 @@ class ShardBlocks:
         return np.asarray(chosen, np.bool_)
 
     def _form(self, shard: int) -> ShardFormat:
-        form = format_named(self.index.forms[self.index.formats[shard]])
-        return form.mapped() if self._is_mapped else form
+        return format_named(self.index.forms[self.index.formats[shard]])
 
     def _sums(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         if len(sizes) == len(self.ends):  # each block is one stretch

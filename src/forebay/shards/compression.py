@@ -8,15 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from forebay.shards.parquet_pages import varint
-
 # What a shard may have, decompressed: so many times its own bytes, or so much; and never more than
 # the last.
 MOST_RATIO, LEAST_BYTES, MOST_BYTES = 100, 64 << 20, 4_000_000_000
 _STEP_BYTES = 4 << 20
-_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz"}
-# What xz may take for its dictionary, which a header claims: the highest of its levels has 64 MiB.
-_XZ_BYTES = 256 << 20
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 def codec_by_head(head: bytes) -> str | None:
@@ -28,7 +24,7 @@ def decompressed(data: memoryview, codec: str) -> memoryview:
     """Return the content of a shard; ValueError if it is damaged, or too large."""
     parts, total = list[bytes](), 0
     try:
-        for part in _OTHERS[codec](data) if codec in _OTHERS else _streamed(data, codec):
+        for part in _streamed(data, codec):
             total += len(part)
             _check(total, len(data))
             parts.append(part)
@@ -46,33 +42,6 @@ def _streamed(data: memoryview, codec: str) -> Iterator[bytes]:
     stream = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), codec)
     while part := stream.read(_STEP_BYTES):
         yield part
-
-
-def _unsnapped(data: memoryview) -> Iterator[bytes]:
-    """Yield the content of what snappy compressed at once: its size is in front."""
-    size, _ = varint(data, 0)
-    _check(size, len(data))
-    yield pa.Codec("snappy").decompress(data, size, asbytes=True)
-
-
-def _unxzed(data: memoryview) -> Iterator[bytes]:
-    """Yield the content of streams of xz, which Arrow does not know."""
-    import lzma
-
-    while len(data):
-        stream, left = lzma.LZMADecompressor(memlimit=_XZ_BYTES), bytes(data)
-        try:
-            while not stream.eof:
-                if not (part := stream.decompress(left, _STEP_BYTES)) and stream.needs_input:
-                    raise OSError("it is truncated")
-                left = b""
-                yield part
-        except lzma.LZMAError as error:
-            raise OSError(str(error)) from error
-        data = memoryview(stream.unused_data.lstrip(b"\0"))  # streams may be padded
-
-
-_OTHERS = {"snappy": _unsnapped, "xz": _unxzed}
 
 
 def _check(total: int, size: int) -> None:

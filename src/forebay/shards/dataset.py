@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from forebay.base.files import is_url
@@ -146,8 +145,7 @@ def open_shards(
         transform: Called with each sample each time it is read; it may change it in place.
         columns: Names of the columns to read, in this order, where the format has columns.
         directory: For a URL: the local folder for what is kept.
-        disk: For a URL: how much to keep there, or "all" for a copy of all shards, as in
-            `open_cache`.
+        disk: For a URL: how much to keep there, as in `open_cache`.
         window: As in `open_cache`. "auto" is 4 GB for a URL. For local shards, it is 256 MB if
             blocks are decoded or decompressed as a whole, and otherwise None: an exact shuffle.
         progress: Show on stderr how many shards are indexed.
@@ -173,10 +171,10 @@ def open_shards(
         root = found.root
     else:
         given = index, location, format, progress
-        root, opened = given_index(*given, is_copied=disk == "all")
+        root, opened = given_index(*given)
     nbytes = disk_bytes(directory, disk, "" if is_url(root) else f"{root!r} is a folder")
     if index is None:
-        opened = made_index(found, format, progress)
+        opened = made_index(found, location, format, progress)
     if not opened.index.samples:
         raise InputError(
             f"{shown_location(root)!r}: there are no samples in "
@@ -184,21 +182,14 @@ def open_shards(
         )
     names = None if columns is None else tuple(columns)
     folder = None if directory is None else str(local_folder(directory))
-    is_copy = disk == "all" and folder is not None
-    if is_url(root) and not is_copy:
+    if is_url(root):
         place = ShardPlace(root, folder, nbytes, names, identity=opened.identity, opened=opened)
         process = FetcherProcess.of(place)
         if index is not None:  # it will be read like this, and not only some of its columns
             process.begin()  # it starts while the reader does
         return ShardDataset(ShardReader(place, process), transform, window_bytes(window, WINDOW))
-    if is_copy:
-        from forebay.shards.copying import copy_shards
-
-        root, url = str(folder), root
-        copy_shards(url, opened.index, Path(root), progress)
     together = window_bytes(window, _usual_window(opened))
-    source = LocalShards(root, opened, names, kept_bytes(together), is_copy=is_copy)
-    return ShardDataset(source, transform, together)
+    return ShardDataset(LocalShards(root, opened, names, kept_bytes(together)), transform, together)
 
 
 def _usual_window(opened: OpenIndex) -> int | None:

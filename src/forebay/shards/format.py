@@ -140,19 +140,6 @@ class ShardFormat(ABC):
             InputError: It is not of this format, or damaged; names shard and offset or line.
         """
 
-    def find_beside(
-        self, shard: ShardFile, beside: Callable[[str], bytes | None]
-    ) -> FoundBlocks | None:
-        """Return the blocks of a shard in a bucket by an index that another tool left beside it.
-
-        Args:
-            beside: Returns the object with a name in the same folder; None if there is none.
-
-        Returns:
-            None if there is no index, or none that agrees with the shard: then all of it is read.
-        """
-        return None
-
     def chosen(
         self, info: bytes, extents: npt.NDArray[np.int64], columns: Sequence[str]
     ) -> npt.NDArray[np.bool_]:
@@ -170,13 +157,6 @@ class ShardFormat(ABC):
             f"columns={list(columns)!r}: shards of the format {self.name!r} are read as a whole\n"
             "  Leave columns= out, and choose in transform=."
         )
-
-    def mapped(self) -> ShardFormat:
-        """Return the format as it reads local shards: one that cuts no block, if that saves copies.
-
-        Blocks of these are mapped, so what is not read costs nothing.
-        """
-        return self
 
     @abstractmethod
     def decoder(self, info: bytes, columns: Sequence[str] | None) -> BlockDecoder:
@@ -272,6 +252,11 @@ def blocks_of(begins: Sequence[int], end: int) -> FoundBlocks:
     lengths = bounds[1:] - bounds[:-1]
     extents = np.stack([np.arange(len(firsts)), bounds[:-1], lengths], axis=1)
     return FoundBlocks(rows, extents, starts=at[:-1] - np.repeat(bounds[:-1], rows))
+
+
+def most_rows(nbytes: Any) -> Any:
+    """Return how many samples so many bytes can hold: more are damage, and would take memory."""
+    return 64 * nbytes + (1 << 20)
 
 
 def warn_of_shard(name: str, words: str) -> None:

@@ -1,56 +1,57 @@
-"""The index of shards: where the blocks of each are. One file, which is mapped.
+"""The index of shards: where the blocks of each are. One Arrow file, which is mapped.
 
-    head: JSON, with the place of each array      arrays: of shards, blocks, stretches, samples
-
-Whoever reads may share its pages with others, so a hundred million samples cost little memory. It
-may be anybody's: each number is checked before it is used, and nothing in it is run.
+Its only row has a list for each of `_LISTS`: of shards, blocks, stretches or samples. Whoever reads
+may share its pages with others, so a hundred million samples cost little memory. It may be
+anybody's: before any number is used, or memory taken for it, it is compared with the sizes of the
+shards; and nothing in it is run.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from forebay.base.origins import Origin
+from forebay.caching.arrow_messages import record_batches
 from forebay.caching.layout import DAMAGES, MOST_SHARD_BYTES
 from forebay.errors import InputError, shortened, shown_location
-from forebay.shards.format import FoundBlocks
+from forebay.shards.format import FoundBlocks, most_rows
 from forebay.shards.location import CODECS, Listed
 
-_HEAD = b"forebay shards 2\n"
-_MOST_HEAD = 64 << 20
-_ALIGN = 64
+_FORMAT = 3
+_KEY = b"forebay"  # in the schema: what is said below in `of`
 UNKNOWN = -1  # the checksum of a block of which no byte was read
 CODEC_NAMES = ("", *sorted({*CODECS.values()}))
-# What is stored, and as what. Each `*_ends` says where the parts of another array end.
-_ARRAYS = {
-    "sizes": "<i8",  # of shards
-    "formats": "<i4",
-    "codecs": "<i4",
-    "infos": "<i4",  # the number of what their formats need
-    "names": "<u1",
-    "name_ends": "<i8",
-    "tags": "<u1",
-    "tag_ends": "<i8",
-    "info": "<u1",
-    "info_ends": "<i8",
-    "block_ends": "<i8",
-    "first": "<i8",  # of blocks: their first samples
-    "nbytes": "<i8",  # about what they take in memory
-    "crc32": "<i8",
-    "starts_at": "<i8",  # where in `starts` their samples are, or -1
-    "extent_ends": "<i8",
-    "offset": "<i8",  # of stretches
-    "length": "<i8",
-    "starts": "<u4",  # of samples, in their block
+# What is stored, and as what. Each `*_ends` says where the parts of another list end.
+_INT, _SMALL, _BYTES = pa.int64(), pa.int32(), pa.large_binary()
+_LISTS = {
+    "sizes": _INT,  # of shards
+    "formats": _SMALL,
+    "codecs": _SMALL,
+    "infos": _SMALL,  # the number of what their formats need
+    "names": _BYTES,
+    "tags": _BYTES,
+    "info": _BYTES,
+    "block_ends": _INT,
+    "first": _INT,  # of blocks: their first samples
+    "nbytes": _INT,  # about what they take in memory
+    "crc32": _INT,
+    "starts_at": _INT,  # where in `starts` their samples are, or -1
+    "extent_ends": _INT,
+    "offset": _INT,  # of stretches
+    "length": _INT,
+    "starts": _INT,  # of samples, in their block; of 32 bits where they fit
 }
 
 
@@ -74,7 +75,7 @@ class ShardIndex:
     """An index, over the bytes of its file.
 
     Attributes:
-        identity: A checksum of all of it.
+        identity: A hash of all of it.
         forms: The names of the formats of its shards.
         samples: How many there are.
     """
@@ -83,12 +84,12 @@ class ShardIndex:
     identity: str
     forms: tuple[str, ...]
     samples: int
-    _at: dict[str, tuple[int, int]]
+    _row: pa.RecordBatch
 
     @classmethod
     def of(cls, shards: Iterable[IndexedShard]) -> ShardIndex:
         """Return the index of some shards, in this order."""
-        known: dict[str, Any] = {name: [] for name in _ARRAYS}
+        known: dict[str, Any] = {name: [] for name in _LISTS}
         forms, infos = dict[str, int](), dict[bytes, int]()
         first, blocks, extents, starts = 0, 0, 0, 0
         for each in shards:
@@ -118,90 +119,97 @@ class ShardIndex:
             blocks, extents = blocks + len(rows), extents + len(found.extents)
             known["block_ends"].append([blocks])
         known["info"] = list(infos)
-        for name, ends_of in (("names", "name_ends"), ("tags", "tag_ends"), ("info", "info_ends")):
-            known[ends_of] = [np.cumsum([len(part) for part in known[name]])]
-            known[name] = [np.frombuffer(b"".join(known[name]), np.uint8)]
-        arrays = {
-            name: np.concatenate([_empty[name], *(np.asarray(part, kind) for part in known[name])])
-            for name, kind in _ARRAYS.items()
-        }
-        return cls.read(_packed(arrays, [*forms], first), "the index")
+        return cls.read(_file_of(known, [*forms], first), "the index")
 
     @classmethod
     def read(cls, data: bytes | memoryview, where: str) -> ShardIndex:
         """Return the index in the bytes of a file; raise InputError if they are not one."""
         view = memoryview(data).cast("B")
         try:
-            if bytes(view[: len(_HEAD)]) != _HEAD:
+            reader = pa.ipc.open_file(pa.py_buffer(view))
+            head = json.loads((reader.schema.metadata or {}).get(_KEY, b"{}"))
+            if head.get("format") != _FORMAT:
                 raise ValueError("it is not an index of shards, or one of another version")
-            size = int.from_bytes(view[len(_HEAD) : len(_HEAD) + 8], "little")
-            begin = len(_HEAD) + 8
-            if size > _MOST_HEAD:
-                raise ValueError(f"its head has {size:,} bytes")
-            head = json.loads(bytes(view[begin : begin + size]))
-            places = {name: (int(at), int(count)) for name, (at, count) in head["arrays"].items()}
-            for name, kind in _ARRAYS.items():
-                at, count = places[name]
-                if at % _ALIGN or at < 0 or not 0 <= count <= len(view):
-                    raise ValueError(f"the place of {name}")
-                if at + count * np.dtype(kind).itemsize > len(view):
-                    raise ValueError("it is truncated")
+            if len(record_batches(view, is_compressed=False)) != 1:
+                raise ValueError("it has more than one row")
+            row = reader.get_batch(0)
+            row.validate(full=True)
+            if row.num_rows != 1 or row.schema.names != [*_LISTS]:
+                raise ValueError(f"{row.num_rows:,} rows of {shortened(row.schema.names)}")
             forms = tuple(str(form) for form in head["formats"])
-            found = cls(view, str(head["identity"]), forms, int(head["samples"]), places)
-            found._check()
-        except DAMAGES as error:
+            found = cls(view, str(head["identity"]), forms, int(head["samples"]), row)
+            if what := next(found._wrong(), None):
+                raise ValueError(what)
+        except (*DAMAGES, pa.ArrowException, OSError, struct.error) as error:
             raise InputError(
                 f"{where} is damaged: {shortened(error)}\n"
                 "  Remove it and call forebay.index_shards again."
             ) from error
         return found
 
-    def _check(self) -> None:
-        """Raise ValueError unless all numbers fit together; those of samples are checked later."""
+    def _wrong(self) -> Iterator[str]:
+        """Yield what does not fit together; numbers of samples are checked when they are used.
+
+        Each is only looked at if those before it are right: it may take memory by them.
+        """
+        for name, kind in _LISTS.items():
+            types = (kind, pa.uint32()) if name == "starts" else (kind,)
+            column = self._row.column(name)
+            if column.type not in map(pa.large_list, types) or column.values.null_count:
+                yield f"its {name} are of the type {column.type}, or lack some"
         shards, blocks, extents = len(self.sizes), len(self.first), len(self.offset)
+        for names, count, of in (
+            (("formats", "codecs", "infos", "block_ends", "names", "tags"), shards, "shards"),
+            (("nbytes", "crc32", "starts_at", "extent_ends"), blocks, "blocks"),
+            (("length",), extents, "stretches"),
+        ):
+            for name in names:
+                if len(self._values(name)) != count:
+                    yield f"it has {len(self._values(name)):,} {name} of {count:,} {of}"
+        if not shards or not 0 <= self.samples <= MOST_SHARD_BYTES:
+            yield f"it has {self.samples:,} samples in {shards:,} shards"
+        for name, ends, count in (
+            ("blocks", self.block_ends, blocks),
+            ("stretches", self.extent_ends, extents),
+        ):
+            if not _are_ends(ends, count):
+                yield f"its shards or blocks do not have its {count:,} {name}, one after the other"
+        for name, numbers, below in (
+            ("formats", self.formats, len(self.forms)),
+            ("compressions", self.codecs, len(CODEC_NAMES)),
+            ("descriptions", self.infos, len(self._values("info"))),
+            ("sizes of shards", self.sizes, MOST_SHARD_BYTES + 1),
+            ("sizes of blocks", self.nbytes, MOST_SHARD_BYTES + 1),
+            ("first samples", self.first, max(self.samples, 1)),
+            ("offsets", self.offset, MOST_SHARD_BYTES + 1),
+            ("lengths", self.length, MOST_SHARD_BYTES + 1),
+        ):
+            if not ((numbers >= 0) & (numbers < below)).all():
+                yield f"its {name} are not all from 0 to {below - 1:,}"
         rows = np.diff(self.first, append=self.samples)
+        if (rows < 1).any() or (self.first[0] if blocks else self.samples):
+            yield "its blocks are not in the order of their samples, at least one each"
         per_block = np.diff(self.extent_ends, prepend=0)
-        size = np.repeat(self.sizes, np.diff(self.block_ends, prepend=0))
-        size = np.repeat(size, per_block)
+        if (per_block < 1).any():
+            yield "one of its blocks has no bytes"
+        if not blocks:
+            return
+        size = np.repeat(np.repeat(self.sizes, np.diff(self.block_ends, prepend=0)), per_block)
+        if (self.offset > size - self.length).any():
+            yield "one of its blocks lies outside of its shard"
+        sizes = np.add.reduceat(self.length, self.extent_ends - per_block)
+        if (rows > most_rows(np.maximum(sizes, self.nbytes))).any():
+            yield "one of its blocks has more samples than bytes can hold"
         has_starts = self.starts_at >= 0
-        for is_wrong, what in (
-            (not shards, "no shards"),
-            (len({*map(len, (self.sizes, self.formats, self.codecs, self.infos))}) > 1, "shards"),
-            (len(self.block_ends) != shards or not _ends(self.block_ends, blocks), "blocks"),
-            (not all(len(each) == blocks for each in (self.nbytes, self.crc32)), "blocks"),
-            (len(self.starts_at) != blocks or not _ends(self.extent_ends, extents), "blocks"),
-            (len(self.length) != extents or len(self.extent_ends) != blocks, "stretches"),
-            (blocks and (self.first[0] != 0 or (rows < 1).any()), "the samples of a block"),
-            (not blocks and self.samples, "samples"),
-            (((self.sizes < 0) | (self.sizes > MOST_SHARD_BYTES)).any(), "the size of a shard"),
-            ((per_block < 1).any(), "a block without bytes"),
-            (((self.nbytes < 0) | (self.nbytes > MOST_SHARD_BYTES)).any(), "the size of a block"),
-            (((self.offset < 0) | (self.length < 0)).any(), "a stretch"),
-            ((self.offset > size - self.length).any(), "a stretch outside its shard"),
-            ((self.starts_at + rows > len(self.starts))[has_starts].any(), "samples of a block"),
-            (not _within(self.formats, len(self.forms)), "a format"),
-            (not _within(self.codecs, len(CODEC_NAMES)), "a compression"),
-            (not _within(self.infos, len(self._array("info_ends"))), "what a format needs"),
-        ):
-            if is_wrong:
-                raise ValueError(what)
-        for name, ends_of, count in (
-            ("names", "name_ends", shards),
-            ("tags", "tag_ends", shards),
-            ("info", "info_ends", None),
-        ):
-            ends = self._array(ends_of)
-            if count not in (None, len(ends)) or not _ends(ends, len(self._array(name))):
-                raise ValueError(name)
+        if (self.starts_at > len(self.starts) - rows)[has_starts].any():
+            yield "the samples of one of its blocks are nowhere"
+
+    def _values(self, name: str) -> pa.Array:
+        return self._row.column(name).values
 
     def _array(self, name: str) -> npt.NDArray[Any]:
-        at, count = self._at[name]
-        return np.frombuffer(self.data, _ARRAYS[name], count, at) if count else _empty[name]
-
-    def _part(self, name: str, ends_of: str, number: int) -> bytes:
-        ends = self._array(ends_of)
-        begin = int(ends[number - 1]) if number else 0
-        return self._array(name)[begin : int(ends[number])].tobytes()
+        found: npt.NDArray[Any] = self._values(name).to_numpy(zero_copy_only=True)
+        return found
 
     sizes = cached_property(lambda self: self._array("sizes"))
     formats = cached_property(lambda self: self._array("formats"))
@@ -222,25 +230,18 @@ class ShardIndex:
 
     def listed(self, number: int) -> Listed:
         """Return a shard as it was listed when it was indexed."""
-        name, tag = (
-            self._part(*pair, number).decode("utf-8", "surrogateescape")
-            for pair in (("names", "name_ends"), ("tags", "tag_ends"))
-        )
+        name, tag = (_text(self._values(each)[number]) for each in ("names", "tags"))
         return Listed(name, int(self.sizes[number]), tag)
 
     @property
     def names(self) -> list[str]:
         """The names of all shards."""
-        return self._strings("names", "name_ends")
-
-    def _strings(self, name: str, ends_of: str) -> list[str]:
-        data, ends = self._array(name).tobytes(), self._array(ends_of).tolist()
-        parts = [data[begin:end] for begin, end in itertools.pairwise([0, *ends])]
-        return [part.decode("utf-8", "surrogateescape") for part in parts]
+        return [*map(_text, self._values("names"))]
 
     def info(self, number: int) -> bytes:
         """Return what the format of a shard needs to read its blocks."""
-        return self._part("info", "info_ends", int(self.infos[number]))
+        found: bytes = self._values("info")[int(self.infos[number])].as_py()
+        return found
 
     def rows(self, block: int) -> int:
         """Return how many samples a block has."""
@@ -271,10 +272,10 @@ class ShardIndex:
         return tuple(
             Origin(shown_location(name), f"{size}-{crc32:08x}:{tag}", count)
             for name, size, crc32, tag, count in zip(
-                self._strings("names", "name_ends"),
+                self.names,
                 self.sizes.tolist(),
                 lengths,
-                self._strings("tags", "tag_ends"),
+                map(_text, self._values("tags")),
                 np.diff(ends, prepend=0).tolist(),
                 strict=True,
             )
@@ -291,7 +292,7 @@ class ShardIndex:
         """Return what is known of a shard, as `of` takes it."""
         begin, end = self.first_block(shard), int(self.block_ends[shard])
         last = self.first[end] if end < len(self) else self.samples
-        rows = np.diff(self.first[begin:end], append=last) if end > begin else _empty["first"]
+        rows = np.diff(self.first[begin:end], append=last) if end > begin else np.empty(0, np.int64)
         before = int(self.extent_ends[begin - 1]) if begin else 0
         counts = np.diff(self.extent_ends[begin:end], prepend=before)
         own = slice(before, before + int(counts.sum()))
@@ -306,34 +307,37 @@ class ShardIndex:
         return IndexedShard(self.listed(shard), form, codec, found, crc32)
 
 
-_empty = {name: np.empty(0, kind) for name, kind in _ARRAYS.items()}
-
-
-def _packed(arrays: dict[str, npt.NDArray[Any]], forms: Sequence[str], samples: int) -> bytes:
+def _file_of(known: dict[str, Any], forms: list[str], samples: int) -> bytes:
     """Return the bytes of a file."""
-    identity = 0
-    for array in arrays.values():
-        identity = zlib.crc32(array.data, identity)
-    head: dict[str, Any] = {"formats": forms, "samples": samples, "identity": f"{identity:08x}"}
-    # The length of the head depends on the places of arrays, which depend on it: leave room.
-    at = begin = -(-(len(_HEAD) + 8 + 64 * (len(arrays) + 8 + len(forms))) // 4096) * 4096
-    places = {}
-    for name, array in arrays.items():
-        places[name] = at, len(array)
-        at += -(-array.nbytes // _ALIGN) * _ALIGN
-    text = json.dumps({**head, "arrays": places}).encode()
-    parts: list[Any] = [(_HEAD + len(text).to_bytes(8, "little") + text).ljust(begin, b" ")]
-    for array in arrays.values():
-        parts += [array.view(np.uint8), bytes(-array.nbytes % _ALIGN)]
-    return b"".join(parts)
+    columns, identity = [], blake2b(digest_size=8)
+    for name, kind in _LISTS.items():
+        if kind == _BYTES:
+            values = pa.array(known[name], kind)
+        else:
+            parts = [np.empty(0, np.int64), *(np.asarray(part, np.int64) for part in known[name])]
+            array = np.concatenate(parts)
+            if name == "starts" and array.max(initial=0) < 1 << 32:
+                array, kind = array.astype(np.uint32), pa.uint32()
+            values = pa.array(array, kind)
+        for buffer in values.buffers():
+            identity.update(b"" if buffer is None else buffer)
+        ends = pa.array([0, len(values)], pa.int64())
+        columns.append(pa.LargeListArray.from_arrays(ends, values))
+    head = {"format": _FORMAT, "identity": identity.hexdigest(), "formats": forms}
+    row = pa.record_batch(columns, [*_LISTS])
+    row = row.replace_schema_metadata({_KEY: json.dumps({**head, "samples": samples})})
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_file(out, row.schema) as writer:
+        writer.write_batch(row)
+    return bytes(out.getvalue())
 
 
-def _ends(ends: npt.NDArray[Any], total: int) -> bool:
+def _text(value: pa.Scalar) -> str:
+    return bytes(value.as_py()).decode("utf-8", "surrogateescape")
+
+
+def _are_ends(ends: npt.NDArray[Any], total: int) -> bool:
     """Return whether numbers can be where parts of so many items end."""
     if not len(ends):
         return total == 0
     return bool(ends[0] >= 0 and ends[-1] == total and (np.diff(ends) >= 0).all())
-
-
-def _within(numbers: npt.NDArray[Any], count: int) -> bool:
-    return bool(((numbers >= 0) & (numbers < count)).all())

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import mmap
 import os
-import random
 import tempfile
-import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 
 from forebay.base.files import location_in, open_regular
-from forebay.base.store_errors import BROKEN, THROTTLED, store_advice
+from forebay.base.store_errors import store_advice
 from forebay.caching.stores import BucketError, ObjectStore
 from forebay.errors import InputError, shortened, shown_location
 from forebay.shards.compression import codec_by_head, decompressed
@@ -28,13 +25,13 @@ from forebay.shards.format import (
     format_by_head,
     format_by_suffix,
     format_named,
+    most_rows,
 )
 from forebay.shards.index import IndexedShard
 from forebay.shards.location import Listed, codec_of
 
 # Requests of one shard at a time, their bytes, and the least bytes that are read of a bucket.
 _THREADS, _PART_BYTES, _LEAST_BYTES = 8, 8 << 20, 64 << 10
-_TRIES, _PAUSE_S = 6, 0.2
 
 
 def index_shard(
@@ -59,10 +56,6 @@ def index_shard(
     if not listed.size and codec is None and known is not None and known.may_be_empty:
         found = _checked(known.find(_InMemory(memoryview(b""), where)), 0, where)
         return IndexedShard(listed, known.name, "", found, None)
-    if store is not None and known is not None and codec is None:
-        beside = partial(_beside, store, listed.name.rpartition("/")[0])
-        if (blocks := known.find_beside(_InBucket(store, listed, where), beside)) is not None:
-            return IndexedShard(listed, known.name, "", _checked(blocks, listed.size, where), None)
     with _local(root, listed, store, where) as data:
         codec = codec or codec_by_head(bytes(data[:HEAD_BYTES]))
         try:
@@ -78,17 +71,10 @@ def index_shard(
         found = _checked(known.find(_InMemory(content, where)), len(content), where)
         crc32 = None
         if codec is not None:
-            found = _whole(found, len(data), len(content))
+            found = _whole(found, len(data), len(content), where)
         if store is not None or codec is not None:
             crc32 = _checksums(data, found)
         return IndexedShard(listed, known.name, codec or "", found, crc32)
-
-
-def _beside(store: ObjectStore, folder: str, name: str) -> bytes | None:
-    """Return an object beside a shard; None if there is none, or it cannot be read."""
-    with suppress(BucketError):
-        return bytes(store.read(f"{folder}/{name}" if folder else name))
-    return None
 
 
 def _checked(found: FoundBlocks, size: int, where: str) -> FoundBlocks:
@@ -104,16 +90,25 @@ def _checked(found: FoundBlocks, size: int, where: str) -> FoundBlocks:
     )
     if is_wrong:
         raise InputError(f"{where}: its blocks are said to be where they cannot be")
+    sizes = np.bincount(extents[:, 0], extents[:, 2], blocks)
+    if (rows > most_rows(np.maximum(sizes, 0 if found.nbytes is None else found.nbytes))).any():
+        raise InputError(
+            f"{where}: a block of it has {rows.max():,} samples, more than its bytes can hold\n"
+            "  It is damaged, or has hardly any values: write it again, in smaller blocks."
+        )
     return found
 
 
-def _whole(found: FoundBlocks, size: int, nbytes: int) -> FoundBlocks:
+def _whole(found: FoundBlocks, size: int, nbytes: int, where: str) -> FoundBlocks:
     """Return the blocks of a compressed shard as one, whose bytes are all of the shard."""
     if not len(found.rows):
         return found._replace(extents=np.empty((0, 3), np.int64))
     starts, total = found.starts, int(found.rows.sum())
     if starts is None:
-        raise InputError("such shards are not compressed as a whole")
+        raise InputError(
+            f"{where}: shards of its format are read in parts, and it is compressed as a whole\n"
+            "  Decompress it; such files compress their columns themselves."
+        )
     starts = starts + np.repeat(found.extents[:, 1], found.rows)
     return FoundBlocks(
         np.array([total]), np.array([[0, 0, size]]), found.info, starts, np.array([nbytes])
@@ -153,7 +148,7 @@ class _InBucket(ShardFile):
             begin, end = offset, min(offset + max(length, _LEAST_BYTES), self.size)
             if offset + length == self.size:
                 begin = max(min(offset, self.size - _LEAST_BYTES), 0)
-            self._data = _tried(self._store, self._key, begin, end - begin, self.name)
+            self._data = _part_of(self._store, self._key, begin, end - begin, self.name)
             self._begin, at = begin, offset - begin
         return self._data[at : at + length]
 
@@ -185,7 +180,7 @@ def _local(
 
     def fetch(begin: int) -> None:
         length = min(_PART_BYTES, listed.size - begin)
-        view[begin : begin + length] = _tried(store, listed.name, begin, length, where)
+        view[begin : begin + length] = _part_of(store, listed.name, begin, length, where)
 
     with ThreadPoolExecutor(_THREADS) as threads:
         for _ in threads.map(fetch, range(0, listed.size, _PART_BYTES)):
@@ -203,14 +198,10 @@ def _mapped(path: str, where: str) -> Iterator[memoryview]:
     yield mapped.data
 
 
-def _tried(store: ObjectStore, name: str, offset: int, length: int, where: str) -> memoryview:
-    """Return bytes of an object; a request is tried again where that may help."""
-    for attempt in range(_TRIES):
-        try:
-            return store.read(name, offset, length)
-        except BucketError as error:
-            if error.kind not in (BROKEN, THROTTLED) or attempt == _TRIES - 1:
-                advice = store_advice(error, "Check the bucket; then make the same call again.")
-                raise InputError(f"{where} cannot be read: {error}\n  {advice}") from error
-            time.sleep(random.uniform(0, _PAUSE_S * 2**attempt))  # noqa: S311
-    raise AssertionError
+def _part_of(store: ObjectStore, name: str, offset: int, length: int, where: str) -> memoryview:
+    """Return bytes of an object; raise InputError."""
+    try:
+        return store.read(name, offset, length)
+    except BucketError as error:
+        advice = store_advice(error, "Check the bucket; then make the same call again.")
+        raise InputError(f"{where} cannot be read: {error}\n  {advice}") from error

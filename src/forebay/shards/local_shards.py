@@ -45,7 +45,6 @@ class LocalShards:
     Args:
         kept: Bytes of decoded blocks that are kept.
         by_column: Whether a sample is a `ColumnRow`.
-        is_copy: Whether they are copies, which have times of their own.
     """
 
     def __init__(
@@ -56,11 +55,10 @@ class LocalShards:
         kept: int,
         *,
         by_column: bool = False,
-        is_copy: bool = False,
     ) -> None:
         self.location, self._index, self._columns, self._kept = root, index, columns, kept
-        self._by_column, self._is_copy = by_column, is_copy
-        self.blocks = ShardBlocks(index.index, columns, by_column=by_column, is_mapped=True)
+        self._by_column = by_column
+        self.blocks = ShardBlocks(index.index, columns, by_column=by_column)
         # As memory, since one number of an array takes longer than all else of a sample.
         self._first, self._starts = memoryview(self.blocks.first), memoryview(self.index.starts)
         self._plain: dict[int, _PlainBlock | None] = {}
@@ -76,13 +74,12 @@ class LocalShards:
 
     def __reduce__(self) -> Any:
         given = self.location, self._index, self._columns, self._kept
-        made = partial(LocalShards, by_column=self._by_column, is_copy=self._is_copy)
-        return made, given
+        return partial(LocalShards, by_column=self._by_column), given
 
     def of_columns(self, columns: Sequence[str]) -> LocalShards:
         """Return a source of the same shards, of which a sample is a `ColumnRow`."""
         given = self.location, self._index, columns, self._kept
-        return LocalShards(*given, by_column=True, is_copy=self._is_copy)
+        return LocalShards(*given, by_column=True)
 
     def sample(self, position: int, *, is_copy: bool = False) -> Any:
         """Return a sample."""
@@ -190,8 +187,7 @@ class LocalShards:
                 "  It was there when the shards were opened. Bring it back, or index the shards "
                 "that are left: forebay.index_shards."
             ) from error
-        is_same_time = self._is_copy or str(state.st_mtime_ns) == listed.tag
-        if len(data) != listed.size or not is_same_time:
+        if (len(data), str(state.st_mtime_ns)) != (listed.size, listed.tag):
             raise changed_error(path, listed.size, len(data))
         if len(self._maps) >= MOST_MAPS:
             with suppress(RuntimeError):  # another thread is removing one, too

@@ -31,13 +31,7 @@ CODECS = {
     ".zst": "zstd",
     ".zstd": "zstd",
     ".bz2": "bz2",
-    ".br": "brotli",
-    ".snappy": "snappy",
-    ".lz4": "lz4",
-    ".xz": "xz",
-    ".txz": "xz",
 }
-_OF_TARS = (".tgz", ".txz")
 _MAGIC = frozenset("*?[")
 # What stores call what changes with an object: `blob_id` is that of Hugging Face.
 _TAGS = "ETag", "etag", "md5Hash", "content_md5", "blob_id", "mtime", "LastModified", "created"
@@ -198,7 +192,7 @@ def codec_of(name: str) -> tuple[str | None, str]:
     """Return how a shard is compressed, None if it is not; and its name without that suffix."""
     for suffix, codec in CODECS.items():
         if name.lower().endswith(suffix):
-            return codec, name[: -len(suffix)] + (".tar" if suffix in _OF_TARS else "")
+            return codec, name[: -len(suffix)] + (".tar" if suffix == ".tgz" else "")
     return None, name
 
 

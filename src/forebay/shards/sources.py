@@ -26,6 +26,8 @@ from forebay.shards.location import Listed, Location, ShardList, find_shards, ro
 INDEX_NAME = "shards.index"
 # An index in memory that took longer is kept for the next time.
 KEEP_S = 1.0
+# After how long without use it is removed.
+_KEPT_S = 30 * 86_400.0
 # Shards that are indexed at once where requests are waited for.
 _THREADS = 16
 
@@ -68,12 +70,7 @@ def _received(path: str, data: bytes, identity: str, forms: Sequence[ShardFormat
 
 
 def given_index(
-    index: str | os.PathLike[str],
-    location: Location,
-    form: str | None,
-    progress: bool,
-    *,
-    is_copied: bool,
+    index: str | os.PathLike[str], location: Location, form: str | None, progress: bool
 ) -> tuple[str, OpenIndex]:
     """Return the folder of shards, and the index that `index_shards` wrote.
 
@@ -84,7 +81,6 @@ def given_index(
         index: Its folder.
         location: The shards.
         form: Of a folder's shards; None to go by suffix.
-        is_copied: Whether all shards are copied, which needs a listing.
 
     Raises:
         InputError: There is none, or it names shards that are gone.
@@ -98,7 +94,7 @@ def given_index(
             f"{where!r}: there is no index\n"
             "  forebay.index_shards(location, index) writes it, or finishes it."
         )
-    root = None if is_copied else root_of_known(location, opened.index.names)
+    root = root_of_known(location, opened.index.names)
     if root is None or not answers_have_tags(root):
         found = find_shards(location, form)
         check_shards(opened.index, found, where, progress)
@@ -112,7 +108,7 @@ def _read(place: Store | Folder) -> OpenIndex | None:
             return OpenIndex(place.locate(INDEX_NAME), b"", "")
         return None
     data = whole_file(place, INDEX_NAME)
-    return None if data is None else _kept(data, f"url-{place.url}-{len(data)}", is_new=True)
+    return None if data is None else _kept(data, _kept_name(place.url, data))
 
 
 def whole_file(place: Store | Folder, name: str) -> bytes | None:
@@ -155,19 +151,20 @@ def check_shards(index: ShardIndex, found: ShardList, where: str, progress: bool
         )
 
 
-def made_index(found: ShardList, form: str | None, progress: bool) -> OpenIndex:
+def made_index(found: ShardList, location: Location, form: str | None, progress: bool) -> OpenIndex:
     """Return an index of all shards, made in memory; kept for the next time if that took long."""
-    text = repr((form, found.root, found.shards)).encode("utf-8", "surrogateescape")
-    key = hashlib.sha256(text).hexdigest()[:32]
+    name = _kept_name((form, found.root, str(location)), found.shards)
     with suppress(InputError, OSError, RuntimeError):  # none is kept, or there is no home
-        return OpenIndex(str(_cache_folder() / f"{key}.index"), b"", "")
+        opened = OpenIndex(str(path := _cache_folder() / name), b"", "")
+        os.utime(path)  # it is used now
+        return opened
     began = time.monotonic()
     store = fsspec_bucket(found.root) if is_url(found.root) else None
     shards = _indexed(found, form, store, progress)
     data = bytes(ShardIndex.of(shards).data)
     if time.monotonic() - began < KEEP_S:
         return OpenIndex("", data, "")
-    return _kept(data, key)
+    return _kept(data, name)
 
 
 def _indexed(
@@ -175,6 +172,7 @@ def _indexed(
 ) -> list[IndexedShard]:
     # Not for processes that only read.
     from forebay.observe.progress import Progress, run_label
+    from forebay.shards.apart import apart
     from forebay.shards.indexing import index_shard
 
     shown = Progress(
@@ -186,26 +184,40 @@ def _indexed(
     def work(listed: Listed) -> IndexedShard:
         return index_shard(found.root, listed, form, store)
 
-    try:
-        for each in threads.map(work, found.shards):
-            shards.append(each)
-            shown.update(1, 0)
-    finally:
-        threads.shutdown(cancel_futures=True)
-        shown.close()
+    with apart():
+        try:
+            for each in threads.map(work, found.shards):
+                shards.append(each)
+                shown.update(1, 0)
+        finally:
+            threads.shutdown(cancel_futures=True)
+            shown.close()
     return shards
 
 
-def _kept(data: bytes, name: str, *, is_new: bool = False) -> OpenIndex:
-    """Keep an index in the user's cache folder if that can be written to."""
-    if is_new:
-        name = hashlib.sha256(name.encode() + data).hexdigest()[:32]
+def _kept_name(place: Any, content: Any) -> str:
+    """Return the name of the file of an index: that of its place, and what it has now."""
+    parts = (repr(each).encode("utf-8", "surrogateescape") for each in (place, content))
+    return "-".join(hashlib.sha256(each).hexdigest()[:16] for each in parts) + ".index"
+
+
+def _kept(data: bytes, name: str) -> OpenIndex:
+    """Keep an index in the user's cache folder if that can be written to.
+
+    What was kept of the same place before goes, and what was not used for long.
+    """
     try:
-        path = _cache_folder() / f"{name}.index"
+        path = _cache_folder() / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_file(path, is_ours=False) as file:
             file.write(data)
-        return OpenIndex(str(path), b"", "")
+        opened = OpenIndex(str(path), b"", "")
+        for other in path.parent.glob("*.index"):
+            is_same = other.name.partition("-")[0] == name.partition("-")[0]
+            is_old = is_same or other.stat().st_mtime < time.time() - _KEPT_S
+            if is_old and other.name != name:
+                other.unlink(missing_ok=True)
+        return opened
     except (OSError, RuntimeError):
         return OpenIndex("", data, "")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -27,7 +27,6 @@ from forebay.shards.format import (
     blocks_of,
     warn_of_shard,
 )
-from forebay.shards.tar_indexes import blocks_by_index
 from forebay.shards.tar_members import RECORD, key_and_extension, members_of, padded
 
 # Of a header: the name, the digits of the size, the type, and the first byte of the name's prefix.
@@ -79,12 +78,6 @@ class TarShards(ShardFormat):
                 "Write the tar in the order of its names: tar --sort=name.",
             )
         return blocks_of(begins, min(end, shard.size))
-
-    def find_beside(
-        self, shard: ShardFile, beside: Callable[[str], bytes | None]
-    ) -> FoundBlocks | None:
-        """See `ShardFormat`: by indexes of DALI and Energon."""
-        return blocks_by_index(shard, beside)
 
     def decoder(self, info: bytes, columns: Sequence[str] | None) -> BlockDecoder:
         """See `ShardFormat`."""

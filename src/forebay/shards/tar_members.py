@@ -78,7 +78,10 @@ def members_of(data: memoryview, *, is_checked: bool) -> Iterator[Member]:
 def check_sum(header: bytes, at: int) -> None:
     """Raise ValueError unless some bytes are the header of a member."""
     plain = sum(header) - sum(header[_CHECKSUM]) + 8 * ord(" ")
-    said = _number(header[_CHECKSUM], at)
+    try:
+        said = _number(header[_CHECKSUM], at)
+    except ValueError:
+        said = -1
     if said != plain:
         signed = plain - 256 * sum(each > 127 for each in header)
         if said != signed + 256 * sum(each > 127 for each in header[_CHECKSUM]):

@@ -1,0 +1,167 @@
+"""A fork of the trainer that makes samples again, and can disturb nothing that the trainer has."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import pickle
+import select
+import signal
+import stat
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from forebay.base.libraries import one_thread
+from forebay.base.process import die_with
+from forebay.pools.worker import flush_streams
+from forebay.pools.zygote_handle import driver_ends, handlers_deferred, whole_recursion_limit
+
+# What a message may have: more would make who sends it wait.
+MOST_BYTES = 60_000
+# How long a child that is told to end may take, and how long to wait between two looks.
+END_S, LOOK_S = 1.0, 0.002
+
+
+class AuditProcess:
+    """A fork of this process that answers messages.
+
+    Args:
+        prepare: Called in the fork; returns what answers a message.
+    """
+
+    def __init__(self, prepare: Callable[[], Callable[[Any], Any]]) -> None:
+        flush_streams()  # or the fork would print the buffered output again
+        tasks, self._put = os.pipe()
+        self._get, answers = os.pipe()
+        driver_ends.update((self._put, self._get))
+        driver, pid = os.getpid(), 0
+        try:
+            with one_thread(), handlers_deferred(), whole_recursion_limit():
+                with warnings.catch_warnings():  # Python warns of other threads
+                    warnings.simplefilter("ignore")
+                    pid = os.fork()
+                if pid == 0:
+                    _serve(prepare, driver, tasks, answers)
+        finally:
+            if os.getpid() != driver:
+                os._exit(1)
+            os.close(tasks)
+            os.close(answers)
+        os.set_blocking(self._put, False)
+        self._received = b""
+        self.close = weakref.finalize(self, _end, driver, pid, self._put, self._get)
+
+    def send(self, message: Any) -> bool:
+        """Send a message; return whether it was small enough, and there was room."""
+        try:
+            data = pickle.dumps(message)
+            return len(data) < MOST_BYTES and os.write(self._put, _framed(data)) > 0
+        except Exception:  # noqa: BLE001 - of an index of the user's own class, or no room
+            return False
+
+    def received(self, seconds: float) -> list[Any] | None:
+        """Return the answers that are there, or come within some time; None if it has ended."""
+        until, found = time.monotonic() + seconds, list[Any]()
+        while not found:
+            left = max(until - time.monotonic(), 0.0)
+            ready, _, _ = select.select([self._get], [], [], left)
+            if not ready:
+                break
+            data = os.read(self._get, 1 << 16)
+            if not data:
+                return None
+            self._received += data
+            while len(self._received) >= 4:
+                end = 4 + int.from_bytes(self._received[:4], "little")
+                if len(self._received) < end:
+                    break
+                found.append(pickle.loads(self._received[4:end]))  # noqa: S301 - of this program
+                self._received = self._received[end:]
+        return found
+
+
+def _framed(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "little") + data
+
+
+def _end(driver: int, pid: int, put: int, get: int) -> None:
+    """Have a child end, after the sample that it is making; kill one that does not."""
+    for each in (put, get):
+        driver_ends.discard(each)
+        with suppress(OSError):
+            os.close(each)
+    if os.getpid() != driver:  # a fork of the trainer
+        return
+    until = time.monotonic() + END_S
+    with suppress(OSError):  # the program has reaped it
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > until:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                break
+            time.sleep(LOOK_S)
+
+
+# ---- the fork ------------------------------------------------------------------------------------
+
+
+def _serve(
+    prepare: Callable[[], Callable[[Any], Any]], driver: int, tasks: int, answers: int
+) -> NoReturn:
+    """Answer one message after the other; never returns."""
+    try:
+        gc.disable()  # no finalizer of the trainer's may run here
+        die_with(driver)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        _isolate(tasks, answers)
+        os.nice(5)
+        warnings.simplefilter("ignore")
+        answer = prepare()
+        with os.fdopen(tasks, "rb") as file:
+            while header := file.read(4):
+                message = pickle.loads(file.read(int.from_bytes(header, "little")))  # noqa: S301
+                data = _framed(pickle.dumps(answer(message)))
+                while data:
+                    data = data[os.write(answers, data) :]
+    finally:
+        os._exit(0)
+
+
+def _isolate(*kept: int) -> None:
+    """Share no position in a file with the trainer, and no connection.
+
+    To read from a shared file would move where the trainer reads; to write to its connection to a
+    database would be worse. Whoever uses a connection here gets an error.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for each in (0, 1, 2):
+        os.dup2(null, each)
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number <= 2 or number == null or number in kept:
+            continue
+        try:
+            mode = os.fstat(number).st_mode
+        except OSError:  # that of the listing itself
+            continue
+        if stat.S_ISDIR(mode):
+            continue
+        if not stat.S_ISREG(mode):
+            os.dup2(null, number)
+            continue
+        try:
+            flags = fcntl.fcntl(number, fcntl.F_GETFL) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
+            own = os.open(f"/proc/self/fd/{number}", flags)
+        except OSError:  # it may not be opened any more
+            os.dup2(null, number)
+            continue
+        os.lseek(own, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.dup2(own, number)
+        os.close(own)

@@ -1,0 +1,196 @@
+"""Run lives: preprocess, cache and predict, while inputs and outputs change and processes die.
+
+run_functions  PURE: the user's script, and what it makes of an input
+run_inputs     the inputs, on the disk and as they are given
+run_driver     the process that makes a call
+run_history    the steps; `run_more` has others
+run_oracle     what has to be there afterwards
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from large_pages import use_large_pages
+
+from . import run_functions, run_more
+from .life import Excluded, Life, Say, Step
+from .run_driver import rehearse
+from .run_history import History
+
+# Values of axes, as `Excluded` takes them.
+CALLS = "preprocess predict cache"
+MAKERS = "predict cache"
+FILES = " ".join(run_functions.LEAVES[1:])
+NOT_PLAIN = " ".join(run_functions.KINDS[1:])
+NOT_NONE = " ".join(run_functions.RETURNS[1:])
+NO_SHARDS = "folder glob str path rows rows2 csv url dataset subset"
+RECORDS = "dataclass namedtuple"
+
+NAME = "run"
+AXES = {
+    "call": ("preprocess", "predict", "cache", "index_shards"),
+    "inputs": (*NO_SHARDS.split(), "shards"),
+    "function": run_functions.KINDS,
+    "returns": run_functions.RETURNS,
+    "leaves": run_functions.LEAVES,
+    "workers": ("1", "2"),
+    "backend": ("process", "thread"),
+    "failing": ("no", "raises", "odd", "dies", "broken", "flaky", "open", "slow", "model"),
+}
+STEPS = (
+    "run",
+    "add",
+    "change",
+    "touch",
+    "remove",
+    "rename",
+    "relocate",
+    "unmount",
+    "mount",
+    "delete_output",
+    "delete_output_unmounted",
+    "change_output",
+    "move_outputs",
+    "version",
+    "restart",
+    "restart_unmounted",
+    "redo",
+    "retry",
+    "verify",
+    "prune",
+    "status",
+    "kill",
+    "kill_worker",
+    "interrupt",
+    "twice",
+    "full",
+    *run_more.STEPS,
+)
+LENGTH = 6
+LIMIT_S = 30.0
+EXCLUDED = (
+    Excluded("threads die with their process", {"backend": "thread", "failing": "dies"}),
+    Excluded("there is no worker process", {"backend": "thread"}, "kill_worker"),
+    Excluded("threads leave files open in the driver", {"backend": "thread", "failing": "open"}),
+    Excluded("no file is left open", {"leaves": "nothing", "failing": "open"}),
+    Excluded("no function is called", {"call": "index_shards", "failing": "flaky open slow"}),
+    Excluded("no model is called", {"call": "preprocess cache index_shards", "failing": "model"}),
+    Excluded("a sample is tried once", {"call": "predict cache", "failing": "flaky"}),
+    *(
+        Excluded("only preprocess names outputs", {"call": "predict cache index_shards"}, step)
+        for step in run_more.STEPS
+    ),
+    *(
+        Excluded("shards have many samples", {"inputs": "shards subset"}, step)
+        for step in run_more.STEPS
+    ),
+    # What a call takes.
+    Excluded("a cache is of a Dataset", {"call": "cache", "inputs": "glob str path url"}),
+    Excluded("only preprocess has files", {"call": "cache predict index_shards", "leaves": FILES}),
+    Excluded("a prediction has a value", {"call": "predict", "returns": "none"}),
+    Excluded("shards are indexed", {"call": "index_shards", "inputs": NO_SHARDS}),
+    Excluded("no function is called", {"call": "index_shards", "function": NOT_PLAIN}),
+    Excluded("no function is called", {"call": "index_shards", "returns": NOT_NONE}),
+    Excluded("no function is called", {"call": "index_shards", "failing": "raises odd dies"}),
+    Excluded("only a shard is broken", {"call": "preprocess predict cache", "failing": "broken"}),
+    Excluded("inputs are named", {"call": "predict cache index_shards"}, "redo"),
+    Excluded("there is nothing to start over", {"call": "index_shards"}, "restart"),
+    Excluded("there is nothing to start over", {"call": "index_shards"}, "restart_unmounted"),
+    Excluded("there is no function", {"call": "index_shards"}, "version"),
+    Excluded("the same call tries again", {"call": "cache index_shards"}, "retry"),
+    Excluded(
+        "the Dataset is not at module level",
+        {"call": "preprocess", "inputs": "dataset subset shards"},
+        "retry",
+    ),
+    Excluded("a cache with a damaged shard is an error", {"call": "cache"}, "change_output"),
+    # Samples without names: what they are of is not known.
+    Excluded("a change is not noticed", {"inputs": "subset"}, "change"),
+    Excluded("a change is not noticed", {"inputs": "subset"}, "touch"),
+    Excluded("nor that a file is away", {"inputs": "subset"}, "restart_unmounted"),
+    Excluded("nor that a file is away", {"inputs": "subset"}, "delete_output_unmounted"),
+    Excluded("a number is a place", {"inputs": "subset"}, "rename"),
+    Excluded("a number is a place", {"inputs": "subset"}, "relocate"),
+    Excluded("to leave samples out is refused", {"inputs": "subset", "call": MAKERS}, "remove"),
+)
+KNOWN = (
+    Excluded("a record that is no dict is no row", {"call": "preprocess", "returns": RECORDS}),
+    Excluded(
+        "times, Decimals and bytes are strings, or refused",
+        {"call": "preprocess predict", "returns": "typed"},
+    ),
+    Excluded("an output that names another has the name of before", {"leaves": "list"}),
+    Excluded("after a value that cannot be stored, a good input fails", {"failing": "odd"}),
+    Excluded("a row's second file is not watched", {"inputs": "rows2"}, "change"),
+    Excluded(
+        "rows of a folder that is not mounted leave the table",
+        {"inputs": "folder glob url shards", "call": "preprocess predict index_shards"},
+        "unmount",
+    ),
+    Excluded("a command cannot send what cannot be pickled", {"function": "lock"}, "retry"),
+    Excluded(
+        "a cache waits for its own commit, and does not say which samples failed",
+        {"call": "cache", "failing": "raises dies"},
+    ),
+    Excluded(
+        "rows are known by another column while the files of the first are away",
+        {"inputs": "rows2"},
+        "unmount",
+    ),
+    Excluded("the same, of samples that are away", {"call": "cache"}, "unmount"),
+    Excluded("an input that is away, and lost an output, fails", {}, "delete_output_unmounted"),
+    Excluded("the same call does not wait for one under way", {"call": "index_shards"}, "twice"),
+    Excluded("samples of shards are called by numbers", {"inputs": "shards"}, "redo"),
+    Excluded("what is away leaves the table if all is made again", {}, "restart_unmounted"),
+    *(
+        Excluded("samples of shards have no identity", {"inputs": "shards", "call": CALLS}, step)
+        for step in ("add", "change", "touch", "remove", "rename", "relocate", "unmount")
+    ),
+)
+
+
+_REHEARSED = (
+    *(("preprocess", inputs) for inputs in ("csv", "url", "shards")),
+    *(("predict", inputs) for inputs in ("folder", "csv", "url")),
+    ("cache", "folder"),
+    ("index_shards", "shards"),
+)
+
+
+def applies(step: str, setup: Mapping[str, str]) -> bool:
+    """Return whether a step means something with a setup."""
+    return True
+
+
+@functools.cache
+def prepare() -> None:
+    """Import what calls use, by making small ones."""
+    before = os.getcwd()
+    simplest = {axis: values[0] for axis, values in AXES.items()} | {"returns": "dict"}
+    for call, inputs in _REHEARSED:
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            try:
+                setup = simplest | {"call": call, "inputs": inputs}
+                rehearse(History(Life(NAME, "0", setup, []), lambda sentence: None).call())
+            finally:
+                os.chdir(before)
+    gc.collect()
+    gc.freeze()  # what is imported is not copied by each process's collections
+    use_large_pages()
+
+
+def live(life: Life, folder: Path, say: Say) -> None:
+    """Live a life in an empty folder, which is the working folder."""
+    history = History(life, say)
+    if life.steps and life.steps[0].name not in ("run", "kill", "interrupt", "full", "twice"):
+        history.do(Step("run"))
+    for step in life.steps:
+        history.do(step)
+    history.end()
