@@ -161,10 +161,10 @@ class Planner:
                 return None
             feed.wait()
             feed.is_midway = True
-            task, result = feed.take()
+            task, told = feed.take()
             request = self._requests.pop(task)
             self._answered += 1
-            if (result := self._noted(request, result)) is None:
+            if (result := self._noted(request, told)) is None:
                 continue
             self.batch += 1
             self.samples += self.kind.count(request.index)
