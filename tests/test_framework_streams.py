@@ -11,10 +11,7 @@ import forebay
 pytest.importorskip("datasets.arrow_dataset")
 import datasets
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]
 COUNT, SIZE, STEPS = 24, 4, 6
 WAYS = {"here": {}, "buffer": {"num_workers": 2, "buffer": "5MB"}}
 # In the middle of the second epoch, and at the end of one.
@@ -118,10 +115,14 @@ def in_accelerate(folder, way, shuffles, resume=None):
 @pytest.mark.parametrize("shuffles", [False, True], ids=["in order", "shuffled"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", [in_trainer, in_lightning, in_accelerate])
-def test_a_stream_is_whole_in_each_epoch_and_after_each_resume(program, way, shuffles, tmp_path):
+def test_a_stream_is_whole_in_each_epoch_and_after_each_resume(
+    program, way, shuffles, tmp_path, monkeypatch
+):
     """From the middle of any epoch, and from the end of one."""
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # no thread of tqdm's
     whole = program(tmp_path, WAYS[way], shuffles)
-    epochs = [sum(whole[at : at + STEPS], []) for at in range(0, 3 * STEPS, STEPS)]
+    samples = [each for batch in whole for each in batch]
+    epochs = [samples[at : at + COUNT] for at in range(0, 3 * COUNT, COUNT)]
     assert [*map(sorted, epochs)] == [[*range(COUNT)]] * 3
     for cut in CUTS:
         assert program(tmp_path, WAYS[way], shuffles, cut) == whole[cut:], cut

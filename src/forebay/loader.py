@@ -88,7 +88,8 @@ class DataLoader(InspectedLoader[_T_co]):
             spawned.
         generator: See torch. Not with `seed` or `world_size`, where it would have no effect.
         prefetch_factor: See torch; with `buffer` it has no effect on the size of the buffer.
-        persistent_workers: See torch. With `buffer` workers always persist.
+        persistent_workers: See torch. With `buffer` workers always persist; of an iterable dataset
+            not with `set_epoch`, nor with `seed` and `worker_init_fn`.
         pin_memory_device: See torch.
         in_order: See torch. With an additional argument, map-style batches are always in order.
         buffer: How much to prefetch, across epochs: bytes, a string such as "30GB" or "50%" (of the
@@ -329,14 +330,13 @@ class DataLoader(InspectedLoader[_T_co]):
         where they were if the dataset or its iterator has `state_dict` and `load_state_dict`: a
         state that takes long is taken now and then, and what was read since is read again. An
         iterable dataset without them is read again from its beginning, and the samples that were
-        returned before are skipped.
+        returned before are skipped. After a `break` it is the state in the middle of that epoch.
 
         A batch that raised counts as returned, unless the sampler raised. Call `set_epoch` of a
         sampler or dataset of your own before you resume, as in torch: it is not in the state.
 
         Raises:
-            OptionError: With `in_order=False`, in the middle of an epoch: which batches are left
-                is not known.
+            OptionError: In mid-epoch with `in_order=False`; or a `state_dict` of the user raised.
         """
         return self._loader_progress.saved(self._kind())
 

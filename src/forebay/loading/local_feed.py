@@ -72,8 +72,9 @@ class LocalJob(BatchJob):
 
     def state(self) -> WorkerState | None:
         """Return the state of an iterable dataset; None if it was not read, or results have it."""
-        is_known = self._fetcher is None or self._spec.tracks_state
-        return None if is_known else self._fetcher.state_read_here()
+        if self._fetcher is None or self._spec.tracks_state:
+            return None
+        return self._fetcher.state_read_here()
 
     def _ended_by(self, request: BatchRequest, error: BaseException) -> Result:
         """Return an error that the trainer's loop raises, even if it ends the process."""

@@ -142,8 +142,9 @@ class Pipeline:
     def states_left(self) -> Sequence[WorkerState]:
         """What the next epoch continues from, if a copy of the trainer's dataset has a state."""
         turns = None if self.planner is None else self.planner.turns
-        is_left = turns is not None and self._has_loaded and self.kind.is_local
-        return (self.feed and self.feed.worker_states()) or turns.states if is_left else ()
+        if turns is None or not (self._has_loaded and self.kind.is_local):
+            return ()
+        return (self.feed and self.feed.worker_states()) or turns.states
 
     def _check_ranks(self, ranks: Ranks, position: Position) -> None:
         """Raise an error unless all ranks have the same arguments and position."""

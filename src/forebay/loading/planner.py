@@ -107,8 +107,8 @@ class Planner:
             self._current_states, self._answered = None, 0
             if self.turns is not None:
                 self.turns.next_worker = next_worker
-            is_other = start.by_sample or start.length is not None
-            self._peeks_from = 0 if is_other else self.kind.peeks_from()
+            is_usual = not start.by_sample and start.length is None
+            self._peeks_from = self.kind.peeks_from() if is_usual else 0
             if not self._epochs:
                 self._open(start, self.orders[start.epoch], next_worker)
                 self._seen = self._fingerprint()  # reading a sampler may change it, too
@@ -159,10 +159,10 @@ class Planner:
                 return None
             feed.wait()
             feed.is_midway = True
-            task, result = feed.take()
+            task, told = feed.take()
             request = self._requests.pop(task)
             self._answered += 1
-            if (result := self._noted(request, result)) is None:
+            if (result := self._noted(request, told)) is None:
                 continue
             self.batch += 1
             self.samples += self.kind.count(request.index)
@@ -266,7 +266,7 @@ class Planner:
     def sampler_position(self) -> tuple[SamplerStates | None, Drawn | None, int | None]:
         """Return the states of samplers, what they drew ahead, and `epoch_of` the sampler."""
         kind = self.kind
-        after = next((each for each in tuple(self._epochs) if each.start.epoch > self.epoch), None)
+        after = next((each for each in [*self._epochs] if each.start.epoch > self.epoch), None)
         if not self.has_next():
             states = kind.sampler_states() if after is None else after.sampler_states
             return states, None, epoch_of(self._sampler)

@@ -39,7 +39,7 @@ LEFT = (
     "epoch {0} was left after batch {1} and state_dict(): a program that loads that state finishes "
     "the epoch first, and this one begins epoch {2}\n"
     "  Nothing was changed. If each epoch is to end early, take the state when the next one has "
-    "begun (after iter(loader)), or call loader.sampler.set_epoch(epoch + 1) before it."
+    "begun: iterator = iter(loader), then state_dict(), then the loop over the iterator."
 )
 
 

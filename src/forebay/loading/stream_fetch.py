@@ -35,7 +35,7 @@ from forebay.errors import OptionError, WorkerDiedError
 from forebay.loading.batch_digest import digest_of
 from forebay.loading.fetch import BatchFetcher, EndOfDataset
 from forebay.loading.messages import LOST, STREAM, BatchRequest, BatchSpec, WorkerState
-from forebay.loading.snapshots import unpickled
+from forebay.loading.snapshots import UnknownState, unpickled
 from forebay.loading.user_states import (
     NO_STATE,
     has_state,
@@ -245,8 +245,8 @@ class StreamFetcher(BatchFetcher):
     def state(self) -> WorkerState:
         """Return the states of the dataset and its iterator."""
         dataset, samples = self._dataset, self._samples
-        iterator = saved_state(samples) if has_state(samples) else None
-        state = saved_state(dataset) if samples is not dataset and has_state(dataset) else None
+        iterator = self._state_of(samples)
+        state = None if samples is dataset else self._state_of(dataset)
         # Without a state it is read again from its beginning.
         since = self._read if state is iterator is None else 0
         generators, phase = self._generators, "within"
@@ -254,6 +254,12 @@ class StreamFetcher(BatchFetcher):
             generators, phase = saved_generators(dataset), "ended"
         read = self._read - since
         return WorkerState(state, iterator, phase, since, read, None, generators or None)
+
+    def _state_of(self, thing: Any) -> Any:
+        state = saved_state(thing) if has_state(thing) else None
+        # With a seed it can be read again from its beginning instead.
+        is_needed = self._seed is None or not isinstance(state, UnknownState)
+        return state if is_needed else None
 
     def state_read_here(self) -> WorkerState | None:
         """See `BatchFetcher`."""

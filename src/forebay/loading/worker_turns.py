@@ -155,7 +155,9 @@ class WorkerTurns:
         )
         return request.preceding > 0 and known is not None and known != result.digest_before
 
-    def _keep_state(self, worker: int, request: BatchRequest, result: Result) -> None:
+    def _keep_state(
+        self, worker: int, request: BatchRequest, result: BatchResult | BatchError
+    ) -> None:
         """Note the state of a worker after a batch."""
         states, state = self.states, result.state
         assert self._read_since is not None
