@@ -219,8 +219,8 @@ def _differences(kind: LoaderKind, found: Sequence[MadeBefore]) -> list[SampleDi
                 raise OptionError(_NO_ANSWER.format(samples=asked, seconds=ANSWER_S))
             for each in answers[0]:
                 between = BETWEEN_PROCESSES if each.is_stable else WITHIN_ONE
-                one = SampleDifference(each.index, each.field, between)
-                differences.setdefault((repr(each.index), each.field), one)
+                one = SampleDifference(each.sample, each.field, between)
+                differences.setdefault((repr(each.sample), each.field), one)
     finally:
         process.close()
     return sorted(differences.values(), key=lambda each: (repr(each.index), each.field))
