@@ -169,7 +169,7 @@ def check_samples(kind: LoaderKind, samples: int, loader: Callable[..., Any]) ->
 def _made(kind: LoaderKind, indices: Sequence[Any], loader: Callable[..., Any]) -> list[MadeBefore]:
     """Make samples in two workers, and their batches if `collate_fn` may do something to them."""
     size = max(len(indices) // 8, 1)  # so that both workers read at once
-    found, functions = list[MadeBefore](), [list]
+    found, functions = list[MadeBefore](), list[Callable[[Any], Any]]([list])
     is_whole = getitems_of(kind.dataset) is not None
     if kind.collate_fn not in (default_collate, default_convert) and kind.auto_collation:
         functions.append(kind.collate_fn)
