@@ -47,6 +47,8 @@ class NoisyGroups(Noisy):
 class Asked(Squares):
     """A dataset that counts in shared memory how often each sample was asked for, by anybody."""
 
+    made_once = True  # it counts, in memory that processes share
+
     def __init__(self, count: int) -> None:
         super().__init__(count)
         self.asked = mmap.mmap(-1, count)

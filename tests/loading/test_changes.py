@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 from itertools import chain
 
 import numpy
@@ -285,13 +286,10 @@ class MarkedStream(IterableDataset):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments", [{"buffer": "1MB"}, {"persistent_workers": True}], ids=["buffer", "persistent"]
-)
-def test_workers_of_an_iterable_dataset_keep_their_copies_until_refresh(arguments):
-    """They live on from epoch to epoch; refresh() replaces them."""
+def test_workers_that_persist_keep_their_copies_of_a_stream_until_refresh():
+    """As torch's do; refresh() replaces them."""
     dataset = MarkedStream()
-    with DataLoader(dataset, num_workers=1, **arguments) as loader:
+    with DataLoader(dataset, num_workers=1, persistent_workers=True) as loader:
         assert [int(batch) for batch in loader] == [1] * COUNT
         dataset.mark = 2
         assert [int(batch) for batch in loader] == [1] * COUNT
@@ -299,12 +297,61 @@ def test_workers_of_an_iterable_dataset_keep_their_copies_until_refresh(argument
         assert [int(batch) for batch in loader] == [2] * COUNT
 
 
+SHARED = multiprocessing.Value("i", 0)  # here, as the module's memory for it is never freed
+
+
+class Epochs(Squares):
+    """Samples that show what is changed between epochs, in different places."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.shared, self.settings = SHARED, {"sizes": [0, 0]}
+        self.table, self.tensor = Deep.Table(1), torch.zeros(1).share_memory_()
+
+    def set(self, number):
+        """Change all of it."""
+        self.shared.value = self.settings["sizes"][1] = self.table.array[0] = number
+        self.tensor.fill_(number)
+
+    def __getitem__(self, index):
+        seen = self.shared.value, self.settings["sizes"][1], self.table.array[0], self.tensor[0]
+        return torch.tensor([int(each) for each in seen])
+
+
+class EpochStream(IterableDataset):
+    """The same as a stream."""
+
+    def __init__(self, count):
+        self.samples = Epochs(count)
+        self.set = self.samples.set
+
+    def __iter__(self):
+        return (self.samples[index] for index in range(COUNT))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Epochs, EpochStream])
+def test_what_is_changed_between_epochs_is_in_the_next_one(kind, caplog):
+    """Also in shared memory, and deep inside; what was made before is dropped, and that is said."""
+    dataset = kind(COUNT)
+    is_stream = isinstance(dataset, IterableDataset)
+    whole = dataset if is_stream else Subset(dataset, range(COUNT))
+    with DataLoader(whole, num_workers=1, buffer="1MB") as loader:
+        for epoch in range(4):
+            dataset.set(epoch)
+            batches = list(loader)
+            assert torch.cat(batches).tolist() == [[epoch] * 4] * COUNT
+            until(lambda: loader.statistics().ready_batches)
+    said = [each.getMessage() for each in caplog.records]
+    assert sum("the dataset has changed since" in each for each in said) == 1
+
+
 class Deep(Squares):
     """Samples that show an element of an array of an object of the dataset's."""
 
     class Table:
-        def __init__(self):
-            self.array = numpy.array([1])
+        def __init__(self, size=1000):
+            self.array = numpy.ones(size, int)
 
     def __init__(self, count):
         super().__init__(count)
@@ -317,7 +364,7 @@ class Deep(Squares):
 @pytest.mark.slow
 @BACKENDS
 def test_what_cannot_be_seen_in_a_dataset_counts_after_refresh(backend):
-    """An array within an object within the dataset, also behind a subset."""
+    """A large array within an object within the dataset, also behind a subset."""
     for wrap in (lambda dataset: dataset, lambda dataset: Subset(dataset, range(COUNT))):
         dataset = Deep(COUNT)
         with ahead(wrap(dataset), backend=backend) as loader:

@@ -75,6 +75,12 @@ def interrupted_epoch(loader, moment):
     return found, "ended", left[0] <= 0
 
 
+class Once(list):
+    """Samples that are not made a second time."""
+
+    made_once = True
+
+
 def try_all(dataset, arguments, step):
     """Interrupt the third batch of an epoch at each moment, or each of `step`."""
     whole = list(range(0, SAMPLES, BATCH))
@@ -96,10 +102,13 @@ def try_all(dataset, arguments, step):
 @pytest.mark.parametrize(
     "call",
     [
-        pytest.param("range(SAMPLES), dict(num_workers=0, seed=0), 1", id="no workers"),
-        pytest.param("range(SAMPLES), dict(num_workers=2, seed=0), 4", id="workers"),
+        pytest.param("Once(range(SAMPLES)), dict(num_workers=0, seed=0), 1", id="no workers"),
+        pytest.param("Once(range(SAMPLES)), dict(num_workers=2, seed=0), 4", id="workers"),
         pytest.param("Stream(), dict(num_workers=2), 9", id="stream"),
-        pytest.param("range(SAMPLES), dict(num_workers=1, seed=0, buffer='1MB'), 4", id="buffer"),
+        pytest.param(
+            "Once(range(SAMPLES)), dict(num_workers=1, seed=0, buffer='1MB'), 4", id="buffer"
+        ),
+        pytest.param("range(SAMPLES), dict(num_workers=0, seed=0), 40", id="samples made again"),
     ],
 )
 def test_an_exception_from_a_signal_at_any_moment_loses_at_most_its_batch(call):

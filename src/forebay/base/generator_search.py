@@ -59,7 +59,7 @@ def _state_of(generator: Any) -> Any:
 def _other_states() -> set[int]:
     """Return the IDs of generators that do not count: the global ones, and those left alone."""
     numpy_random, torch = numpy_and_torch()
-    found: list[Any] = [random._inst]  # type: ignore[attr-defined]
+    found: list[Any] = [random._inst]
     if numpy_random is not None:
         found += [_state_of(numpy_random.mtrand._rand), numpy_random.get_bit_generator()]
     if torch is not None:
@@ -296,7 +296,7 @@ def _hold_any(values: Iterable[Any]) -> bool:
         if FunctionType in of_code:
             functions = [each for each in level if type(each) is FunctionType]
             inner = [part for each in functions for part in (each.__closure__, each.__defaults__)]
-        left = filter(gc.is_tracked, level)
+        left: Iterable[Any] = filter(gc.is_tracked, level)
         if of_code:
             left = (each for each in left if type(each) not in of_code)
         level = [each for each in (*left, *inner) if id(each) not in known]

@@ -48,6 +48,8 @@ class OwnedGenerators:
             others: What another process, which was forked from the same one, calls some.
         """
         self._roots, self.others = roots, dict[int, str]()
+        self.paths: tuple[str, ...] = ()
+        self.parts: tuple[tuple[Any, int, Callable[[int], object]], ...] = ()
         # Long containers without generators, by ID, with their lengths.
         self._empty: dict[int, tuple[Any, int]] = {} if before is None else before._empty
         known = {} if before is None else dict(zip(map(id, before), before.paths, strict=True))

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import FrameType
 
 from forebay.base.formatting import counted
 from forebay.base.process import is_worker
@@ -122,9 +123,10 @@ class LoaderAudit:
 
 def _depth() -> int:
     """Return the stacklevel of the caller's own code."""
-    frame, depth = sys._getframe(1), 1
+    frame: FrameType | None = sys._getframe(1)
+    depth = 1
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("forebay."):
-        frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
+        frame, depth = frame.f_back, depth + 1
     return depth
 
 

@@ -51,7 +51,7 @@ class Difference(NamedTuple):
     """A part of a sample that was not the same when it was made a second time.
 
     Attributes:
-        index: Of the sample; of a whole batch, its indices.
+        sample: Its index; of a whole batch, its indices.
         field: Which part of it; "" if it is the sample itself.
         first: The value in the batch, as far as it can be shown.
         second: The value when it was made again.
@@ -59,7 +59,7 @@ class Difference(NamedTuple):
     """
 
     epoch: int
-    index: object
+    sample: object
     field: str
     first: str
     second: str
@@ -71,7 +71,7 @@ class Difference(NamedTuple):
         what = "the batch of samples" if self.is_batch else "sample"
         field = f", {self.field}" if self.field else ""
         values = f": {self.first}, and then {self.second}" if self.first != self.second else ""
-        return f"{what} {self.index!r} of epoch {self.epoch}{field}{values}"
+        return f"{what} {self.sample!r} of epoch {self.epoch}{field}{values}"
 
 
 _STABLE = (
@@ -94,7 +94,7 @@ _ADVICE = (
 def words_of(differences: Sequence[Difference], seed: int | None) -> str:
     """Return a warning for the first difference, with the likely reasons."""
     first = differences[0]
-    more = len({(each.epoch, str(each.index)) for each in differences}) - 1
+    more = len({(each.epoch, str(each.sample)) for each in differences}) - 1
     others = f", and {more} more" if more else ""
     return (
         f"a sample is not a function of seed={seed}, epoch and index: {first}{others}\n"

@@ -107,7 +107,7 @@ def _held(value: Any, kind: type, found: list[Any]) -> Iterable[Any]:
             found.append(length)
             if length > FEW_ITEMS:
                 return ()
-            items = dict.items(value) if base is dict else base.__iter__(value)  # type: ignore[arg-type]
+            items = dict.items(value) if base is dict else base.__iter__(value)
             inside = [part for item in items for part in item] if base is dict else [*items]
             return inside if kind is base else [*inside, *attributes_of(value, kind).values()]
     return attributes_of(value, kind).values()

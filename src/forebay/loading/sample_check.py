@@ -169,7 +169,7 @@ def check_samples(kind: LoaderKind, samples: int, loader: Callable[..., Any]) ->
 def _made(kind: LoaderKind, indices: Sequence[Any], loader: Callable[..., Any]) -> list[MadeBefore]:
     """Make samples in two workers, and their batches if `collate_fn` may do something to them."""
     size = max(len(indices) // 8, 1)  # so that both workers read at once
-    found, functions = list[MadeBefore](), [list]
+    found, functions = list[MadeBefore](), list[Callable[[Any], Any]]([list])
     is_whole = getitems_of(kind.dataset) is not None
     if kind.collate_fn not in (default_collate, default_convert) and kind.auto_collation:
         functions.append(kind.collate_fn)
@@ -219,8 +219,8 @@ def _differences(kind: LoaderKind, found: Sequence[MadeBefore]) -> list[SampleDi
                 raise OptionError(_NO_ANSWER.format(samples=asked, seconds=ANSWER_S))
             for each in answers[0]:
                 between = BETWEEN_PROCESSES if each.is_stable else WITHIN_ONE
-                one = SampleDifference(each.index, each.field, between)
-                differences.setdefault((repr(each.index), each.field), one)
+                one = SampleDifference(each.sample, each.field, between)
+                differences.setdefault((repr(each.sample), each.field), one)
     finally:
         process.close()
     return sorted(differences.values(), key=lambda each: (repr(each.index), each.field))

@@ -59,12 +59,12 @@ class SecondMaker:
         for field in fields:
             is_stable = field not in changing
             values = audited.shown.get(field, ""), shown.get(field, "")
-            index = list(task.request.index) if audited.offset < 0 else None
-            index = _index_at(task.request, audited) if index is None else index
+            is_batch = audited.offset < 0
+            index: Any = list(task.request.index) if is_batch else _index_at(task.request, audited)
             if type(index) not in (int, str):
                 index = _Shown(shortened(index))
             known = task.request.epoch, index, field, *values, is_stable
-            found.append(Difference(*known, audited.offset < 0))
+            found.append(Difference(*known, is_batch))
         return found
 
     def made(self, request: BatchRequest, audited: AuditedSample) -> Any:
