@@ -168,8 +168,8 @@ def open_cache(
     together = window_bytes(window, WINDOW)
     if isinstance(place, Store):
         reader = _in_bucket(place.url, directory, disk)
-        index = reader.index
-        given = index.plan, transform, known_classes(index), together, index.blocks[1]
+        known = reader.index
+        given = known.plan, transform, known_classes(known), together, known.blocks[1]
         return CachedDataset(reader, *given)
     disk_bytes(directory, disk, f"the cache {str(place.path)!r} is in a folder")
     index = Index.read(place)

@@ -69,7 +69,7 @@ class ParquetShards(ShardFormat):
         except EndedError as error:
             refuse(shard.name, f"its footer ended the process that read it: {error}", _AGAIN, error)
         if words := str(found["error"]):
-            refuse(shard.name, *words.split("\n  ", 1))
+            raise InputError(f"{shard.name}: {words}")
         arrays = {name: found[name] for name in ("rows", "extents", "nbytes")}
         return FoundBlocks(info=found["info"].tobytes(), **arrays)
 
@@ -142,7 +142,8 @@ def find_row_groups(data: bytes) -> bytes:
     Args:
         data: In 8 bytes where the footer begins, and the footer with its length.
     """
-    out, found = io.BytesIO(), {"error": np.array("")}
+    out = io.BytesIO()
+    found: dict[str, Any] = {"error": np.array("")}
     try:
         found |= _arrays(data[8:], int.from_bytes(data[:8]))._asdict()
         found["info"] = np.frombuffer(found["info"], np.uint8)
