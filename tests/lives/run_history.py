@@ -332,6 +332,8 @@ class History:
             self.say(f"moves {before} to {item.path}")
 
     def _unmount(self, draw: random.Random) -> None:
+        if self.oracle.deleted:
+            self._run(draw)  # what lost an output is made again before it is away
         if not self.inputs.away:
             folder = draw.choice(FOLDERS)
             leaves_empty = draw.random() < 0.5
@@ -378,6 +380,7 @@ class History:
             for name in state.files
             if Path(self.oracle.output, name).exists() and not state.is_unsure
         }
+        names = {name: names[name] for name in names.keys() - self.oracle.claimed()}
         if names:
             name = draw.choice(sorted(names))
             path = Path(self.oracle.output, name)

@@ -128,6 +128,11 @@ KNOWN = (
         {"inputs": "rows2"},
         "unmount",
     ),
+    Excluded(
+        "another transform of shards is not noticed",
+        {"inputs": "shards", "leaves": "nothing"},
+        "version",
+    ),
     Excluded("the same, of samples that are away", {"call": "cache"}, "unmount"),
     Excluded("an input that is away, and lost an output, fails", {}, "delete_output_unmounted"),
     Excluded("the same call does not wait for one under way", {"call": "index_shards"}, "twice"),
