@@ -18,7 +18,8 @@ from . import left, run_functions
 from .life import Life, Say, Step, WrongError
 from .run_driver import Call, Driver, Outcome, run
 from .run_inputs import FOLDERS, Inputs
-from .run_oracle import THEIRS, Oracle
+from .run_model import THEIRS
+from .run_oracle import Oracle
 
 _FIRST = 6  # inputs at the beginning
 _MOST = 10
@@ -277,7 +278,10 @@ class History:
 
     def _table(self) -> list[dict[str, Any]]:
         data = Path(self.oracle.output, "metadata.parquet").read_bytes()
-        return parquet.read_table(io.BytesIO(data), use_threads=False).to_pylist()
+        rows: list[dict[str, Any]] = parquet.read_table(
+            io.BytesIO(data), use_threads=False
+        ).to_pylist()
+        return rows
 
     def _verify(self, draw: random.Random) -> None:
         if self._has_run():
@@ -374,20 +378,20 @@ class History:
                 self.oracle.doubt()
                 self.say("appends to an output")
             return
-        names = {
+        states = {
             name: state
             for state in self.oracle.states.values()
             for name in state.files
             if Path(self.oracle.output, name).exists() and not state.is_unsure
         }
-        names = {name: names[name] for name in names.keys() - self.oracle.claimed()}
+        names = sorted(states.keys() - self.oracle.claimed())
         if names:
-            name = draw.choice(sorted(names))
+            name = draw.choice(names)
             path = Path(self.oracle.output, name)
             path.write_bytes(path.read_bytes() + b" by hand")
-            names[name].files[name] = path.read_bytes()
-            if names[name].again == "no":
-                names[name].again = "maybe"
+            states[name].files[name] = path.read_bytes()
+            if states[name].again == "no":
+                states[name].again = "maybe"
             self.say(f"appends to the output {name}")
 
     def _move_outputs(self, draw: random.Random) -> None:

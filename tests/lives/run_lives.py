@@ -3,6 +3,8 @@
 run_functions  PURE: the user's script, and what it makes of an input
 run_inputs     the inputs, on the disk and as they are given
 run_driver     the process that makes a call
+run_history    the steps
+run_model      what should have been made so far
 run_oracle     what has to be there afterwards
 """
 
