@@ -18,7 +18,7 @@ from . import left, run_functions
 from .life import Life, Say, Step, WrongError
 from .run_driver import Call, Driver, Outcome, run
 from .run_inputs import FOLDERS, Inputs
-from .run_model import THEIRS
+from .run_model import TABLES, THEIRS
 from .run_oracle import Oracle
 
 _FIRST = 6  # inputs at the beginning
@@ -371,7 +371,7 @@ class History:
 
     def _change_output(self, draw: random.Random) -> None:
         if self.setup["call"] != "preprocess":
-            names = sorted(name for name in self.oracle.on_disk() if name not in THEIRS)
+            names = sorted(self.oracle.on_disk().keys() - {*THEIRS, *TABLES})
             if names:
                 with Path(self.oracle.output, draw.choice(names)).open("ab") as file:
                     file.write(b" by hand")
