@@ -427,6 +427,7 @@ class _Child:
         if child:
             tell.close()
             self.forked = child, ask, digest
+            del self.held[-1]  # only the child uses it now
             return
         status = 1
         try:
