@@ -150,7 +150,7 @@ _LEAVE = {
     return [out / stem]
 """,
     "tar": """
-    with out.tar() as tar:
+    with out.tar(f"{stem}.tar") as tar:
         tar.add(f"{stem}/a", text.encode())
         tar.add(f"{stem}/b", text[:9].encode())
     return []

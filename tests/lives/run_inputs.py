@@ -210,6 +210,10 @@ class Inputs:
             return f"file://{os.getcwd()}/{item.path}"
         return item.path
 
+    def name(self, item: Item) -> str:
+        """Return what `redo=` calls an input."""
+        return f"{item.number}" if self.kind == "subset" else f"{item.stem}{item.suffix}"
+
     def key(self, item: Item) -> str:
         """Return what an input is known by."""
         return str(self.source(item))

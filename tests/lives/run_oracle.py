@@ -154,14 +154,15 @@ class Oracle:
             item.stem: self.need(item, redo=redone is None or item.stem in redone)
             for item in self.listed()
         }
-        if "yes" in self.needs.values() and self._makes_parts():
-            maybe = {stem: "maybe" for stem, need in self.needs.items() if need == "no"}
-            self.needs |= maybe
+        keys = [self.inputs.key(item) for item in self.listed()]
+        is_changed = self.listings != [keys] or {*self.needs.values()} - {"no"}
+        if self.call == "predict" and is_changed:
+            # Samples without names, and those that fail, are made again with their part.
+            part = self.needs if self._makes_parts() else self.failed()
+            self.needs |= {stem: "maybe" for stem in part if self.needs[stem] == "no"}
 
     def _makes_parts(self) -> bool:
         """Return whether samples without names are made again beside those that are missing."""
-        if self.call != "predict":
-            return False
         return self.inputs.kind == "subset" or any(
             stem in self.failed() for stem in self.redone or ()
         )
@@ -173,9 +174,10 @@ class Oracle:
             return "no"
         contents = tuple(item.contents)
         known = [each for each in [state.result, *state.possible] if each is not None]
-        is_left = self.call == "predict" and known == [self.fresh(item)] and not known[0].is_ok
+        is_left = self.call == "predict" and bool(known)
+        is_left = is_left and not any(each.is_ok or each.contents != contents for each in known)
         if is_left and not redo:  # it is tried again only when that is asked for
-            return "no" if state.again == "no" else "maybe"
+            return "no" if state.again == "no" and not state.possible else "maybe"
         if redo or not any(each.is_ok and each.contents == contents for each in known):
             return "yes"
         missing = any(not Path(self.output, name).exists() for name in state.files)
@@ -307,7 +309,7 @@ class Oracle:
             raise WrongError(f"{[*counts]} were worked on, and are not listed")
         if position < len(found):
             raise WrongError(f"there is a row too many: {found[position]}")
-        self._check_counts(outcome, done, failed, made)
+        self._check_counts(outcome, done, failed, made, is_killed=more > 0)
         keys = [self.inputs.key(item) for item in listed]
         self.listings, self.is_sure, self.has_finished = [keys], True, True
         self._settle({*keys}, owned)
@@ -323,8 +325,8 @@ class Oracle:
         expected = tries if need != "no" else 0
         least = max(expected - more, min(expected, 1)) if need == "yes" else 0
         if self.call == "cache":
-            more += 1  # the first, the middle and the last are read for their types
-        if self.call == "predict" and self.inputs.failure in ("dies", "odd", "model"):
+            more += 2  # the first, the middle and the last are read for their types
+        if self.call == "predict" and self.inputs.failure != "no":
             more += 9  # its batch is halved, and others of it are loaded again
         if not least <= count <= expected + (more if expected else 0):
             raise WrongError(
@@ -372,7 +374,9 @@ class Oracle:
             problem = f"{state.source}: its output {self._shown(wrong[0])}"
         raise WrongError(problem)
 
-    def _check_counts(self, outcome: Outcome, done: int, failed: list[Item], made: int) -> None:
+    def _check_counts(
+        self, outcome: Outcome, done: int, failed: list[Item], made: int, *, is_killed: bool
+    ) -> None:
         if outcome.left:
             raise WrongError(f"the call left in its process: {outcome.left}")
         if self.call == "cache":
@@ -384,14 +388,16 @@ class Oracle:
             )
         maybe = sum(need == "maybe" for need in self.needs.values())
         slack = maybe if self.call in ("index_shards", "predict") else 0
-        slack += len(failed) if self.call == "predict" else 0  # these are not tried again
+        if self.call == "predict":  # it counts those that were left out, too
+            slack += len(failed)
         if not done - made <= outcome.resumed <= done - made + slack:
             raise WrongError(f"the report says {outcome.resumed} resumed, not {done - made}")
         for item, (source, error, message) in zip(failed, outcome.failures, strict=True):
-            self._check_reason(item, source, error, message)
+            if not (is_killed and error == "WorkerDiedError"):
+                self._check_reason(item, source, error, message)
 
     def _check_reason(self, item: Item, source: str, error: str, message: str) -> None:
-        if self.inputs.kind != "shards" and source != str(self.inputs.source(item)):
+        if self.inputs.kind != "shards" and str(source) != str(self.inputs.source(item)):
             raise WrongError(f"{source} is recorded as failed, and it is {item.path} that is bad")
         reasons = {
             "raises": f"bad input {item.stem}",
@@ -469,10 +475,9 @@ class Oracle:
             for name in state.files:
                 if key in listed and (name not in found or name in altered):
                     state.again = "yes" if self.is_sure else "maybe"
-        if not self.is_sure:
-            return "after a call that did not end"
+        if not self.is_sure or self.call != "preprocess":
+            return f"exit code {code}"
         missing = {name for name in rows if name not in found}
-        missing |= {name for name in TABLES if self.listings and name not in found}
         changed = {name for name in rows if name in found and len(found[name]) != self.size(name)}
         left = found.keys() - rows - {*TABLES}
         wanted = (missing, changed, left)
