@@ -18,7 +18,7 @@ from typing import Any
 
 from . import left, loader_sets
 from .life import Life, Say, Step, WrongError
-from .loader_oracle import STREAMS, TOLD, Oracle, Position, is_plain, is_seeded
+from .loader_oracle import STREAMS, TOLD, Oracle, Position, is_plain, is_seeded, steps_of
 from .loader_trainer import DiedError, Plan, Raised, Taken, Took, Trainer
 
 _ALL = 1000
@@ -61,9 +61,11 @@ class History:
         self.saved: tuple[str, Position, dict[str, str]] | None = None
         self.trainer: Trainer | None = None
         self.bucket: loader_sets.Bucket | None = None
+        self.saved_untouched = False  # whether the state is of a loader that gave no batch
         self.is_open = False  # whether an epoch has begun and not ended
         self.was_left = False  # whether the last epoch was left
-        self.kills = 0
+        self.kills = 0  # of workers, since a batch has come
+        self.all_kills = 0
         self.branches = 0
 
     def __enter__(self) -> History:
@@ -200,6 +202,8 @@ class History:
             return
         state = self._right(self._trainer().ask("state"))
         self.saved = state, self.oracle.saved(self.setup), dict(self.setup)
+        at = self.oracle.at
+        self.saved_untouched = (at.epoch, at.batch) == (0, 0)
 
     def _resume(self, draw: int) -> None:
         """Continue in another process, or in this one, with a loader that is made the same."""
@@ -225,6 +229,8 @@ class History:
         if is_plain(setup):
             return {"workers": workers}
         choices: dict[str, tuple[str, ...]] = {"workers": workers}
+        if not is_seeded(setup) and setup["workers"] == "auto":
+            choices = {}  # nothing else may make it a loader with torch's arguments alone
         if setup["batch"] != "raw" and setup["sampler"] not in ("batches", "state"):
             if setup["seed"] != "none":
                 choices["world"] = ("1", "2", "3")
@@ -250,6 +256,8 @@ class History:
         position.is_clean = False
         if is_plain(setup):
             self._continue_unseeded(position)
+        elif not is_seeded(setup) and self.saved_untouched:
+            position.branch = self._branch()  # its seed was not drawn yet
         self._begin((state, position, setup))
 
     def _continue_unseeded(self, position: Position) -> None:
@@ -273,6 +281,9 @@ class History:
             is_fine = is_fine or self.setup["sampler"] in ("told", "state", "batches", "fixed")
             if _REFUSED in answer.kinds and is_fine:
                 return
+            steps = steps_of(self.setup)
+            if "IndexError" in answer.kinds and (steps is None or batch >= steps):
+                return
             self._right(answer)
         if self.setup["data"] != "mix" or at.branch == "0":
             self.oracle.replayed(self.setup, epoch, batch, answer)
@@ -282,9 +293,13 @@ class History:
         if self.setup["data"] in STREAMS:
             self._refused(answer)
             return
+        if isinstance(answer, Raised) and "BrokenSampleError" in answer.kinds:
+            return
         found, text = self._right(answer)
         draws, holder = self.setup["draws"], self.setup["holder"]
         is_random = draws != "nothing" and holder not in ("collate", "sampler")
+        if not is_plain(self.setup) and not is_seeded(self.setup):
+            return  # its seed may have been drawn, or not yet
         if found != (is_seeded(self.setup) or not is_random):
             raise WrongError(f"check() says: {text}")
 
@@ -333,42 +348,20 @@ class History:
 
     def _alarm(self, draw: int) -> None:
         """A signal's handler raises while batches are taken, or after the epoch."""
+        if not self.is_open:
+            self._take_most(1)
         took = self._right(self._trainer().ask("take", _ALL, 0.0005 * (1 + draw % 40)))
         for batch in took.batches:
             self.oracle.got(self.setup, batch)
-        if took.ended:
-            self.oracle.ended(self.setup)
         if not took.raised or "AlarmError" not in took.raised.kinds:
             raise WrongError(f"a handler's exception did not come: {took.raised}")
-        self.say(f"  took {len(took.batches)} batches")
+        self.say(f"  took {len(took.batches)} batches{', to the end' if took.ended else ''}")
         self.oracle.at.is_clean = False
-        self._settle(took.epoch, ended=took.ended)
-
-    def _settle(self, epoch: int, *, ended: bool) -> None:
-        """Begin the next epoch of a loop that a signal ended."""
         self.is_open = False
-        at = self.oracle.at
-        if ended:
-            return
-        if epoch == at.epoch + 1 or at.batch == 0:
-            # The exception came as the epoch ended, or before it had begun.
-            at.epoch, at.batch, at.seen = epoch, 0, []
-            self.was_left = True
-            self._find_epoch()
-            return
-        self.was_left = True
-        self.oracle.left()
-
-    def _find_epoch(self) -> None:
-        """Begin an epoch, and take its number from the loader: it is one of two."""
-        took = self._right(self._trainer().ask("take", 1))
-        if took.raised:
-            self._judge_took(took)
-        at = self.oracle.at
-        if took.epoch not in (at.epoch, at.epoch + 1):
-            raise WrongError(f"the loader's epoch is {took.epoch} after {at.epoch}")
-        at.epoch = took.epoch
-        self._judge_took(took)
+        if took.ended:
+            self.oracle.ended(self.setup)
+        else:
+            self._judge_left()
 
     def _kill_worker(self, draw: int) -> None:
         """Kill a process that has made samples."""
@@ -380,9 +373,12 @@ class History:
             return
         os.kill(workers[draw % len(workers)], signal.SIGKILL)
         self.kills += 1
+        self.all_kills += 1
         self.oracle.at.is_clean = False
         took = trainer.ask("take", 1 + draw % 3)
-        self._judge_took(took, "WorkerDiedError" if self.setup["data"] in STREAMS else "")
+        # The same batch may have killed two.
+        is_fine = self.setup["data"] in STREAMS or self.all_kills > 1
+        self._judge_took(took, "WorkerDiedError" if is_fine else "")
         if took.raised:
             self._right(trainer.ask("close"))
             trainer.finish()
@@ -436,10 +432,10 @@ class History:
             "backend": "process",
             "keep": "usual",
         }
-        if setup["tail"] in ("uneven", "fill"):
-            setup["tail"] = "repeat"
         if setup["seed"] != "none":
             setup["world"] = "1"
+        if setup["world"] == "1" and setup["tail"] != "drop":
+            setup["tail"] = "repeat"
         self.say("compares with a loader without workers")
         self.setup = setup
         self.oracle.at = Position()

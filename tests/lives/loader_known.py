@@ -7,13 +7,39 @@ from .life import Excluded
 _OWN = "own-python own-numpy own-torch"
 _NOT_SEEDED = "a generator that a module holds is not seeded"
 _PROCESSES = "1 3 auto"
+_SAMPLER = "a sampler's own generator is not taken back: another order after a resume, or a replay"
+_VIEWS = "views of one tensor come from workers as copies"
 
 KNOWN = (
     Excluded(_NOT_SEEDED, {"draws": _OWN, "holder": "global module helper", "seed": "known"}),
     Excluded(_NOT_SEEDED, {"draws": _OWN, "holder": "global module helper", "world": "2 3"}),
-    Excluded(
-        "views of one tensor come from workers as copies",
-        {"batch": "views", "workers": _PROCESSES, "backend": "process concurrent"},
-    ),
+    Excluded(_VIEWS, {"batch": "views", "workers": _PROCESSES, "backend": "process concurrent"}),
+    Excluded(_VIEWS, {"batch": "views", "backend": "process concurrent"}, "elsewhere"),
     Excluded("check() makes a loader that is refused", {"data": "grouped mix"}, "check"),
+    Excluded(_SAMPLER, {"holder": "sampler"}, "resume"),
+    Excluded(_SAMPLER, {"holder": "sampler"}, "elsewhere"),
+    Excluded(_SAMPLER, {"holder": "sampler"}, "replay"),
+    Excluded(_SAMPLER, {"holder": "sampler"}, "kill"),
+    Excluded(
+        "replay() of a sampler of the user's returns batch 0 whichever is asked for",
+        {"sampler": "weights fixed told state", "world": "2 3"},
+        "replay",
+    ),
+    Excluded(
+        "each epoch of a stream that is told it draws the same random numbers",
+        {
+            "data": "stream-epoch stream-state-epoch",
+            "draws": "python numpy torch",
+            "buffer": "bytes batches disk",
+            "seed": "none",
+        },
+    ),
+    Excluded(
+        "workers take parts of different orders: samples are missing",
+        {"data": "stream-shuffled", "workers": "3", "seed": "known"},
+    ),
+    Excluded(
+        "workers take parts of different orders: samples are missing",
+        {"data": "stream-shuffled", "workers": "3", "buffer": "bytes batches disk"},
+    ),
 )

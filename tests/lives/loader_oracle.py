@@ -20,6 +20,8 @@ from .loader_trainer import Taken
 STREAMS = ("stream", "stream-shuffled", "stream-state", "stream-epoch", "stream-state-epoch")
 TOLD = ("epochal", "stream-epoch", "stream-state-epoch")
 ROWS = ("packed", "grouped")
+# Whose samples are asked for together: what they draw depends on the batch of a rank.
+GROUPED = ("groups", "cache", "tar", "parquet", "jsonl", "arrow", "mds")
 
 Setup = dict[str, str]
 
@@ -95,7 +97,7 @@ class Oracle:
         self.at = Position()
         self.orders: dict[Any, tuple[int, ...]] = {}
         self.draws: dict[Any, tuple[float, ...]] = {}
-        self.where: dict[float, Any] = {}
+        self.where: dict[Any, Any] = {}
         self.digests: dict[Any, tuple[Any, ...]] = {}
         self.clean: dict[tuple[int, int], tuple[Any, ...]] = {}
         self.last_epoch = 0
@@ -151,21 +153,26 @@ class Oracle:
         self, setup: Setup, name: str, place: tuple[int, int], records: Sequence[Record]
     ) -> None:
         key: Any = self._key(setup, *place)
-        if setup["holder"] == "collate" or setup["data"] == "groups":
-            key = key, setup["world"]
+        if setup["holder"] == "collate" or setup["data"] in GROUPED:
+            key = key, setup["world"], setup["tail"] if setup["world"] != "1" else ""
         drawn = tuple(each.draw for each in records)
-        if is_seeded(setup):
+        if setup["draws"].startswith("own-") and not is_seeded(setup):
+            return  # in each worker the same, as with torch
+        if setup["draws"].startswith("own-") and setup["data"] in STREAMS:
+            return  # left alone: streams divide their work by what they own
+        if not is_plain(setup):
             before = self.draws.setdefault(key, drawn)
             if before != drawn:
                 raise WrongError(f"{name} drew {drawn}, and {before} before")
-        if not is_seeded(setup) and setup["draws"].startswith("own-"):
-            return  # in each worker the same, as with torch
-        branch = "" if is_seeded(setup) else self.at.branch
+        # Draws follow from the place in an epoch, which another sample has in another order.
+        context: Any = self.at.branch, self.at.told if setup["sampler"] == "told" else 0
+        if setup["holder"] == "collate" or setup["data"] in GROUPED:
+            context += setup["world"], setup["tail"]
         for each in records:
-            sample = (
-                (branch, place) if setup["holder"] == "collate" else (branch, place[0], each.id)
-            )
-            other = self.where.setdefault(each.draw, sample)
+            sample: Any = place[0], each.id
+            if setup["holder"] == "collate":
+                sample = place
+            other = self.where.setdefault((context, each.draw), sample)
             if other != sample:
                 raise WrongError(
                     f"{name}: sample {each.id} drew {each.draw}, as {other} did before"
