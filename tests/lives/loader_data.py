@@ -289,7 +289,7 @@ class Batches(Sampler[list[int]]):
         self.inner = sampler
 
     def __len__(self) -> int:
-        return -(-COUNT // TOGETHER)
+        return len(range(0, COUNT, TOGETHER))
 
     def __iter__(self) -> Iterator[list[int]]:
         numbers = list(self.inner)

@@ -148,7 +148,11 @@ class History:
             state, position, setup = self.saved
             self.setup = dict(setup)
             self.say(f"a new trainer continues at epoch {position.epoch}, batch {position.batch}")
-            self._begin((state, copy.deepcopy(position), setup))
+            position = copy.deepcopy(position)
+            position.is_clean = False
+            if is_plain(setup):
+                self._continue_unseeded(position)
+            self._begin((state, position, setup))
         else:
             self.setup = dict(self.first)
             self.say("a new trainer begins anew")
@@ -231,9 +235,9 @@ class History:
         choices: dict[str, tuple[str, ...]] = {"workers": workers}
         if not is_seeded(setup) and setup["workers"] == "auto":
             choices = {}  # nothing else may make it a loader with torch's arguments alone
-        if setup["batch"] != "raw" and setup["sampler"] not in ("batches", "state"):
-            if setup["seed"] != "none":
-                choices["world"] = ("1", "2", "3")
+        is_divisible = setup["batch"] != "raw" and setup["sampler"] not in ("batches", "state")
+        if is_divisible and setup["seed"] != "none":
+            choices["world"] = ("1", "2", "3")
         if is_seeded(setup):
             choices["buffer"] = ("none", "bytes", "batches")
         return choices
@@ -477,7 +481,9 @@ class History:
         if ids[0] != ids[1]:
             raise WrongError(f"{name} has samples {ids[0]} instead of torch's {ids[1]}")
         if draws_alike and ours[1] != theirs.digests:
-            raise WrongError(f"{name} has other contents than with torch's class")
+            raise WrongError(
+                f"{name} is {ours[0]} instead of {theirs.records()} with torch's class"
+            )
 
     def _judge_failures(self, answer: Any) -> None:
         for failures in self._right(answer):
