@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .life import Excluded, Life, Say
-from .loader_known import KNOWN
+from .loader_known import KNOWN as KNOWN
 from .loader_more import STEPS as STEPS_OF_MORE
 from .loader_oracle import STREAMS
 
@@ -139,6 +139,11 @@ EXCLUDED = (
             "holder": "attribute list closure global module helper",
         },
     ),
+    Excluded("a rank without a sample raises", {"failing": "skip", "world": "3"}),
+    Excluded(
+        "ranks are processes: side by side in one, their threads share its generators",
+        {"backend": "thread concurrent", "world": "2 3"},
+    ),
     Excluded("a row without its samples", {"data": "packed grouped mix", "failing": "skip"}),
     Excluded("rows are batches", {"data": "packed grouped", "batch": "raw"}),
     Excluded("a batch without a sample is left out", {"batch": "raw", "failing": "skip"}),
@@ -176,8 +181,8 @@ def applies(step: str, setup: Mapping[str, str]) -> bool:
         return setup["place"] in ("bucket", "kept")
     if step == "kill_worker":
         return setup["workers"] not in ("0",) and setup["backend"] != "thread"
-    if step == "alarm" and setup["world"] != "1":
-        return False  # ranks are processes, and each gets a signal of its own
+    if step == "alarm" and (setup["world"] != "1" or setup["failing"] == "skip"):
+        return False  # ranks are processes; and an exception in a sample is that sample's failure
     if step == "change":
         return setup["data"] != "columns"
     if step in ("leave", "alarm"):

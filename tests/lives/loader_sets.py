@@ -21,10 +21,9 @@ from torch.utils.data import Dataset
 
 import forebay
 from kit.mds_writer import write_mds
-from kit.range_faults import Settings
-from kit.range_objects import Objects as _Objects  # noqa: F401 - imported before forks
-from kit.range_server import BACKLOG, Service, control
 from kit.range_connections import Loop
+from kit.range_faults import Settings
+from kit.range_server import BACKLOG, Service, control
 
 from . import loader_data as data
 

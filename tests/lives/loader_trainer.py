@@ -204,22 +204,22 @@ def loader_of(plan: Plan, dataset: Any, rank: int) -> Any:
     draw = None
     if setup["holder"] == "collate":
         draw = loader_draws.draw_of(setup["draws"], "collate")
-    if draw or has_rows or setup["batch"] in ("padded", "views", "arrays"):
-        if setup["batch"] != "raw":
-            options["collate_fn"] = loader_data.Collate(
-                setup["batch"], draw, rows=setup["data"] == "packed"
-            )
+    needs_one = draw or has_rows or setup["batch"] in ("padded", "views", "arrays")
+    if needs_one and setup["batch"] != "raw":
+        options["collate_fn"] = loader_data.Collate(
+            setup["batch"], draw, rows=setup["data"] == "packed"
+        )
     workers = setup["workers"]
     options["num_workers"] = workers if workers == "auto" else int(workers)
     if setup["keep"] == "persistent":
         options["persistent_workers"] = True
+    if setup["tail"] == "drop":
+        options["drop_last"] = True
     if plan.is_torch:
         return DataLoader(dataset, **options)
     if setup["data"].startswith("stream-state") and setup["workers"] == "3":
         options["snapshot_every_n_steps"] = 3
-    if setup["tail"] == "drop":
-        options["drop_last"] = True
-    elif setup["tail"] != "repeat":
+    if setup["tail"] in ("uneven", "fill"):
         options["tail"] = setup["tail"]
     if plan.world > 1:
         options |= {"world_size": plan.world, "rank": rank}
@@ -268,7 +268,7 @@ class _Child:
                 return
             try:
                 answer = getattr(self, name)(*arguments)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the life judges it
                 answer = raised_by(error)
             pipe.send(answer)
 
@@ -306,7 +306,8 @@ class _Child:
                     self.iterators = []
                 else:
                     batches.append(taken)
-            while alarm_s:
+            end = time.monotonic() + _ENDING_S
+            while alarm_s and time.monotonic() < end:
                 time.sleep(0.01)
         except Exception as error:  # noqa: BLE001 - the life judges it
             raised = raised_by(error)
@@ -520,7 +521,7 @@ class Trainer:
             self._pipe.close()
             try:
                 _Child().serve(other)
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - the process ends
                 traceback.print_exc()
             finally:
                 sys.stdout.flush()
