@@ -348,7 +348,16 @@ class History(MoreSteps):
 
     # ---- outputs
 
+    def _delete_output_unmounted(self, draw: random.Random) -> None:
+        self._unmount(draw)
+        self._delete_output_now(draw)
+        self._run(draw)
+
     def _delete_output(self, draw: random.Random) -> None:
+        self._mount(draw)
+        self._delete_output_now(draw)
+
+    def _delete_output_now(self, draw: random.Random) -> None:
         names = [name for name in self.oracle.on_disk() if name not in THEIRS]
         if names:
             name = draw.choice(sorted(names))

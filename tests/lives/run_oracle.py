@@ -285,6 +285,9 @@ class Oracle:
                 self._check_executions(item, need, count, more)
             if self.inputs.is_away(item) and (state.result is None or not state.result.is_ok):
                 failed.append(item)
+                if self.call == "predict":  # this is not tried again by itself
+                    state.result = Result(tuple(item.contents), self.version, is_ok=False)
+                    state.possible, state.again = [], "maybe"
                 continue
             candidates = [fresh] if count else [state.result, *state.possible]
             result = self._chosen(state, candidates, found[position:], place, is_made=count > 0)
@@ -408,7 +411,7 @@ class Oracle:
             "model": "the model fails",
         }
         is_away = self.inputs.is_away(item)
-        wanted = "No such file" if is_away else reasons.get(item.fails, "?")
+        wanted = "No such file" if is_away else reasons.get(item.fails, "No such file")
         dies = (error == "WorkerDiedError") != (item.fails == "dies" and not is_away)
         if wanted not in message or dies:
             raise WrongError(f"{source} failed as {error}: {message!r}, and not as {wanted!r}")
