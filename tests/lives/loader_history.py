@@ -461,6 +461,8 @@ class History:
         self._right(trainer.ask("open", plan, None, _MANUAL))
         draws_alike = not self.first["draws"].startswith("own-")
         for epoch in range(max(clean)[0] + 1):
+            told = [each[2] for (number, _), each in clean.items() if number == epoch]
+            self._right(trainer.ask("set_epoch", (told or [0])[0]))
             took = self._right(trainer.ask("take", _ALL))
             if took.raised:
                 raise WrongError(f"torch's class raised\n{took.raised.text}")
