@@ -3,8 +3,11 @@
 loader_draws    what samples draw, and who holds what they draw from
 loader_data     datasets, streams, samplers and collate functions
 loader_sets     memory, caches, shards and buckets
+loader_plans    how a loader is made
 loader_trainer  the process that trains
 loader_oracle   what has to come
+loader_history  the steps of a life, judged
+loader_known    faults that are known
 """
 
 from __future__ import annotations
@@ -200,7 +203,7 @@ def prepare() -> None:
     import s3fs  # noqa: F401
     import torch
 
-    from .loader_history import rehearse
+    from .loader_rehearsal import rehearse
 
     torch.set_num_threads(1)
     rehearse(AXES)
