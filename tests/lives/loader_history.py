@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import gc
-import importlib
 import os
-import shutil
 import signal
-import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +13,13 @@ from . import left, loader_sets
 from .life import Life, Say, Step, WrongError
 from .loader_more import MoreSteps
 from .loader_oracle import STREAMS, TOLD, Oracle, Position, is_plain, is_seeded, steps_of
-from .loader_trainer import DiedError, Plan, Raised, Taken, Took, Trainer
+from .loader_plans import Plan
+from .loader_trainer import DiedError, Raised, Taken, Took, Trainer
 
 _ALL = 1000
 # Of torch's generator, where the order follows from it.
 _MANUAL = 5
 _REFUSED = "OptionError"
-
-
-def rehearse(axes: Mapping[str, Sequence[str]]) -> None:
-    """Import what trainers import: once, in the process that is forked for each life."""
-    known: set[str] = set()
-    simplest = {axis: values[0] for axis, values in axes.items()} | {"seed": "known"}
-    for kind in ("map", "parquet", "cache"):
-        folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
-        setup = {**simplest, "data": kind, "buffer": "bytes", "workers": str(int(kind == "map"))}
-        life = Life("loader", "", setup, [])
-        # What is wrong is found by the lives themselves.
-        with contextlib.suppress(WrongError), History(life, folder, _silent) as history:
-            for name in ("rest", "check", "replay") if kind == "map" else ("rest",):
-                history.take_step(Step(name))
-            known |= set(history.modules())
-        shutil.rmtree(folder)
-    for name in sorted(known - set(sys.modules)):
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
-
-
-def _silent(_: str) -> None:
-    """Say nothing."""
 
 
 class History(MoreSteps):
@@ -471,6 +441,8 @@ class History(MoreSteps):
         self._right(trainer.ask("open", plan, None, _MANUAL))
         draws_alike = not self.first["draws"].startswith("own-")
         for epoch in range(max(clean)[0] + 1):
+            told = [each[2] for (number, _), each in clean.items() if number == epoch]
+            self._right(trainer.ask("set_epoch", (told or [0])[0]))
             took = self._right(trainer.ask("take", _ALL))
             if took.raised:
                 raise WrongError(f"torch's class raised\n{took.raised.text}")

@@ -10,7 +10,22 @@ _PROCESSES = "1 3 auto"
 _SAMPLER = "a sampler's own generator is not taken back: another order after a resume, or a replay"
 _VIEWS = "views of one tensor come from workers as copies"
 
+_STREAMS = "stream stream-shuffled stream-state stream-epoch stream-state-epoch"
+
+_ENDS = "a handler's exception while workers end leaves pipes or threads of theirs"
+
 KNOWN = (
+    Excluded(_ENDS, {"workers": _PROCESSES, "buffer": "none", "keep": "usual"}, "alarm"),
+    Excluded(_ENDS, {"backend": "thread concurrent"}, "alarm"),
+    *(
+        Excluded(
+            "new workers of a stream draw the random numbers of its first epoch again",
+            {"data": _STREAMS, "draws": "python numpy torch", "seed": "none", **kept},
+            step,
+        )
+        for step in ("refresh", "change")
+        for kept in ({"keep": "persistent"}, {"buffer": "bytes batches disk"})
+    ),
     Excluded(_NOT_SEEDED, {"draws": _OWN, "holder": "global module helper", "seed": "known"}),
     Excluded(_NOT_SEEDED, {"draws": _OWN, "holder": "global module helper", "world": "2 3"}),
     Excluded(_VIEWS, {"batch": "views", "workers": _PROCESSES, "backend": "process concurrent"}),

@@ -3,8 +3,11 @@
 loader_draws    what samples draw, and who holds what they draw from
 loader_data     datasets, streams, samplers and collate functions
 loader_sets     memory, caches, shards and buckets
+loader_plans    how a loader is made
 loader_trainer  the process that trains
 loader_oracle   what has to come
+loader_history  the steps of a life, judged
+loader_known    faults that are known
 """
 
 from __future__ import annotations
@@ -181,8 +184,10 @@ def applies(step: str, setup: Mapping[str, str]) -> bool:
         return setup["place"] in ("bucket", "kept")
     if step == "kill_worker":
         return setup["workers"] not in ("0",) and setup["backend"] != "thread"
-    if step == "alarm" and (setup["world"] != "1" or setup["failing"] == "skip"):
-        return False  # ranks are processes; and an exception in a sample is that sample's failure
+    if step == "alarm" and (setup["world"] != "1" or setup["place"] in ("bucket", "kept")):
+        return False  # ranks are processes; libraries for buckets may lose an exception
+    if step == "alarm" and setup["failing"] == "skip":
+        return False  # an exception in a sample is that sample's failure
     if step == "change":
         return setup["data"] != "columns"
     if step in ("leave", "alarm"):
@@ -204,7 +209,7 @@ def prepare() -> None:
     import s3fs  # noqa: F401
     import torch
 
-    from .loader_history import rehearse
+    from .loader_rehearsal import rehearse
 
     torch.set_num_threads(1)
     rehearse(AXES)

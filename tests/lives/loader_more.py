@@ -9,7 +9,8 @@ from typing import Any
 from . import loader_data, loader_sets
 from .life import Say, WrongError
 from .loader_oracle import STREAMS, Oracle, Position
-from .loader_trainer import Plan, Trainer
+from .loader_plans import Plan
+from .loader_trainer import Trainer
 
 STEPS = ("reorder", "other_workers", "rewrite", "other_shards")
 _SHARDS = ("tar", "parquet", "jsonl", "arrow")

@@ -122,7 +122,7 @@ class Oracle:
         self.last_epoch = max(self.last_epoch, at.epoch)
         self.judge(setup, at.epoch, at.batch, records)
         if at.is_clean:
-            self.clean[at.epoch, at.batch] = tuple(records), taken.digests
+            self.clean[at.epoch, at.batch] = tuple(records), taken.digests, at.told
         key = self._key(setup, at.epoch, at.batch), setup["world"]
         self.digests.setdefault(key, (at.told, at.version, taken.digests))
         at.seen += [each.id for each in records]
