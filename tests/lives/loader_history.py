@@ -96,8 +96,9 @@ class History(MoreSteps):
         else:
             self.oracle.at = saved[1]
         at = self.oracle.at
-        plan = Plan(self.setup, self.folder, told=at.told, version=at.version, order=at.order)
         state = saved and saved[0]
+        said = {"told": at.told, "version": at.version, "order": at.order}
+        plan = Plan(self.setup, self.folder, **said, is_resumed=bool(state))
         self._began = True
         answer = self.trainer.ask("open", plan, state, None if self._manual() else _MANUAL)
         self._right(answer)

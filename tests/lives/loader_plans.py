@@ -29,6 +29,8 @@ class Plan:
         setup: The values of the axes.
         told: What `set_epoch` was called with, before the loader is made.
         version: Of the dataset.
+        order: Of a sampler of the user's.
+        is_resumed: Whether a state is loaded next.
         is_torch: Whether the loader is one of torch's class.
     """
 
@@ -37,6 +39,7 @@ class Plan:
     told: int = 0
     version: int = 0
     order: int = 1
+    is_resumed: bool = False
     is_torch: bool = False
 
     @property
@@ -82,7 +85,8 @@ def _sampler_of(plan: Plan) -> dict[str, Any]:
         return {"sampler": WeightedRandomSampler(weights, loader_data.COUNT)}
     if kind == "distributed":
         shared = DistributedSampler(range(loader_data.COUNT), num_replicas=1, rank=0)
-        shared.set_epoch(plan.told)
+        if not plan.is_resumed:  # a state says it, too
+            shared.set_epoch(plan.told)
         return {"sampler": shared}
     if kind == "drawn":
         generator = torch.Generator().manual_seed(3)
