@@ -81,13 +81,13 @@ def write_shard(
     if kind == "parquet":
         codec = "zstd" if is_small else "none"
         pa.parquet.write_table(
-            pa.Table.from_pylist(samples), part, row_group_size=3, compression=codec
+            pa.Table.from_pylist(samples), part, row_group_size=2, compression=codec
         )
     elif kind == "arrow":
         table = pa.Table.from_pylist(samples)
         options = pa.ipc.IpcWriteOptions(compression="zstd" if is_small else None)
         with pa.ipc.new_file(part, table.schema, options=options) as writer:
-            for batch in table.to_batches(max_chunksize=3):
+            for batch in table.to_batches(max_chunksize=2):
                 writer.write_batch(batch)
     else:
         packed = _tar(samples) if kind == "tar" else _lines(samples)
