@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import signal
@@ -20,6 +21,13 @@ _ALL = 1000
 # Of torch's generator, where the order follows from it.
 _MANUAL = 5
 _REFUSED = "OptionError"
+
+
+def _send(processes: list[int], number: int) -> None:
+    """Send a signal to processes, some of which may have ended."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 class History(MoreSteps):
@@ -356,11 +364,17 @@ class History(MoreSteps):
         workers = [each for each in workers if each in alive]
         if not workers or self.kills:
             return
-        os.kill(workers[draw % len(workers)], signal.SIGKILL)
         self.kills += 1
         self.all_kills += 1
         self.oracle.at.is_clean = False
-        took = trainer.ask("take", 1 + draw % 3)
+        # Those that are stopped first are sent work, which one has when it is killed.
+        stopped = workers if draw // 3 % 2 else []
+        _send(stopped, signal.SIGSTOP)
+        trainer.begin("take", 1 + draw % 3)
+        time.sleep(0.05 * bool(stopped))
+        os.kill(workers[draw % len(workers)], signal.SIGKILL)
+        _send(stopped, signal.SIGCONT)
+        took = trainer.answer()
         # The same batch may have killed two.
         is_fine = self.setup["data"] in STREAMS or self.all_kills > 1
         self._judge_took(took, "WorkerDiedError" if is_fine else "")
