@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from .drawing import covering_lives, life_of, random_life
 from .host import live_all, live_one
-from .life import Domain, Life
+from .life import Domain, Life, Verdict
 from .shrinking import shrink
 
 DOMAINS = ("loader", "run")
@@ -48,12 +48,15 @@ def _once(domain: Domain, arguments: argparse.Namespace) -> int:
     verdict = live_one(domain, life, arguments.patience)
     print(verdict.report())
     if arguments.shrink and verdict.kind != "right":
-        _print_shrunk(domain, life, verdict.kind, arguments.patience)
+        _print_shrunk(domain, verdict, arguments.patience)
     return verdict.kind != "right"
 
 
-def _print_shrunk(domain: Domain, life: Life, kind: str, patience: float) -> None:
-    shortest = shrink(domain, life, lambda one: live_one(domain, one, patience).kind == kind)
+def _print_shrunk(domain: Domain, verdict: Verdict, patience: float) -> None:
+    def fails(life: Life) -> bool:
+        return live_one(domain, life, patience).fault() == verdict.fault()
+
+    shortest = shrink(domain, verdict.life, fails)
     print("--- shrunk")
     print(live_one(domain, shortest, patience).report())
     print(shortest.to_json())
@@ -88,7 +91,7 @@ def main() -> int:
             if verdict.kind != "right":
                 print(verdict.report(), flush=True)
                 if arguments.shrink:
-                    _print_shrunk(domain, verdict.life, verdict.kind, arguments.patience)
+                    _print_shrunk(domain, verdict, arguments.patience)
                 if arguments.stop:
                     return 1
         took = time.monotonic() - began

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,6 +147,12 @@ class Verdict:
     history: str = ""
     output: str = ""
     seconds: float = field(default=0.0, compare=False)
+
+    def fault(self) -> str:
+        """Return what went wrong, without numbers: the same for lives that have one fault."""
+        lines = [line for line in self.problem.splitlines() if line and not line.startswith(" ")]
+        ends = {lines[0], lines[-1]} if lines else ()
+        return " ".join([self.kind, *sorted(re.sub(r"[^a-zA-Z ]+", "", line) for line in ends)])
 
     def report(self) -> str:
         """Return all of it in words."""

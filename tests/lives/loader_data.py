@@ -295,7 +295,7 @@ class Batches(Sampler[list[int]]):
         self.inner, self.reuses = sampler, reuses
 
     def __len__(self) -> int:
-        return -(-COUNT // TOGETHER)
+        return len(range(0, COUNT, TOGETHER))
 
     def __iter__(self) -> Iterator[list[int]]:
         numbers, batch = list(self.inner), list[int]()

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
-import importlib
 import os
-import shutil
 import signal
-import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +14,8 @@ from . import left, loader_sets
 from .life import Life, Say, Step, WrongError
 from .loader_more import MoreSteps
 from .loader_oracle import STREAMS, TOLD, Oracle, Position, is_plain, is_seeded, steps_of
-from .loader_trainer import DiedError, Plan, Raised, Taken, Took, Trainer
+from .loader_plans import Plan
+from .loader_trainer import DiedError, Raised, Taken, Took, Trainer
 
 _ALL = 1000
 # Of torch's generator, where the order follows from it.
@@ -28,28 +23,11 @@ _MANUAL = 5
 _REFUSED = "OptionError"
 
 
-def rehearse(axes: Mapping[str, Sequence[str]]) -> None:
-    """Import what trainers import: once, in the process that is forked for each life."""
-    known: set[str] = set()
-    simplest = {axis: values[0] for axis, values in axes.items()} | {"seed": "known"}
-    for kind in ("map", "parquet", "cache"):
-        folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
-        setup = {**simplest, "data": kind, "buffer": "bytes", "workers": str(int(kind == "map"))}
-        life = Life("loader", "", setup, [])
-        # What is wrong is found by the lives themselves.
-        with contextlib.suppress(WrongError), History(life, folder, _silent) as history:
-            for name in ("rest", "check", "replay") if kind == "map" else ("rest",):
-                history.take_step(Step(name))
-            known |= set(history.modules())
-        shutil.rmtree(folder)
-    for name in sorted(known - set(sys.modules)):
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
-
-
-def _silent(_: str) -> None:
-    """Say nothing."""
+def _send(processes: list[int], number: int) -> None:
+    """Send a signal to processes, some of which may have ended."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 class History(MoreSteps):
@@ -62,9 +40,11 @@ class History(MoreSteps):
         self.saved: tuple[str, Position, dict[str, str]] | None = None
         self.trainer: Trainer | None = None
         self.bucket: loader_sets.Bucket | None = None
+        self.saved_untouched = False  # whether the state is of a loader that gave no batch
         self.is_open = False  # whether an epoch has begun and not ended
         self.was_left = False  # whether the last epoch was left
-        self.kills = 0
+        self.kills = 0  # of workers, since a batch has come
+        self.all_kills = 0
         self.branches = 0
 
     def __enter__(self) -> History:
@@ -124,8 +104,9 @@ class History(MoreSteps):
         else:
             self.oracle.at = saved[1]
         at = self.oracle.at
-        plan = Plan(self.setup, self.folder, told=at.told, version=at.version, order=at.order)
         state = saved and saved[0]
+        said = {"told": at.told, "version": at.version, "order": at.order}
+        plan = Plan(self.setup, self.folder, **said, is_resumed=bool(state))
         self._began = True
         answer = self.trainer.ask("open", plan, state, None if self._manual() else _MANUAL)
         self._right(answer)
@@ -147,7 +128,11 @@ class History(MoreSteps):
             state, position, setup = self.saved
             self.setup = dict(setup)
             self.say(f"a new trainer continues at epoch {position.epoch}, batch {position.batch}")
-            self._begin((state, copy.deepcopy(position), setup))
+            position = copy.deepcopy(position)
+            position.is_clean = False
+            if is_plain(setup):
+                self._continue_unseeded(position)
+            self._begin((state, position, setup))
         else:
             self.setup = dict(self.first)
             self.say("a new trainer begins anew")
@@ -201,6 +186,8 @@ class History(MoreSteps):
             return
         state = self._right(self._trainer().ask("state"))
         self.saved = state, self.oracle.saved(self.setup), dict(self.setup)
+        at = self.oracle.at
+        self.saved_untouched = (at.epoch, at.batch) == (0, 0)
 
     def _resume(self, draw: int) -> None:
         """Continue in another process, or in this one, with a loader that is made the same."""
@@ -228,9 +215,9 @@ class History(MoreSteps):
         choices: dict[str, tuple[str, ...]] = {"workers": workers}
         if not is_seeded(setup) and setup["workers"] == "auto":
             choices = {}  # nothing else may make it a loader with torch's arguments alone
-        if setup["batch"] != "raw" and setup["sampler"] not in ("batches", "state"):
-            if setup["seed"] != "none":
-                choices["world"] = ("1", "2", "3")
+        is_divisible = setup["batch"] != "raw" and setup["sampler"] not in ("batches", "state")
+        if is_divisible and setup["seed"] != "none":
+            choices["world"] = ("1", "2", "3")
         if is_seeded(setup):
             choices["buffer"] = ("none", "bytes", "batches")
         return choices
@@ -253,6 +240,8 @@ class History(MoreSteps):
         position.is_clean = False
         if is_plain(setup):
             self._continue_unseeded(position)
+        elif not is_seeded(setup) and self.saved_untouched:
+            position.branch = self._branch()  # its seed was not drawn yet
         self._begin((state, position, setup))
 
     def _continue_unseeded(self, position: Position) -> None:
@@ -291,10 +280,14 @@ class History(MoreSteps):
         if self.setup["data"] in STREAMS:
             self._refused(answer)
             return
+        if isinstance(answer, Raised) and "BrokenSampleError" in answer.kinds:
+            return
         found, text = self._right(answer)
         draws, holder = self.setup["draws"], self.setup["holder"]
         is_random = draws != "nothing" and holder not in ("collate", "sampler")
-        if found != (not is_plain(self.setup) or not is_random):
+        if not is_plain(self.setup) and not is_seeded(self.setup):
+            return  # its seed may have been drawn, or not yet
+        if found != (is_seeded(self.setup) or not is_random):
             raise WrongError(f"check() says: {text}")
 
     def _set_epoch(self, draw: int) -> None:
@@ -371,11 +364,20 @@ class History(MoreSteps):
         workers = [each for each in workers if each in alive]
         if not workers or self.kills:
             return
-        os.kill(workers[draw % len(workers)], signal.SIGKILL)
         self.kills += 1
+        self.all_kills += 1
         self.oracle.at.is_clean = False
-        took = trainer.ask("take", 1 + draw % 3)
-        self._judge_took(took, "WorkerDiedError" if self.setup["data"] in STREAMS else "")
+        # Those that are stopped first are sent work, which one has when it is killed.
+        stopped = workers if draw // 3 % 2 else []
+        _send(stopped, signal.SIGSTOP)
+        trainer.begin("take", 1 + draw % 3)
+        time.sleep(0.05 * bool(stopped))
+        os.kill(workers[draw % len(workers)], signal.SIGKILL)
+        _send(stopped, signal.SIGCONT)
+        took = trainer.answer()
+        # The same batch may have killed two.
+        is_fine = self.setup["data"] in STREAMS or self.all_kills > 1
+        self._judge_took(took, "WorkerDiedError" if is_fine else "")
         if took.raised:
             self._right(trainer.ask("close"))
             trainer.finish()
@@ -454,6 +456,8 @@ class History(MoreSteps):
         self._right(trainer.ask("open", plan, None, _MANUAL))
         draws_alike = not self.first["draws"].startswith("own-")
         for epoch in range(max(clean)[0] + 1):
+            told = [each[2] for (number, _), each in clean.items() if number == epoch]
+            self._right(trainer.ask("set_epoch", (told or [0])[0]))
             took = self._right(trainer.ask("take", _ALL))
             if took.raised:
                 raise WrongError(f"torch's class raised\n{took.raised.text}")
@@ -474,7 +478,9 @@ class History(MoreSteps):
         if ids[0] != ids[1]:
             raise WrongError(f"{name} has samples {ids[0]} instead of torch's {ids[1]}")
         if draws_alike and ours[1] != theirs.digests:
-            raise WrongError(f"{name} has other contents than with torch's class")
+            raise WrongError(
+                f"{name} is {ours[0]} instead of {theirs.records()} with torch's class"
+            )
 
     def _judge_failures(self, answer: Any) -> None:
         for failures in self._right(answer):

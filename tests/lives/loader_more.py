@@ -9,7 +9,8 @@ from typing import Any
 from . import loader_data, loader_sets
 from .life import Say, WrongError
 from .loader_oracle import STREAMS, Oracle, Position
-from .loader_trainer import Plan, Trainer
+from .loader_plans import Plan
+from .loader_trainer import Trainer
 
 STEPS = ("reorder", "other_workers", "rewrite", "other_shards")
 _SHARDS = ("tar", "parquet", "jsonl", "arrow")
@@ -85,7 +86,9 @@ class MoreSteps:
             other.replace(path)
         self.say(f"  {path.name} has other samples now")
         took = self._right(self._trainer().ask("take", _ALL))
-        took = took if took.raised else self._right(self._trainer().ask("take", _ALL))
+        for _ in range(4):  # what was fetched before lasts for some epochs
+            if not took.raised:
+                took = self._right(self._trainer().ask("take", _ALL))
         if took.raised:
             self.say(f"  {took.raised.kinds[0]}: {took.raised.message.splitlines()[0]}")
             if "ChangedError" not in took.raised.kinds:

@@ -84,7 +84,8 @@ class Position:
         told: What `set_epoch` was called with.
         branch: What else the order follows from: weights, or an order without a known seed.
         sources: Of a mixture, all samples of each source so far.
-        clean: Whether nothing but taking batches has happened.
+        is_whole: Whether no epoch was left before its end.
+        is_clean: Whether nothing but taking batches has happened.
     """
 
     epoch: int = 0
@@ -96,6 +97,7 @@ class Position:
     branch: str = "0"
     sources: dict[str, list[int]] = field(default_factory=lambda: {"a": [], "b": []})
     is_clean: bool = True
+    is_whole: bool = True
 
 
 class Oracle:
@@ -105,7 +107,7 @@ class Oracle:
         self.at = Position()
         self.orders: dict[Any, tuple[int, ...]] = {}
         self.draws: dict[Any, tuple[float, ...]] = {}
-        self.where: dict[float, Any] = {}
+        self.where: dict[Any, Any] = {}
         self.digests: dict[Any, tuple[Any, ...]] = {}
         self.clean: dict[tuple[int, int], tuple[Any, ...]] = {}
         self.last_epoch = 0
@@ -120,7 +122,7 @@ class Oracle:
         self.last_epoch = max(self.last_epoch, at.epoch)
         self.judge(setup, at.epoch, at.batch, records)
         if at.is_clean:
-            self.clean[at.epoch, at.batch] = tuple(records), taken.digests
+            self.clean[at.epoch, at.batch] = tuple(records), taken.digests, at.told
         key = self._key(setup, at.epoch, at.batch), setup["world"]
         self.digests.setdefault(key, (at.told, at.version, taken.digests))
         at.seen += [each.id for each in records]
@@ -164,19 +166,24 @@ class Oracle:
         if setup["holder"] == "collate" or setup["data"] in GROUPED:
             key = key, setup["world"], setup["tail"] if setup["world"] != "1" else ""
         drawn = tuple(each.draw for each in records)
-        is_plain_one = is_plain(setup)
-        if not is_plain_one:
+        if setup["draws"].startswith("own-") and not is_seeded(setup):
+            return  # in each worker the same, as with torch
+        if setup["draws"].startswith("own-") and setup["data"] in STREAMS:
+            return  # left alone: streams divide their work by what they own
+        if not is_plain(setup):
             before = self.draws.setdefault(key, drawn)
             if before != drawn:
                 raise WrongError(f"{name} drew {drawn}, and {before} before")
-        elif setup["draws"].startswith("own-"):
-            return  # in each worker the same, as with torch
-        branch = "" if is_seeded(setup) else self.at.branch
+        # Draws follow from the place in an epoch, which another sample has in another order.
+        told = self.at.told if setup["sampler"] in ("told", "distributed") else 0
+        context: Any = self.at.branch, told, self.at.order
+        if setup["holder"] == "collate" or setup["data"] in GROUPED:
+            context += setup["world"], setup["tail"]
         for each in records:
-            sample: Any = branch, place[0], each.id
+            sample: Any = place[0], each.id
             if setup["holder"] == "collate":
-                sample = branch, place
-            other = self.where.setdefault(each.draw, sample)
+                sample = place
+            other = self.where.setdefault((context, each.draw), sample)
             if other != sample:
                 raise WrongError(
                     f"{name}: sample {each.id} drew {each.draw}, as {other} did before"
@@ -261,7 +268,7 @@ class Oracle:
         for source, first, count in (("a", 0, 9), ("b", 100, 14)):
             sofar = at.sources[source]
             sofar += [each - first for each in at.seen if first <= each < first + count]
-            if setup["tail"] == "drop":
+            if setup["tail"] == "drop" or not at.is_whole:
                 continue
             for start in range(0, len(sofar), count):
                 part = sofar[start : start + count]
@@ -274,7 +281,13 @@ class Oracle:
         """Judge a batch that was made again."""
         key = self._key(setup, epoch, batch), setup["world"]
         before = self.digests.get(key)
-        if before and before[:2] == (self.at.told, self.at.version) and before[2] != taken.digests:
+        is_fixed = is_seeded(setup) or not setup["draws"].startswith("own-")
+        if (
+            is_fixed
+            and before
+            and before[:2] == (self.at.told, self.at.version)
+            and before[2] != taken.digests
+        ):
             raise WrongError(f"a replay of epoch {epoch}, batch {batch} has other contents")
         is_last = (batch + 1) * size_of(setup) >= COUNT
         if setup["world"] == "1" or not is_last:
@@ -282,6 +295,7 @@ class Oracle:
 
     def left(self) -> None:
         """The trainer left the epoch: the next one begins."""
+        self.at.is_whole = False
         self.at.epoch, self.at.batch, self.at.seen = self.at.epoch + 1, 0, []
 
     def is_over(self, setup: Setup) -> bool:

@@ -23,7 +23,6 @@ import forebay
 from kit.mds_writer import write_mds
 from kit.range_connections import Loop
 from kit.range_faults import Settings
-from kit.range_objects import Objects as _Objects  # noqa: F401 - imported before forks
 from kit.range_server import BACKLOG, Service, control
 
 from . import loader_data as data
@@ -82,13 +81,13 @@ def write_shard(
     if kind == "parquet":
         codec = "zstd" if is_small else "none"
         pa.parquet.write_table(
-            pa.Table.from_pylist(samples), part, row_group_size=3, compression=codec
+            pa.Table.from_pylist(samples), part, row_group_size=2, compression=codec
         )
     elif kind == "arrow":
         table = pa.Table.from_pylist(samples)
         options = pa.ipc.IpcWriteOptions(compression="zstd" if is_small else None)
         with pa.ipc.new_file(part, table.schema, options=options) as writer:
-            for batch in table.to_batches(max_chunksize=3):
+            for batch in table.to_batches(max_chunksize=2):
                 writer.write_batch(batch)
     else:
         packed = _tar(samples) if kind == "tar" else _lines(samples)

@@ -11,11 +11,13 @@ each is tried several times, since kills come at moments that differ. `python -m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import left
 from .__main__ import DOMAINS, domain_of
 from .drawing import covering_lives, random_life
 from .host import live_all
@@ -35,7 +38,7 @@ from .life import Life, life_from_json
 _HERE = Path(__file__)
 SOURCE = _HERE.parents[2] / "src"
 # How often a life that fails is lived again, with the fault and without it.
-_TRIES = 5
+_TRIES = 3
 # The most lives.
 _MOST = 1500
 _ENDLESS_S = 1e9
@@ -146,27 +149,24 @@ def _living(
     source: Path, lives: Iterable[Numbered], seconds: float, jobs: int, patience: float
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a process that lives lives with a source; it prints how each ended, as JSON."""
-    code = (
-        "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit());"
-        f"from lives import planted; planted.live({seconds}, {jobs}, {patience})"
-    )
+    code = f"from lives import planted; planted.live({seconds}, {jobs}, {patience})"
     paths = os.pathsep.join(map(str, (source, _HERE.parents[1])))
-    with tempfile.TemporaryFile("w+") as file:
+    with tempfile.TemporaryDirectory() as folder, Path(folder, "lives").open("w+") as file:
         file.writelines(f"{json.dumps([number, life.to_json()])}\n" for number, life in lives)
         file.seek(0)
         process = subprocess.Popen(
             [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONPATH": paths, "TMPDIR": folder},
             stdin=file,
             stdout=subprocess.PIPE,
             text=True,
             cwd=_HERE.parents[1],
         )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(_ENDING_S)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(_ENDING_S)
 
 
 def _said(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
@@ -176,6 +176,7 @@ def _said(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 
 def live(seconds: float, jobs: int, patience: float) -> None:
     """Live the lives that come from the standard input; print how each ended, as JSON."""
+    signal.signal(signal.SIGTERM, _end)
     end, numbers = time.monotonic() + seconds, {}
     given = [json.loads(line) for line in sys.stdin]
     lives = [life_from_json(text) for _, text in given]
@@ -186,6 +187,14 @@ def live(seconds: float, jobs: int, patience: float) -> None:
         said = {"number": numbers[id(verdict.life)], "life": verdict.life.to_json()}
         kind = "" if verdict.kind == "right" else verdict.kind
         print(json.dumps({**said, "kind": kind, "problem": verdict.problem}), flush=True)
+
+
+def _end(*_: object) -> None:
+    """End this process, with all that descends from it."""
+    for process in left.descendants(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    os._exit(0)
 
 
 def lives_of(name: str, seed: int) -> list[Numbered]:
