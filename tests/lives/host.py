@@ -8,6 +8,7 @@ The guard ends a life that hangs after seconds, with the stacks of all its threa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -90,7 +91,7 @@ def _start_guard(domain: Domain, life: Life, patience: float) -> tuple[int, int]
         with os.fdopen(write_end, "w") as pipe:
             pipe.write(json.dumps(answer))
         status = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - this process ends here
         traceback.print_exc()
     finally:
         os._exit(status)
@@ -148,7 +149,7 @@ def _live(
             domain.live(life, work, lambda sentence: print(sentence, file=file) or None)
     except WrongError as error:
         answer = {"kind": "wrong", "problem": str(error)}
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the life's end
         traceback.print_exc()
         answer = {"kind": "error", "problem": f"{type(error).__name__}: {error}"}
     finally:
@@ -199,7 +200,5 @@ def _print_stacks(child: int) -> None:
 
 
 def _kill(process: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
