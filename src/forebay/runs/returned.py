@@ -303,7 +303,7 @@ def _one_output(names: Sequence[str], asked: Sequence[str]) -> str:
     return first if all(name == first or name.startswith(f"{first}/") for name in names) else ""
 
 
-def _what_is_wrong(rows: list[dict[str, Any]]) -> str:
+def _what_is_wrong(rows: Sequence[Any]) -> str:
     for row in rows:
         for column, value in row.items():
             try:
