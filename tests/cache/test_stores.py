@@ -54,3 +54,30 @@ def test_what_may_pass_is_tried_again_and_silence_ends_in_words(
     assert out.startswith(answer)
     if answer.startswith("broken"):
         assert "which is tried for 1.5 s" in out
+
+
+STORE = """
+from forebay.base import files
+files.SILENT_S, files.PATIENCE_S = 0.3, 1.5
+from forebay.base.file_stores import Store
+try:
+    print(len(Store(sys.argv[1], forebay.InputError).read("x")))
+except forebay.InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [None, 2])
+@pytest.mark.parametrize("protocol", ["s3", "http"])
+def test_a_store_that_is_silent_ends_a_call_and_one_that_answers_again_does_not(
+    running, monkeypatch, script, protocol, count
+):
+    """As `cache` and `preprocess` read a URL: in words that name the object."""
+    for name, value in running.environment.items():
+        monkeypatch.setenv(name, value)
+    running.set(faults=[Fault("stall", count=count, seconds=60.0)])
+    url = "s3://bucket" if protocol == "s3" else f"{running.url}/bucket"
+    code, out, err = script(STORE, url).end()
+    assert code == 0, err
+    assert out.startswith("102400" if count else f"{url}/x cannot be read: ")

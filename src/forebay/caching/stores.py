@@ -143,11 +143,12 @@ class _Obstore(ObjectStore):
 
         # Silence ends a request, and not how long it takes: a link may be slow.
         silence = timedelta(seconds=SILENT_S)
-        limits: Any = {"connect_timeout": silence, "read_timeout": silence}
+        client: Any = {"connect_timeout": silence, "read_timeout": silence, "allow_http": True}
+        retries: Any = {"max_retries": 10, "retry_timeout": timedelta(seconds=PATIENCE_S)}
         return from_url(
             self.url,
-            client_options={**limits, "timeout": timedelta(days=1), "allow_http": True},
-            retry_config={"max_retries": 10, "retry_timeout": timedelta(seconds=PATIENCE_S)},
+            client_options=client | {"timeout": timedelta(days=1)},
+            retry_config=retries,
             **_settings_of(self.url),
         )
 
