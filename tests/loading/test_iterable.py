@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from datasets import (
@@ -48,6 +49,19 @@ def batches(first, count, size, *, drop_last=False):
 def test_a_stream_is_batched_in_order(loader_class):
     """In the main process: as it comes, the last batch short."""
     assert numbers(loader_class(Stream(5), batch_size=2)) == [[0, 1], [2, 3], [4]]
+
+
+class Arrays(IterableDataset):
+    """Samples that are arrays, of which `==` has no truth value."""
+
+    def __iter__(self):
+        return (np.arange(3) + number for number in range(5))
+
+
+def test_samples_of_a_stream_are_compared_with_nothing(loader_class):
+    """Their `==` may raise, as an array's does where a truth value is asked for."""
+    expected = [[[0, 1, 2], [1, 2, 3]], [[2, 3, 4], [3, 4, 5]], [[4, 5, 6]]]
+    assert numbers(loader_class(Arrays(), batch_size=2)) == expected
 
 
 def test_every_worker_gives_the_whole_stream(loader_class):

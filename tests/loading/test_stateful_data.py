@@ -298,6 +298,8 @@ def test_an_iterator_goes_on_after_six_of_ten(kind, workers):
 class Counted(Squares):
     """Samples that count how many were read, in an attribute that the first one makes."""
 
+    made_once = True
+
     def __getitem__(self, index):
         self.read = getattr(self, "read", 0) + 1
         return torch.tensor([index, self.read])

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -271,7 +271,9 @@ class PlannedEpoch:
 
 def going_on(iterator: Iterator[Any]) -> Iterator[Any]:
     """Return what an iterator yields, without `iter()`, which may begin some samplers anew."""
-    return iter(iterator.__next__, object())
+    with suppress(StopIteration):
+        while True:
+            yield iterator.__next__()
 
 
 def one(_: Any) -> int:

@@ -198,11 +198,16 @@ class StreamFetcher(BatchFetcher):
         if self._has_ended:
             raise EndOfDataset
         count = len(request.index) if self._spec.auto_collation else 1
-        samples = [*itertools.islice(iter(self._next, _NOTHING), count)]
+        samples = [*itertools.islice(self._rest(), count)]
         self._has_ended |= len(samples) < count
         if not samples or (self._spec.drop_last and len(samples) < count):
             raise EndOfDataset
         return samples if self._spec.auto_collation else samples[0]
+
+    def _rest(self) -> Iterator[Any]:
+        """Yield the samples that are left; none is compared, because `==` may be the user's own."""
+        while (sample := self._next()) is not _NOTHING:
+            yield sample
 
     def _next(self) -> Any:
         """Return the next sample; `_NOTHING` at the end."""
