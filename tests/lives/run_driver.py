@@ -6,6 +6,7 @@ It is forked, so that what is heavy is imported once for all lives.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import os
@@ -31,6 +32,8 @@ from . import left, run_functions
 
 # Of a driver that was killed or interrupted, others see at once that it has ended.
 _ANSWER = "answer"
+# What a call has started ends within this time after it, on a loaded machine.
+_ENDING_S = 3.0
 
 
 @dataclass
@@ -157,7 +160,7 @@ def _drive(call: Call, answer: Path) -> None:
         part.write_bytes(pickle.dumps(outcome))
         part.rename(answer)
         status = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 it is shown, and the process ends
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -178,11 +181,16 @@ def _made(call: Call) -> Outcome:
 
 
 def _left(descriptors: dict[int, str], threads: set[threading.Thread]) -> str:
-    """Return what a call has left in this process."""
-    more = [what for fd, what in left.descriptors().items() if descriptors.get(fd) != what]
-    more += [each.name for each in threading.enumerate() if each not in threads]
-    more += left.descendants(os.getpid()) and ["a process"]
-    return ", ".join(more)
+    """Return what a call has left in this process, after a moment in which threads may end."""
+    gc.collect()  # an exception refers to what it has passed through
+    end = time.monotonic() + _ENDING_S
+    while True:
+        more = [what for fd, what in left.descriptors().items() if descriptors.get(fd) != what]
+        more += [each.name for each in threading.enumerate() if each not in threads]
+        more += [left.command(each) for each in left.descendants(os.getpid())]
+        if not more or time.monotonic() > end:
+            return ", ".join(more)
+        time.sleep(0.005)
 
 
 def _dataset(call: Call, script: Any) -> Any:

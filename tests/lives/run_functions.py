@@ -299,7 +299,7 @@ def records_of(returns: str, text: str) -> list[dict[str, Any]]:
             year = 2000 + n % 50
             return [
                 {
-                    "when": datetime.datetime(year, 1, 2, 3, 4, 5),
+                    "when": datetime.datetime(year, 1, 2, 3, 4, 5),  # noqa: DTZ001 as a user has it
                     "price": decimal.Decimal(n) / 4,
                     "raw": text.encode(),
                     "day": datetime.date(year, 2, 3),

@@ -18,8 +18,9 @@ from . import left, run_functions
 from .life import Life, Say, Step, WrongError
 from .run_driver import Call, Driver, Outcome, run
 from .run_inputs import FOLDERS, Inputs
+from .run_model import TABLES, THEIRS
 from .run_more import MoreSteps
-from .run_oracle import THEIRS, Oracle
+from .run_oracle import Oracle
 
 _FIRST = 6  # inputs at the beginning
 _MOST = 10
@@ -280,7 +281,10 @@ class History(MoreSteps):
 
     def _table(self) -> list[dict[str, Any]]:
         data = Path(self.oracle.output, "metadata.parquet").read_bytes()
-        return parquet.read_table(io.BytesIO(data), use_threads=False).to_pylist()
+        rows: list[dict[str, Any]] = parquet.read_table(
+            io.BytesIO(data), use_threads=False
+        ).to_pylist()
+        return rows
 
     def _verify(self, draw: random.Random) -> None:
         if self._has_run():
@@ -335,6 +339,8 @@ class History(MoreSteps):
             self.say(f"moves {before} to {item.path}")
 
     def _unmount(self, draw: random.Random) -> None:
+        if self.oracle.deleted:
+            self._run(draw)  # what lost an output is made again before it is away
         if not self.inputs.away:
             folder = draw.choice(FOLDERS)
             leaves_empty = draw.random() < 0.5
@@ -368,26 +374,27 @@ class History(MoreSteps):
 
     def _change_output(self, draw: random.Random) -> None:
         if self.setup["call"] != "preprocess":
-            names = sorted(name for name in self.oracle.on_disk() if name not in THEIRS)
+            names = sorted(self.oracle.on_disk().keys() - {*THEIRS, *TABLES})
             if names:
                 with Path(self.oracle.output, draw.choice(names)).open("ab") as file:
                     file.write(b" by hand")
                 self.oracle.doubt()
                 self.say("appends to an output")
             return
-        names = {
+        states = {
             name: state
             for state in self.oracle.states.values()
             for name in state.files
             if Path(self.oracle.output, name).exists() and not state.is_unsure
         }
+        names = sorted(states.keys() - self.oracle.claimed())
         if names:
-            name = draw.choice(sorted(names))
+            name = draw.choice(names)
             path = Path(self.oracle.output, name)
             path.write_bytes(path.read_bytes() + b" by hand")
-            names[name].files[name] = path.read_bytes()
-            if names[name].again == "no":
-                names[name].again = "maybe"
+            states[name].files[name] = path.read_bytes()
+            if states[name].again == "no":
+                states[name].again = "maybe"
             self.say(f"appends to the output {name}")
 
     def _move_outputs(self, draw: random.Random) -> None:
