@@ -24,7 +24,9 @@ DEADLINE_S = 150.0
 
 
 class Waiting(Dataset):
-    """Samples that take a while without using the processor, and draw."""
+    """Samples that take a while without using the processor, and draw; each names its process."""
+
+    made_once = True
 
     def __init__(self, length=120, seconds=0.002):
         self.length, self.seconds = length, seconds

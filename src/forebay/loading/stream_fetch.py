@@ -103,7 +103,8 @@ class StreamFetcher(BatchFetcher):
         elif self._samples is None and spec.worker_states:
             ended = spec.worker_states[worker_id]  # of the epoch that was resumed
             state = ended.before_epoch() if ended.phase == "ended" else state
-        if self._is_replacement and request.epoch != spec.first_epoch and not request.preceding:
+        is_new = self._is_replacement and self._epoch is None
+        if is_new and request.epoch != spec.first_epoch and not request.preceding:
             name = type(spec.dataset).__name__  # nothing can show whether it is as it was
             raise WorkerDiedError(LOST.format(name, worker_id, request.epoch, 0))
         self._epoch, self._digest = request.epoch, None
