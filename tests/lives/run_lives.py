@@ -136,10 +136,6 @@ KNOWN = (
     ),
     Excluded("a command cannot send what cannot be pickled", {"function": "lock"}, "retry"),
     Excluded(
-        "a cache waits for its own commit, and does not say which samples failed",
-        {"call": "cache", "failing": "raises dies"},
-    ),
-    Excluded(
         "rows are known by another column while the files of the first are away",
         {"inputs": "rows2"},
         "unmount",
