@@ -208,8 +208,12 @@ class ShardIndex:
         return self._row.column(name).values
 
     def _array(self, name: str) -> npt.NDArray[Any]:
-        found: npt.NDArray[Any] = self._values(name).to_numpy(zero_copy_only=True)
-        return found
+        # Not by `to_numpy`, which loads pandas where that is installed.
+        values = self._values(name)
+        dtype, buffer = np.dtype(str(values.type)), values.buffers()[1]
+        if not len(values) or buffer is None:
+            return np.empty(0, dtype)
+        return np.frombuffer(buffer, dtype, len(values), values.offset * dtype.itemsize)
 
     sizes = cached_property(lambda self: self._array("sizes"))
     formats = cached_property(lambda self: self._array("formats"))
@@ -266,7 +270,9 @@ class ShardIndex:
         ends = np.append(self.first, self.samples)[self.block_ends]
         last = np.append(0, self.extent_ends)[self.block_ends]  # of the stretches of each shard
         stretches = itertools.pairwise([0, *last.tolist()])
-        lengths = [zlib.crc32(np.ascontiguousarray(self.length[slice(*at)])) for at in stretches]
+        lengths = [
+            zlib.crc32(np.ascontiguousarray(self.length[slice(*at)]).data) for at in stretches
+        ]
         return tuple(
             Origin(shown_location(name), f"{size}-{crc32:08x}:{tag}", count)
             for name, size, crc32, tag, count in zip(
