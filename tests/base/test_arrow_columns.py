@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 
 import numpy as np
 import pyarrow as pa
@@ -95,15 +94,6 @@ def test_rows_are_those_that_pyarrow_has(table, data):
         )
         return
     assert {name: plain(each) for name, each in taken.items()} == expected
-
-
-@given(tables())
-def test_columns_are_pickled_with_their_table(table):
-    """As a dataset is for a worker that is not forked."""
-    rows = list(range(table.num_rows))
-    columns = open_columns(table, "the table")
-    again = pickle.loads(pickle.dumps(columns))
-    assert repr(again.each(rows)) == repr(columns.each(rows))
 
 
 def test_numbers_keep_their_types_and_fixed_lists_their_shapes():

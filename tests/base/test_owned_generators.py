@@ -201,17 +201,6 @@ def test_the_global_ones_do_not_count():
     assert OwnedGenerators(dataset=root).paths == ()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_has_a_stream_of_its_own(kind):
-    """Two that are alike draw different numbers, and one more changes nothing for the others."""
-    one, two = KINDS[kind](), KINDS[kind]()
-    OwnedGenerators(dataset={"a": one, "b": two}).seed(7)
-    found = draw(one), draw(two)
-    assert found[0] != found[1]
-    OwnedGenerators(dataset={"a": one, "c": KINDS[kind](), "b": two}).seed(7)
-    assert (draw(one), draw(two)) == found
-
-
 def test_streams_of_neighbouring_seeds_and_paths_are_independent():
     """No correlation beyond what 4,096 pairs of random numbers have."""
     holders = {str(at): np.random.default_rng() for at in range(16)}
@@ -387,16 +376,6 @@ def test_a_process_lists_what_nothing_reaches():
         map(id, (known, random._inst, torch.default_generator, tempfile._name_sequence.rng))
     )
     assert holder.hidden is next(each for name, each in found.items() if ".hidden" in name)
-
-
-def test_generators_that_were_made_since_are_found():
-    """And nothing is, if nothing was made."""
-    holder = Holder(rng=random.Random(0))
-    owned = OwnedGenerators(dataset=holder)
-    assert owned.grown() is None
-    holder.late = random.Random(1)
-    grown = owned.grown()
-    assert grown is not None and grown.paths == ("dataset.rng", "dataset.late")
 
 
 class OwnRandom(random.Random):

@@ -111,13 +111,6 @@ def test_all_three_generators_are_seeded(seed):
     assert torch.tensor(torch.initial_seed()) == seed % 2**63
 
 
-def test_numpy_and_torch_draw_different_numbers():
-    """Both have the same generator, so each is seeded from another half of the bits."""
-    seed_generators(seed_of_text("input"))
-    array = np.random.random(4).astype("f4").tolist()
-    assert array != torch.rand(4).tolist()
-
-
 def test_the_seed_of_a_string_is_the_same_everywhere():
     """64 bits, also of a file name that is no text: these numbers never change."""
     assert seed_of_text("a.wav") == 8175102505230246214
@@ -182,15 +175,6 @@ def test_generators_are_as_before_after_the_block(block, raises):
             if raises:
                 raise KeyError
     assert states() == before
-
-
-def test_generators_locked_leaves_what_was_drawn():
-    """It keeps others out, and nothing else."""
-    before = states()
-    with generators_locked():
-        first = draw()
-    assert states() != before
-    assert first != draw()
 
 
 def test_the_states_that_a_block_leaves_can_be_chosen():
@@ -305,18 +289,6 @@ def test_a_draw_is_seen_before_another_seed():
     turns.run(call)
     turns.run(call)
     assert calls[1:] == [alone(4)] * 2
-
-
-def test_calls_of_many_threads_draw_as_if_alone():
-    """Each from its own seeds, whatever the others do."""
-    turns = ThreadTurns()
-    expected = [alone(seed) for seed in range(40)]
-
-    def worker(first):
-        return [turns.run(drawing(seed)) for seed in range(first, 40, 4)]
-
-    found = together(*(lambda first=first: worker(first) for first in range(4)))
-    assert [found[seed % 4][seed // 4] for seed in range(40)] == expected
 
 
 def test_two_calls_that_draw_at_the_same_time_are_each_made_again():
@@ -477,32 +449,6 @@ def test_draws_of_the_trainer_stay():
     assert draw() == expected
     assert len(calls) == 2
     run_in_pairs(turns)
-
-
-def test_calls_of_two_loaders_do_not_disturb_each_other():
-    """One draws; the other, whose calls do not, keeps running them side by side."""
-    drawn, plain = ThreadTurns(), ThreadTurns()
-    expected = [alone(seed) for seed in range(20)]
-
-    def draws():
-        return [drawn.run(drawing(seed)) for seed in range(20)]
-
-    def does_not():
-        return [plain.run(lambda seeds: "plain") for _ in range(20)]
-
-    assert together(draws, does_not, draws) == [expected, ["plain"] * 20, expected]
-    run_in_pairs(plain)
-
-
-def test_generators_are_as_before_although_others_ran_meanwhile():
-    """Between a call that drew and the same call alone, another one may come and go."""
-    turns, before = ThreadTurns(), states()
-
-    def undo():
-        together(lambda: turns.run(lambda seeds: None))
-
-    assert turns.run(drawing(4), undo) == alone(4)
-    assert states() == before
 
 
 # ---- threads that hang, and forks --------------------------------------------------------------

@@ -8,20 +8,15 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-import random
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.utils.data.dataloader as torchs
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
-    default_collate,
-    get_worker_info,
 )
 
 from forebay.base import torch_internals
@@ -34,64 +29,6 @@ def parameters(function):
 
 
 # ---- workers -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def no_worker(monkeypatch):
-    """Have this process be no worker again when the test has ended."""
-    monkeypatch.setattr(torch_internals._worker, "_worker_info", None)
-
-
-@pytest.mark.usefixtures("no_worker")
-def test_a_process_can_become_a_worker():
-    """`get_worker_info()` gives what it was told, under torch's names."""
-    assert get_worker_info() is None, "torch changed _worker._worker_info: it is not None at first"
-    dataset = [1, 2]
-    torch_internals.set_worker_info(1, 3, 5, dataset)
-    info = get_worker_info()
-    assert info is not None, "torch changed get_worker_info: it does not read _worker._worker_info"
-    assert (info.id, info.num_workers, info.seed) == (1, 3, 5), "torch changed WorkerInfo"
-    assert info.dataset is dataset, "torch changed WorkerInfo: dataset is another object"
-
-
-class Seeds(torch.utils.data.Dataset):
-    """What a worker knows and draws before its first sample."""
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        drawn = random.random(), np.random.random(), torch.rand(()).item()
-        return get_worker_info().seed, *drawn
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_an_iterator_has_workers_that_can_be_shut_down():
-    """Tests and libraries look at them by these names, which forebay's iterator has, too."""
-    iterator = iter(DataLoader(Seeds(), num_workers=1))
-    workers = getattr(iterator, "_workers", [])
-    assert [each.is_alive() for each in workers] == [True], "torch changed _workers"
-    assert callable(getattr(iterator, "_shutdown_workers", None)), (
-        "torch changed the iterator's _shutdown_workers"
-    )
-    iterator._shutdown_workers()
-    assert not workers[0].is_alive(), "torch changed _shutdown_workers: a worker is alive"
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_workers_are_seeded_as_torch_seeds_its_own():
-    """A worker of torch's, in a process of its own, draws what ours would."""
-    iterator = iter(DataLoader(Seeds(), num_workers=1, batch_size=None, collate_fn=tuple))
-    (seed, *drawn), base_seed = next(iterator), iterator._base_seed
-    del iterator
-    assert torch_internals.seed_as_worker(base_seed, 0) == seed, (
-        "torch changed the seed of its workers: it is no longer _base_seed + worker_id"
-    )
-    ours = [random.random(), np.random.random(), torch.rand(()).item()]
-    for library, one, other in zip(["random", "numpy", "torch"], ours, drawn, strict=True):
-        assert one == other, f"torch changed how it seeds {library} in its workers"
 
 
 @pytest.mark.parametrize("limit", [None, 7])
@@ -112,78 +49,7 @@ def test_the_seed_of_numpy_in_a_worker_is_what_it_was():
     )
 
 
-def test_an_exception_of_a_worker_is_raised_again():
-    """As one of its own type, with the traceback and where it was raised in the message."""
-    try:
-        raise ValueError("words")
-    except ValueError as error:
-        wrapper = torch_internals.wrapped_error(error, "in DataLoader worker process 0")
-    with pytest.raises(ValueError, match="words") as caught:
-        wrapper.reraise()
-    message = str(caught.value)
-    assert message.startswith("Caught ValueError in DataLoader worker process 0.\nOriginal "), (
-        "torch changed ExceptionWrapper: its message begins in another way"
-    )
-    assert 'raise ValueError("words")' in message, (
-        "torch changed ExceptionWrapper: the message has no traceback"
-    )
-    assert not hasattr(wrapper, "exc_info"), (
-        "torch changed ExceptionWrapper: it keeps the traceback, and with it the user's data"
-    )
-
-
 # ---- tensors -----------------------------------------------------------------------------------
-
-
-def test_another_function_can_collate_tensors():
-    """default_collate looks it up for each batch and passes it the map by name; undone after."""
-    called = []
-
-    def replace(original):
-        def collate(batch, *, collate_fn_map=None):
-            called.append(collate_fn_map)
-            return original(batch, collate_fn_map=collate_fn_map)
-
-        return collate
-
-    before = torch_internals.default_collate_fn_map[torch.Tensor]
-    assert parameters(before) == ["batch", "collate_fn_map"], (
-        "torch changed collate_tensor_fn: it takes other arguments"
-    )
-    undo = torch_internals.replace_tensor_collation(replace)
-    try:
-        batch = default_collate([{"x": torch.ones(2)}, {"x": torch.zeros(2)}])
-    finally:
-        undo()
-    assert batch["x"].tolist() == [[1, 1], [0, 0]]
-    assert len(called) == 1, "torch changed default_collate: it does not use default_collate_fn_map"
-    assert called[0] is torch_internals.default_collate_fn_map, (
-        "torch changed default_collate: it hands on another map"
-    )
-    assert torch_internals.default_collate_fn_map[torch.Tensor] is before
-
-
-def test_a_sparse_tensor_has_parts_also_where_it_is_not_coalesced():
-    """The public methods refuse such a one."""
-    tensor = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,), check_invariants=True)
-    indices, values = torch_internals.sparse_parts(tensor)
-    assert indices.tolist() == [[0, 0]], "torch changed Tensor._indices: it coalesces"
-    assert values.tolist() == [1, 2], "torch changed Tensor._values: it coalesces"
-    assert not tensor.is_coalesced(), "torch changed Tensor._indices: it changes the tensor"
-    assert values.data_ptr() == tensor._values().data_ptr(), "torch changed _values: it copies"
-
-
-@pytest.mark.parametrize(
-    ("dtype", "numbers"), [(torch.quint8, torch.uint8), (torch.qint8, torch.int8)], ids=str
-)
-@pytest.mark.filterwarnings("ignore:.*quantiz")
-def test_a_quantized_tensor_is_made_of_its_numbers(dtype, numbers):
-    """With the type that follows from theirs."""
-    made = torch_internals.quantized(torch.tensor([1, 2, 3], dtype=numbers), 0.5, 1)
-    name = "torch changed _make_per_tensor_quantized_tensor"
-    assert made.dtype is dtype, f"{name}: it makes another dtype"
-    assert made.int_repr().tolist() == [1, 2, 3], f"{name}: it changes the numbers"
-    assert (made.q_scale(), made.q_zero_point()) == (0.5, 1), f"{name}: other arguments"
 
 
 def test_storages_are_typed_and_untyped_without_a_warning():
@@ -231,16 +97,6 @@ def test_arguments_of_the_installed_torch_are_known(argument):
     """Those that a loader always has, and one that no version has."""
     assert torch_internals.accepts(argument), f"torch changed DataLoader: no {argument}="
     assert not torch_internals.accepts("no_" + argument)
-
-
-class Counted(IterableDataset):
-    """An iterable dataset that has a length."""
-
-    def __iter__(self):
-        return iter(range(3))
-
-    def __len__(self):
-        return 2
 
 
 class Iterator(torch_internals.BaseIterator):
@@ -318,38 +174,12 @@ def test_a_loader_says_what_it_iterates_over(batch_size):
     assert list(Iterator(own)) == ["own"] * 7, "torch changed _sampler_iter: it is of another one"
 
 
-def test_an_iterator_draws_one_base_seed_from_the_loaders_generator():
-    """An int64; a reset draws none. So forebay draws what torch draws."""
-    generator = torch.Generator().manual_seed(5)
-    loader = DataLoader([1, 2, 3], generator=generator)
-    iterator = Iterator(loader)
-    drawn = generator.get_state()
-    generator.manual_seed(5)
-    expected = torch.empty((), dtype=torch.int64).random_(generator=generator).item()
-    assert iterator._base_seed == expected, "torch changed _base_seed: it is drawn in another way"
-    assert torch.equal(drawn, generator.get_state()), "torch changed what an iterator draws"
-    iterator._reset(loader)
-    assert torch.equal(drawn, generator.get_state()), "torch changed _reset: it draws"
-
-
-def test_the_length_of_an_iterable_dataset_is_known_to_its_iterator():
-    """Once `len(loader)` was asked; then torch's own `__next__` warns of more samples than that."""
-    loader = DataLoader(Counted(), batch_size=None)
-    assert Iterator(loader)._IterableDataset_len_called is None
-    assert len(loader) == 2
-    iterator = Iterator(loader)
-    assert iterator._IterableDataset_len_called == 2, "torch changed _IterableDataset_len_called"
-    next(iterator), next(iterator)
-    with pytest.warns(UserWarning, match="was reported to be 2"):
-        next(iterator)
-
-
 # ---- where they are used -----------------------------------------------------------------------
 
 HOME = "base/torch_internals.py"
 
 # A loader and an iterator that are torch's cannot but have its names: they replace some, and read
-# others. All of them are tested above.
+# others. All of them are tested, above or by what a loader does.
 INHERITED = {
     "columns/slicing.py": {"_indices"},  # of a Hugging Face dataset, not of a tensor
     "loader.py": {"_get_iterator", "_index_sampler", "_iterator"},

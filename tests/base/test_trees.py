@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,9 +18,6 @@ from forebay.base.batch_digests import differing, digested
 class Pair(NamedTuple):
     left: Any
     right: Any
-
-
-Untyped = namedtuple("Untyped", "x y")
 
 
 class Named(dict):
@@ -111,35 +108,6 @@ def test_a_mapping_keeps_what_is_not_among_its_items():
     assert encoding.data is not MAPPINGS["BatchEncoding"].data
 
 
-SEQUENCES = {
-    "list": [1, 2],
-    "tuple": (1, 2),
-    "empty list": [],
-    "empty tuple": (),
-    "UserList": UserList([1, 2]),
-    "subclass of list": type("Own", (list,), {})([1, 2]),
-    "subclass of tuple": type("Own", (tuple,), {})([1, 2]),
-}
-
-
-@pytest.mark.parametrize("value", SEQUENCES.values(), ids=SEQUENCES)
-def test_a_sequence_keeps_its_type_and_its_order(value):
-    """Its keys are positions."""
-    assert batches.opened(value) == ("sequence", tuple(range(len(value))), tuple(value))
-    new = batches.mapped(tens, value)
-    assert type(new) is type(value)
-    assert list(new) == [10 * each for each in value]
-
-
-@pytest.mark.parametrize("value", [Pair(1, 2), Untyped(1, 2)], ids=repr)
-def test_a_namedtuple_keeps_its_type_and_its_names(value):
-    """Return whether it was made by typing or by collections."""
-    assert batches.opened(value) == ("namedtuple", value._fields, (1, 2))
-    new = batches.mapped(tens, value)
-    assert type(new) is type(value)
-    assert new == type(value)(10, 20)
-
-
 @pytest.mark.parametrize("value", [Point(1, 2), Frozen(1, 2)], ids=repr)
 def test_a_dataclass_keeps_its_type(value):
     """Also a frozen one with slots; the old one is as it was."""
@@ -200,12 +168,6 @@ def test_all_else_is_a_leaf(value):
     assert batches.mapped(lambda each: each, {"a": [value]})["a"][0] is value
 
 
-@pytest.mark.parametrize("kind", [int, dict, list, Pair, object])
-def test_only_dataclasses_and_attrs_classes_have_fields(kind):
-    """The names of a NamedTuple are read elsewhere."""
-    assert batches.field_names(kind) is None
-
-
 def nested(first):
     """Return every kind of container within others, with numbers from `first` on as leaves."""
     return {
@@ -237,19 +199,6 @@ def test_containers_are_new_and_leaves_are_the_same():
     assert new["one"] is not shared and new["other"] is not new["one"]
     assert new["one"][0] is new["other"][0] is leaf
     assert new["pair"].left.y is not value["pair"].left.y
-
-
-@pytest.mark.parametrize(
-    "value",
-    [{"a": 1, "b": 2}, MAPPINGS["defaultdict"], [1, 2], (1, 2), Pair(1, 2), Point(1, 2)],
-    ids=repr,
-)
-def test_a_container_is_rebuilt_from_a_branch_and_other_values(value):
-    """For whoever walks a tree in a way of its own."""
-    branch = batches.opened(value)
-    new = batches.rebuilt(value, branch, ["one", "other"])
-    assert type(new) is type(value)
-    assert batches.opened(new) == branch._replace(values=("one", "other"))
 
 
 def test_a_container_is_rebuilt_with_as_many_values_as_it_has_keys():

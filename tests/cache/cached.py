@@ -1,5 +1,4 @@
-"""Datasets to be cached, and the killed run: `cached.py DIRECTORY NUMBER_OF_WORKERS
-[COMPRESSION]`."""
+"""Datasets to be cached, and the killed run: `cached.py DIRECTORY NUMBER_OF_WORKERS`."""
 
 from __future__ import annotations
 
@@ -95,6 +94,5 @@ def shift_at_random(sample):
 
 if __name__ == "__main__":
     os.environ[DRIVER] = str(os.getpid())
-    folder, workers, *compression = sys.argv[1:]
-    options = {"num_workers": int(workers), "compression": next(iter(compression), None)}
-    forebay.cache(Noise(), Path(folder), progress=False, **options)
+    folder, workers = sys.argv[1:]
+    forebay.cache(Noise(), Path(folder), num_workers=int(workers), progress=False)

@@ -8,17 +8,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-# Seconds that what is sure to come may take on a busy machine.
-PATIENCE_S = 180.0
-
 
 class Served(ThreadingHTTPServer):
     """Serves the files of a folder.
 
     Attributes:
         gets: How often each file was sent or begun, by name.
-        held: The name of a file of which only half is sent, until `released` is set.
-        reached: Set when that has begun.
         status: The status of all answers, if not 200.
     """
 
@@ -27,8 +22,7 @@ class Served(ThreadingHTTPServer):
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder, self.gets = folder, Counter[str]()
-        self.held, self.status = "", 200
-        self.reached, self.released = threading.Event(), threading.Event()
+        self.status = 200
 
     @property
     def url(self) -> str:
@@ -50,12 +44,6 @@ class _Handler(BaseHTTPRequestHandler):
         if body is None:
             return
         server.gets[name] += 1
-        if name == server.held and not server.released.is_set():
-            self.wfile.write(body[: len(body) // 2])
-            self.wfile.flush()
-            server.reached.set()
-            server.released.wait(PATIENCE_S)
-            body = body[len(body) // 2 :]
         self.wfile.write(body)
 
     def _answer(self) -> bytes | None:
@@ -80,6 +68,5 @@ def served(folder: Path):
         try:
             yield server
         finally:
-            server.released.set()
             server.shutdown()
             thread.join()

@@ -10,10 +10,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from collections import Counter
 from contextlib import suppress
-from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,7 +30,6 @@ from reading import (
 )
 
 import forebay
-from buckets import PATIENCE_S
 from forebay import windows
 from forebay.caching import bucket_reader
 from forebay.caching import lookahead as lookahead_module
@@ -136,27 +133,6 @@ def test_a_large_block_is_not_fetched_for_a_few_samples(endpoint, root, monkeypa
 
 
 @pytest.mark.slow
-def test_other_readers_work(endpoint, local):
-    """Subset, mixtures, replay, predict, spawned and forked workers."""
-    cached = forebay.open_cache(URL, window="60KB")
-    subset = torch.utils.data.Subset(cached, [7, 3, 500])
-    assert all(equal(*each) for each in zip(subset, (local[7], local[3], local[500]), strict=True))
-    mixed = forebay.mix({"a": (cached, 0.5), "b": (local, 0.5)})
-    same = forebay.mix({"a": (local, 0.5), "b": (local, 0.5)})
-    assert ask(mixed, num_workers=1) == ask(same)
-    for start in ("fork", "spawn"):
-        loader = torch.utils.data.DataLoader(
-            cached, 100, num_workers=1, collate_fn=texts, multiprocessing_context=start
-        )
-        assert [*loader] == [
-            texts(local[at] for at in range(b, b + 100)) for b in range(0, 600, 100)
-        ]
-    with forebay.DataLoader(cached, 24, shuffle=True, seed=3, collate_fn=texts) as loader:
-        batches = [*loader]
-        assert loader.replay(epoch=0, batch=5) == batches[5]
-
-
-@pytest.mark.slow
 def test_a_transform_gets_samples_that_it_may_change(endpoint, local):
     """As of files."""
 
@@ -170,49 +146,6 @@ def test_a_transform_gets_samples_that_it_may_change(endpoint, local):
 
 
 # ---- batches -------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("disk", "workers"),
-    [
-        *((0, 0), ("300KB", 2), ("50MB", 0)),
-        *(
-            pytest.param(*pair, marks=pytest.mark.thorough)
-            for pair in ((0, 2), ("300KB", 0), ("50MB", 2))
-        ),
-    ],
-)
-def test_batches_do_not_depend_on_what_is_cached(endpoint, root, tmp_path, disk, workers):
-    """Nor on workers, nor on whether the cache is in a bucket."""
-    files = forebay.open_cache(root / "bucket" / "cache", window="150KB")
-    folder = tmp_path if disk else None
-    cached = forebay.open_cache(URL, disk=disk, directory=folder, window="150KB")
-    arguments = {"num_workers": workers, **({"buffer": "1MB"} if workers else {})}
-    assert ask(cached, epochs=2, **arguments) == ask(files, epochs=2)
-
-
-@pytest.mark.slow
-def test_the_order_differs_from_epoch_to_epoch_and_has_every_sample_once(endpoint, local):
-    """As with an exact shuffle."""
-    cached = forebay.open_cache(URL, window="100KB")
-    with forebay.DataLoader(cached, 24, shuffle=True, seed=3, collate_fn=list) as loader:
-        one, other = ([each["at"].x for batch in loader for each in batch] for _ in range(2))
-    assert sorted(one) == sorted(other) == [*range(SAMPLES)]
-    assert one != other
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "world", [2, 3, 8, *(pytest.param(each, marks=pytest.mark.thorough) for each in (1, 4, 6))]
-)
-def test_ranks_share_the_same_global_batches(endpoint, world):
-    """3 and 6 do not divide the lanes."""
-    cached = forebay.open_cache(URL, window="150KB")
-    ranks = ranks_of(cached, world, drop_last=True)
-    together = [[*chain(*parts)] for parts in zip(*ranks, strict=True)]
-    found = hashlib.sha256(b"".join(each for batch in together for each in batch)).hexdigest()
-    assert found == ask(cached, 48, drop_last=True)[0]
 
 
 @pytest.mark.slow
@@ -260,32 +193,6 @@ def test_what_is_fetched_ahead_is_kept_between_epochs(endpoint, monkeypatch, per
     workers = 0 if persistent_workers is None else 1
     assert len({*ask(cached, epochs=3, num_workers=workers, **options)}) == 3
     assert len(made) == 2
-
-
-@pytest.mark.slow
-def test_a_run_continues_on_other_ranks_and_an_empty_disk(endpoint, tmp_path):
-    """Three ranks, then four, then two, in the middle of an epoch."""
-    whole = ask(forebay.open_cache(URL, window="150KB"), 48, drop_last=True)[0]
-    found, state = hashlib.sha256(), None
-    for number, (world, steps) in enumerate(((3, 4), (4, 3), (2, 5))):
-        cached = forebay.open_cache(
-            URL, disk="500KB", directory=tmp_path / str(number), window="150KB"
-        )
-        ranks = ranks_of(cached, world, drop_last=True)
-        for rank in ranks:
-            if state is not None:
-                rank.load_state_dict(state)
-        for at, parts in enumerate(zip(*ranks, strict=True), 1):
-            for each in chain(*parts):
-                found.update(each)
-            if at == steps:
-                break
-        states = [rank.state_dict() for rank in ranks]
-        assert all(each == states[0] for each in states)
-        state = states[0]
-        for rank in ranks:
-            rank.close()
-    assert found.hexdigest() == whole
 
 
 @pytest.mark.slow
@@ -447,23 +354,6 @@ def test_a_trainer_that_is_killed_leaves_nothing(endpoint, tmp_path):
     cached = forebay.open_cache(URL, disk="50MB", directory=tmp_path)
     assert len(list(cached)) == SAMPLES
     assert not [key for key in endpoint.counters()["bytes_by_key"] if "shard" in key]
-
-
-@pytest.mark.slow
-def test_threads_of_a_process_read_at_once(endpoint, local):
-    """Each has its own connection."""
-    cached, found = forebay.open_cache(URL), []
-
-    def read(first):
-        found.append(all(equal(cached[at], local[at]) for at in range(first, SAMPLES, 25)))
-
-    threads = [threading.Thread(target=read, args=(at,)) for at in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert found == [True] * 8
-    assert len(fetchers()) == 1
 
 
 ERRORS = [

@@ -171,6 +171,9 @@ def test_failing_samples_are_all_named(tmp_path):
         forebay.open_cache(tmp_path)
     kept = {name: (tmp_path / name).stat().st_ino for name in shards(tmp_path)}
     assert len(kept) == 98
+    with pytest.raises(forebay.FailuresError) as caught:  # all that this call does fails
+        make(Made(fragile, 300), tmp_path)
+    assert str(caught.value).startswith("3 of 300 samples could not be cached: 3, 4, 250\n")
     bad.clear()
     cached = make(Made(fragile, 300), tmp_path, accept_changes=True)
     assert list(cached) == list(range(300))

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 import torch
 from cached import Asked, Made, Pictures
-from same import assert_same
 
 import forebay
 from forebay.base.file_stores import Folder
@@ -207,13 +206,3 @@ def test_an_index_with_impossible_numbers_is_damaged(tmp_path, change):
     path.write_text(json.dumps(told))
     with pytest.raises(forebay.InputError, match=r"cache\.json' is damaged"):
         forebay.open_cache(tmp_path)
-
-
-def test_small_blocks_give_the_same_samples(tmp_path, monkeypatch):
-    """A block for each sample, in shards of several."""
-    dataset = Made(varied, 400)
-    monkeypatch.setattr(arrow_shards, "BATCH_BYTES", 1)
-    cached = make(dataset, tmp_path)
-    index = Index.read(Folder(tmp_path))
-    assert index.blocks[0] == 400 > len(index.sizes)
-    assert_same(list(cached), [dataset[at] for at in range(400)])

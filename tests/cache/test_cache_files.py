@@ -8,7 +8,6 @@ import resource
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
@@ -52,12 +51,6 @@ def test_the_folder_is_a_dataset_to_pyarrow(folder):
     assert {path.suffix for path in folder.iterdir() if path.name != ".forebay"} == {".arrow"}
     table = pyarrow.dataset.dataset(folder, format="arrow").to_table(columns=["label"])
     assert table["label"].to_pylist() == list(range(40))
-
-
-def test_pandas_opens_a_file_alone(folder):
-    """As what used to be called feather."""
-    frame = pandas.read_feather(folder / "shard-00007.arrow", columns=["label", "name"])
-    assert frame.to_dict("records") == [{"label": 7, "name": "picture 7"}]
 
 
 def test_the_table_has_all_rows_over_the_maps(folder):

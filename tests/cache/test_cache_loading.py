@@ -7,7 +7,7 @@ import pickle
 import pytest
 from cached import Pictures, shift_at_random
 from same import assert_same
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import Subset
 
 import forebay
 
@@ -17,26 +17,6 @@ def folder(tmp_path_factory):
     """A folder of 300 pictures, three to a shard."""
     folder = tmp_path_factory.mktemp("loading") / "cache"
     return forebay.cache(Pictures(300), folder, num_workers=0, progress=False).directory
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("loader", "context"),
-    [
-        pytest.param(DataLoader, "fork", id="torch-fork"),
-        pytest.param(forebay.DataLoader, "fork", id="forebay-fork"),
-        pytest.param(forebay.DataLoader, "spawn", id="forebay-spawn"),
-        pytest.param(DataLoader, "spawn", id="torch-spawn", marks=pytest.mark.thorough),
-    ],
-)
-def test_batches_are_those_of_the_dataset(folder, loader, context):
-    """From workers that are forked with its maps, and from ones that are sent its name."""
-    cached = forebay.open_cache(folder)
-    assert cached[7]["label"] == 7  # a map to be inherited
-    batches = loader(
-        cached, batch_size=32, num_workers=2, multiprocessing_context=context, shuffle=False
-    )
-    assert_same(list(loader(Pictures(300), batch_size=32)), list(batches))
 
 
 def test_it_travels_as_the_names_of_its_files(folder):

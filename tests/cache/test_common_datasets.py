@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import pickle
-import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from common_datasets import DATASETS, Common, Span, Token
+from common_datasets import DATASETS, Common
 from PIL import Image
 from same import assert_same
 
@@ -65,43 +63,6 @@ def test_other_programs_read_the_files(tmp_path, monkeypatch):
     command = [sys.executable, "-c", READERS, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.full  # as in test_cache_kills.py
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["coco", "hugging_face"])
-def test_a_killed_run_is_continued(name, tmp_path):
-    """The files are those of an undisturbed run, byte for byte."""
-    script = Path(__file__).with_name("common_datasets.py")
-    command = [sys.executable, script, name, str(tmp_path / "torn")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    dataset, options = Common(name), {"num_workers": 0, "progress": False}
-    with pytest.raises(forebay.InputError):
-        forebay.open_cache(tmp_path / "torn")
-    forebay.cache(dataset, tmp_path / "torn", **options)
-    forebay.cache(dataset, tmp_path / "whole", **options)
-    shards = sorted((tmp_path / "whole").glob("shard-*"))
-    assert len(shards) > 100
-    for path in shards:
-        assert (tmp_path / "torn" / path.name).read_bytes() == path.read_bytes()
-
-
-@pytest.mark.slow
-def test_a_process_without_the_classes_reads_substitutes(trainers, tmp_path):
-    """They have the same names and fields, and are pickled; nothing is imported."""
-    data, program = tmp_path / "data", tmp_path / "reads.py"
-    forebay.cache(Common("text_spans", COUNT), data, num_workers=0, progress=False)
-    program.write_text(
-        "import forebay, pickle, sys\n"
-        f"sample = pickle.loads(pickle.dumps(forebay.open_cache({str(data)!r})[2]))\n"
-        "print(sample['spans'][1], sample['words'], sample['words'][0].tag)\n"
-        "assert 'common_datasets' not in sys.modules\n"
-    )
-    done = trainers.run(program, cwd=tmp_path)
-    assert done.code == 0, done.err
-    words = [Token("Ada", "NAME"), Token("runs")]
-    assert done.out == f"{Span(1, 4, 'PER')} {words} NAME\n"
 
 
 def test_what_a_transform_changes_stays_in_its_copy(tmp_path):

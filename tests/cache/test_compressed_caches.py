@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
-import signal
 import struct
 from itertools import chain
-from pathlib import Path
 
-import cached
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from cached import Made, Noise, Pictures
+from cached import Made, Pictures
 from driving import published
 from reading import SAMPLES, ask, equal, sample
 from same import assert_same
@@ -128,30 +125,6 @@ def test_decompressed_blocks_are_those_of_a_window(tmp_path, small_blocks):
         assert pickle.loads(pickle.dumps(found))._source._decompressed._most == most
 
 
-@pytest.mark.slow
-def test_a_loader_reads_a_compressed_cache(tmp_path, small_blocks):
-    """With workers, by windows, and from the middle of an epoch, as one without compression."""
-    dataset = Made(sample, SAMPLES)
-    make(dataset, tmp_path / "plain", None)
-    make(dataset, tmp_path / "made")
-    plain, found = (
-        forebay.open_cache(tmp_path / name, window="60KB") for name in ("plain", "made")
-    )
-    assert len(blocks_of(tmp_path / "plain")) == len(blocks_of(tmp_path / "made"))
-    exact = [forebay.open_cache(tmp_path / name, window=None) for name in ("plain", "made")]
-    assert forebay.open_cache(tmp_path / "made").window == 256_000_000
-    assert ask(exact[0]) == ask(exact[1], num_workers=1)
-    with forebay.DataLoader(found, 24, shuffle=True, seed=3, collate_fn=list) as loader:
-        batches = iter(loader)
-        before = [[each["name"] for each in next(batches)] for _ in range(5)]
-        state = loader.state_dict()
-        after = [[each["name"] for each in batch] for batch in batches]
-    with forebay.DataLoader(found, 24, shuffle=True, seed=3, collate_fn=list) as loader:
-        loader.load_state_dict(state)
-        assert [[each["name"] for each in batch] for batch in loader] == after
-    assert sorted(chain(*before, *after)) == sorted(plain[at]["name"] for at in range(SAMPLES))
-
-
 def test_lengths_are_a_column_of_a_compressed_cache(tmp_path, small_blocks, monkeypatch):
     """One shard at a time is decompressed for it, also where shards differ in shape."""
     lengths = [3 + (at > 250) * at % 5 for at in range(300)]
@@ -180,39 +153,12 @@ def test_rows_of_a_compressed_cache_come_by_windows(tmp_path, small_blocks, monk
     rows = forebay.pack_sequences(found, lengths, size=64, window=50)
     assert rows.filled > 0.9
     assert sorted(chain(*map(rows.members, range(len(rows))))) == list(range(2000))
-    batches = []
-    with forebay.DataLoader(
-        rows,
-        8,
-        shuffle=True,
-        seed=1,
-        collate_fn=firsts_of,
-    ) as loader:
-        coming = iter(loader)
-        batches += [next(coming) for _ in range(11)]
-        state = loader.state_dict()
-        rest = [*coming]
-    assert sorted(chain(*batches, *rest)) == list(range(2000))
+    with forebay.DataLoader(rows, 8, shuffle=True, seed=1, collate_fn=firsts_of) as loader:
+        batches = [*loader]
+    assert sorted(chain(*batches)) == list(range(2000))
     assert blocks <= len(made) < 3 * blocks < 1000
     exact = forebay.pack_sequences(forebay.open_cache(tmp_path, window=None), lengths, size=64)
     assert exact.by_blocks is None and len(exact) <= len(rows)
-    with forebay.DataLoader(
-        rows,
-        8,
-        shuffle=True,
-        seed=1,
-        collate_fn=firsts_of,
-    ) as loader:
-        loader.load_state_dict(state)
-        assert [*loader] == rest
-    ranks = [
-        forebay.DataLoader(
-            rows, 4, shuffle=True, seed=1, collate_fn=firsts_of, world_size=2, rank=rank
-        )
-        for rank in (0, 1)
-    ]
-    both = [sorted(chain(*each)) for each in zip(*ranks, strict=True)]
-    assert both[:-1] == [sorted(each) for each in (*batches, *rest)][:-1]
 
 
 @pytest.mark.slow
@@ -256,19 +202,6 @@ def test_named_samples_are_taken_over_from_compressed_shards(tmp_path):
     found = make(forebay.from_ids(["new-first-is-1"[-1] + "00", *names], load), tmp_path, None)
     assert set(asked) <= {"100", *names[:1], names[19], names[20], names[-1]}  # probes
     assert [each["name"] for each in found] == ["100", *names]
-
-
-@pytest.mark.slow
-def test_a_killed_run_is_continued_compressed(trainers, tmp_path):
-    """What the same call leaves is, byte for byte, what a call without a kill does."""
-    whole = make(Noise(), tmp_path / "whole")
-    folder = tmp_path / "killed"
-    code, _, err = trainers.run(Path(cached.__file__), folder, 2, "zstd", cwd=tmp_path)
-    assert code == -signal.SIGKILL, err
-    trainers.await_none_left()
-    again = make(Noise(), folder)
-    assert published(folder) == published(tmp_path / "whole")
-    assert again[999][0].equal(whole[999][0])
 
 
 # ---- in a bucket ---------------------------------------------------------------------------------

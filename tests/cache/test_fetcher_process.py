@@ -44,32 +44,6 @@ def read_elsewhere(call):
 
 
 @pytest.mark.slow
-def test_two_jobs_with_one_directory_read_each_sample_once(
-    endpoint, root, whole, tmp_path, monkeypatch
-):
-    """With other credentials and folders, at the same time; what stays on disk is good."""
-    disk = {"directory": tmp_path / "kept", "disk": "200KB"}
-    loaders = []
-    for number in range(2):
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / f"{number}"))
-        monkeypatch.setenv("AWS_SESSION_TOKEN", f"{number}")
-        cached = forebay.open_cache(URL, **disk, **WINDOW)
-        usual = {"shuffle": True, "seed": 3, "collate_fn": texts}
-        loaders.append(forebay.DataLoader(cached, 24, **usual))
-    for _ in range(2):
-        for one, other in zip(*loaders, strict=True):
-            assert one == other
-    assert len(fetchers()) == 2
-    for loader in loaders:
-        loader.close()
-    del cached, loaders, loader
-    endpoint.set()
-    assert ask(forebay.open_cache(URL, **disk, **WINDOW), epochs=2) == whole
-    sizes = sum(path.stat().st_size for path in (root / "bucket" / "cache").glob("shard-*"))
-    assert endpoint.counters()["bytes"] < 2 * sizes
-
-
-@pytest.mark.slow
 def test_what_is_on_disk_may_be_anything(endpoint, whole, tmp_path):
     """Each block is compared with its checksum when it is read."""
     disk = {"directory": tmp_path, "disk": "50MB"}

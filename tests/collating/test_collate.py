@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, default_collate
 
 import forebay
 from documents import program
-from forebay.collate import Padded, as_list, by_field, default, pad
+from forebay.collate import as_list, by_field, default, pad
 from forebay.memory.packed_batch import memory_of, unpack
 from forebay.memory.packing import WORTH_PLACING, Packer, collate_into
 from forebay.memory.slab import Slab
@@ -222,35 +222,6 @@ RULES = [pad(), pad(-1, multiple_of=(1, 8), lengths=True), as_list, default, by_
 def test_rules_can_be_pickled(rule):
     """And are equal to what comes out."""
     assert pickle.loads(pickle.dumps(rule)) == rule
-
-
-class Pieces(Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        size = 1 + index * 5 % 12
-        return Labelled(torch.full((size, 40 * size), float(index)), [index] * size)
-
-
-RULE = by_field(image=pad(0.5, lengths=True), label=as_list)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"multiprocessing_context": "spawn"}, {"backend": "thread"}],
-    ids=str,
-)
-def test_batches_are_those_of_one_process(options):
-    """In forked, spawned and threaded workers; NamedTuples come back as such."""
-    expected = [RULE([Pieces()[k] for k in range(at, at + 4)]) for at in (0, 4, 8)]
-    got = list(forebay.DataLoader(Pieces(), 4, num_workers=2, collate_fn=RULE, **options))
-    for one, other in zip(got, expected, strict=True):
-        assert type(one) is Labelled
-        assert type(one.image) is Padded
-        assert all(map(torch.equal, one.image, other.image))
-        assert one.label == other.label
 
 
 def test_a_padded_batch_is_made_in_the_slot_and_not_copied():

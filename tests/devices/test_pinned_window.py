@@ -25,26 +25,6 @@ def test_memory_is_registered_in_whole_pages_up_to_the_limit():
     assert not window.covers(PAGE, 1, 0)
 
 
-def test_a_larger_batch_in_the_same_slot_is_registered_again():
-    """The first registration is undone before."""
-    device = FakeDevice()
-    window = PinnedWindow(device, 10 * PAGE)
-    assert window.covers(PAGE, PAGE, 0)
-    assert window.covers(PAGE, 2 * PAGE, 0)
-    assert device.registered == {PAGE: 2 * PAGE}
-
-
-def test_memory_is_unregistered_before_it_is_freed():
-    """The slots in a range, and no other."""
-    device = FakeDevice()
-    window = PinnedWindow(device, 10 * PAGE)
-    for at in (1, 3, 5):
-        assert window.covers(at * PAGE, PAGE, 0)
-    window.forget(2 * PAGE, 3 * PAGE)
-    assert sorted(device.registered) == [PAGE, 5 * PAGE]
-    assert window.covers(3 * PAGE, PAGE, 0), "it may be registered again"
-
-
 def test_a_refusal_is_kept_in_words_and_not_repeated():
     """The driver is asked once, since each call stalls other work."""
     device = FakeDevice(refuses="out of memory")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -114,46 +113,6 @@ def started(commands):
     return [each for each in commands if isinstance(each, StartCopy)]
 
 
-def test_three_slots_are_enough_for_a_loop():
-    """A loop that holds the last batch while it asks for the next one uses the same three slots."""
-    flow, slots = TransferFlow(), list[int]()
-    for batch in range(20):
-        flow.arrived(batch, 1000)
-    for batch in range(20):
-        if batch >= 2:
-            flow.release(slots[batch - 2])
-        slots += [each.slot for each in started(flow.want(batch))]
-        flow.take(batch)
-        slots += [each.slot for each in started(flow.advance())]
-    assert set(slots) == {0, 1, 2}
-
-
-def test_batches_that_are_kept_have_slots_of_their_own():
-    """Each batch of `list(loader)` stays where it is, and the slots are given back afterwards."""
-    flow = TransferFlow()
-    slots = []
-    for batch in range(10):
-        flow.arrived(batch, 1000)
-        slots += [each.slot for each in started(flow.want(batch))]
-        flow.take(batch)
-    assert slots == list(range(10))
-    discarded = [flow.release(slot) for slot in slots]
-    assert [bool(each) for each in discarded] == [True] * 7 + [False] * 3
-    assert len(flow.slots) == 3
-
-
-def test_slots_grow_with_the_batches():
-    """A slot that is too small for the batches of today is given back, not filled."""
-    flow = TransferFlow()
-    flow.arrived(0, 100)
-    flow.want(0)
-    flow.take(0)
-    flow.arrived(1, 10_000)
-    commands = flow.want(1)
-    assert commands == [Allocate(1, 12_288), StartCopy(1, 1)]
-    assert flow.release(0) == [Discard(0)]
-
-
 def test_memory_that_is_not_reused_is_forgotten():
     """Page-locked memory of torch's belongs to its batch, which has exactly the size it needs."""
     flow = TransferFlow(reuses=False)
@@ -164,12 +123,3 @@ def test_memory_that_is_not_reused_is_forgotten():
     assert flow.slots == {}
     assert flow.advance() == [Allocate(1, 7), StartCopy(1, 1)]
     assert flow.drop(1) == [Discard(1)]
-
-
-@pytest.mark.parametrize("is_wanted", [True, False])
-def test_a_batch_is_copied_once(is_wanted):
-    """Neither the consumer's request nor a look ahead starts a copy again."""
-    flow = TransferFlow()
-    flow.arrived(0, 100)
-    assert (flow.want(0) if is_wanted else flow.advance()) == [Allocate(0, 4096), StartCopy(0, 0)]
-    assert flow.want(0) == flow.advance() == []

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 
 import pytest
 
 from forebay.errors import BusyError, LedgerError
-from forebay.failures import Failure
 from forebay.ledger import snapshot as snapshots
 from forebay.ledger.ledger import Ledger
 from forebay.ledger.lock import Holder
-from forebay.ledger.records import Counts, Done, FailedInput, FileChange, Input, OutputFile
-from forebay.ledger.snapshot import Snapshot, read_failures, read_snapshot
+from forebay.ledger.records import Counts, Done, Input, OutputFile
+from forebay.ledger.snapshot import Snapshot, read_snapshot
 
 DRIVER = """
 import sys
@@ -62,86 +58,6 @@ def driver(tmp_path):
     process.kill()
     process.wait()
     process.stdout.close()
-
-
-@pytest.mark.slow
-def test_a_killed_driver_loses_nothing_it_has_recorded(tmp_path, driver):
-    """After kill -9 every record that returned is there, whole, with its file changes."""
-    for _ in range(20):
-        driver.stdout.readline()
-    driver.send_signal(signal.SIGKILL)
-    rest, _ = driver.communicate()
-    told = int(rest.split()[-1]) if rest else 21 * 50
-    with Ledger.open(tmp_path) as ledger:
-        recorded = [result.ordinal for result in ledger.results()]
-        assert recorded == list(range(1, len(recorded) + 1))
-        assert told <= len(recorded) <= told + 50
-        assert ledger.counts() == Counts(100_000, len(recorded), 0)
-        last = recorded[-50:]
-        assert ledger.file_changes() == [FileChange(f"o{k}", "s") for k in last]
-        assert next(ledger.todo()).ordinal == len(recorded) + 1
-        assert sum(1 for _ in ledger.outputs()) == len(recorded)
-
-
-def test_file_changes_outlive_the_driver_until_they_are_known_to_be_done(tmp_path):
-    """A run that ends between commit and renames leaves them to the next."""
-    with Ledger.open(tmp_path) as ledger:
-        ledger.enrol(inputs(2), (), True)
-        ledger.record([done(1, "x", "y")], [])
-    for _ in range(2):
-        with Ledger.open(tmp_path) as ledger:
-            assert ledger.file_changes() == [FileChange("x", "s/x"), FileChange("y", "s/y")]
-    with Ledger.open(tmp_path) as ledger:
-        ledger.clear_file_changes()
-    with Ledger.open(tmp_path) as ledger:
-        assert ledger.file_changes() == []
-
-
-def test_meta_and_results_outlive_the_driver(tmp_path):
-    """What one run kept, the next one finds."""
-    with Ledger.open(tmp_path) as ledger:
-        ledger.set_meta("fingerprint", "{}")
-        ledger.enrol(inputs(2), ("a",), True)
-        ledger.record([done(2, "x")], [])
-    with Ledger.open(tmp_path) as ledger:
-        assert ledger.get_meta("fingerprint") == "{}"
-        assert ledger.get_meta("nothing") is None
-        assert [todo.ordinal for todo in ledger.todo()] == [1]
-        assert ledger.enrol(inputs(2), ("a",), True).same == 2
-
-
-@pytest.mark.slow
-def test_a_second_driver_is_refused_while_the_first_works(tmp_path, driver):
-    """Two runs never share a ledger."""
-    with pytest.raises(BusyError, match=f"pid {driver.pid} "):
-        Ledger.open(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_second_shell_sees_a_working_driver(tmp_path, driver):
-    """Status reads whole snapshots beside a driver that commits all the time."""
-    seen = [read_snapshot(tmp_path) for _ in range(5)]
-    for snapshot in seen:
-        assert snapshot.counts.total == 100_000
-        assert snapshot.counts.done % 50 == 0
-        assert snapshot.live.pid == driver.pid
-        assert snapshot.live.command == "driver"
-    assert seen[-1].counts.done >= seen[0].counts.done > 0
-
-
-def test_a_snapshot_has_failures_and_what_the_driver_kept(tmp_path):
-    """Without a driver `live` is None, and the ledger's own keys are left out."""
-    failure = Failure("crash", "Killed", "signal 9", attempts=3, seconds=0.5)
-    with Ledger.open(tmp_path) as ledger:
-        ledger.enrol([Input("a"), Input("", '{"n": 1}'), Input("c")], ("n",), True)
-        ledger.record([done(1)], [FailedInput(2, failure)])
-        ledger.set_meta("version", "2")
-        assert read_snapshot(tmp_path).live.pid == os.getpid()
-    snapshot = read_snapshot(tmp_path)
-    assert snapshot.counts == Counts(3, 1, 1)
-    assert snapshot.meta == {"columns": '["n"]', "version": "2"}
-    assert list(read_failures(tmp_path)) == [failure._replace(source='{"n": 1}')]
-    assert snapshot.live is None
 
 
 def test_looking_changes_no_file(tmp_path):
@@ -202,13 +118,6 @@ def test_a_commit_that_was_cut_off_is_rolled_back_for_the_reader_and_the_next_ru
         assert sum(1 for _ in ledger.todo()) == 20_000
 
 
-def test_a_folder_without_a_ledger_is_not_forebays(tmp_path):
-    """Status of a wrong folder says that it is wrong and makes nothing."""
-    with pytest.raises(LedgerError, match="not an output folder of forebay's"):
-        read_snapshot(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_damaged_or_foreign_ledger_is_no_busy_one(tmp_path):
     """What stays wrong at rest is said to be wrong."""
     (tmp_path / "ledger.sqlite").write_bytes(b"no database" * 100)
@@ -220,23 +129,6 @@ def test_a_damaged_or_foreign_ledger_is_no_busy_one(tmp_path):
     db.close()
     with pytest.raises(LedgerError, match="not a ledger"):
         read_snapshot(tmp_path)
-
-
-def test_a_ledger_used_from_another_thread_is_our_mistake_not_damage(tmp_path):
-    """A wrong call is not reported as a broken file."""
-    errors: list[BaseException] = []
-    with Ledger.open(tmp_path) as ledger:
-
-        def count():
-            try:
-                ledger.counts()
-            except sqlite3.ProgrammingError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=count)
-        thread.start()
-        thread.join()
-    assert len(errors) == 1
 
 
 @pytest.mark.parametrize(

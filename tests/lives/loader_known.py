@@ -31,10 +31,18 @@ KNOWN = (
     Excluded(_VIEWS, {"batch": "views", "workers": _PROCESSES, "backend": "process concurrent"}),
     Excluded(_VIEWS, {"batch": "views", "backend": "process concurrent"}, "elsewhere"),
     Excluded("check() makes a loader that is refused", {"data": "grouped mix"}, "check"),
-    Excluded(_SAMPLER, {"holder": "sampler"}, "resume"),
-    Excluded(_SAMPLER, {"holder": "sampler"}, "elsewhere"),
-    Excluded(_SAMPLER, {"holder": "sampler"}, "replay"),
-    Excluded(_SAMPLER, {"holder": "sampler"}, "kill"),
+    *(
+        Excluded(_SAMPLER, {"holder": "sampler"}, step)
+        for step in ("resume", "elsewhere", "replay", "kill", "refresh", "change")
+    ),
+    *(
+        Excluded(
+            "a stream with a state draws the first random numbers of the epoch again",
+            {"data": "stream-state stream-state-epoch", "draws": "python numpy torch"},
+            step,
+        )
+        for step in ("resume", "elsewhere", "kill", "kill_worker")
+    ),
     Excluded(
         "replay() of a sampler of the user's returns batch 0 whichever is asked for",
         {"sampler": "weights fixed told state drawn", "world": "2 3"},

@@ -6,9 +6,7 @@ import copy
 import logging
 import os
 import pickle
-import signal
 import time
-from contextlib import suppress
 
 import pytest
 import torch
@@ -93,28 +91,6 @@ def test_it_grows_with_what_it_measures():
     with DataLoader(Waiting(seconds=0.04), 4, num_workers=AutoWorkers(max=6)) as loader:
         iterate_until(loader, lambda: loader.statistics().num_workers == 6)
         assert "training waits" in loader.statistics().decisions[0]
-
-
-@pytest.mark.slow
-def test_workers_that_die_while_it_grows_cost_no_batch(monkeypatch):
-    """Each is replaced, and its batch made again, whatever the number is."""
-    know_load(monkeypatch, workers, step_s=0.001, batch_s=0.04)
-    usual = {"batch_size": 4, "seed": 3, "buffer": Buffer(max_batches=8)}
-    found, killed, deadline = [], 0, time.monotonic() + DEADLINE_S
-    with DataLoader(Waiting(), num_workers=AutoWorkers(max=6), **usual) as loader:
-        # Until one is noticed: a worker may have ended before it is killed.
-        while (now := loader.statistics()).num_workers < 6 or killed < 3 or not now.restarts:
-            assert time.monotonic() < deadline, loader.statistics()
-            for batch in loader:
-                found.append(batch)
-            # Once an epoch, which is longer than the buffer: no batch loses two workers.
-            with suppress(ProcessLookupError):
-                os.kill(int(batch[2][0]), signal.SIGKILL)
-                killed += 1
-        assert loader.statistics().restarts > 0
-    with DataLoader(Waiting(), num_workers=1, **usual) as loader:
-        expected = [batch for _ in range(len(found) // len(loader)) for batch in loader]
-    assert without_pids(found) == without_pids(expected)
 
 
 def test_decisions_are_logged(caplog, monkeypatch):

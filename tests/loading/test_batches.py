@@ -22,7 +22,7 @@ import pytest
 import torch
 from datasets import Squares, as_it_is, error_of_next
 from same import assert_same
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import default_collate, default_convert
 
@@ -382,19 +382,6 @@ def test_samples_that_need_gradients_are_treated_as_torch_treats_them(loader_cla
         assert_same([sample.grad for sample in samples], [torch.ones(2)] * 2)
 
 
-def test_types_that_were_added_to_the_map_of_torch_are_collated(
-    loader_class, num_workers, monkeypatch
-):
-    """`default_collate_fn_map` is where users teach default_collate their types."""
-    monkeypatch.setitem(
-        torch.utils.data._utils.collate.default_collate_fn_map,
-        Batch,
-        lambda batch, *, collate_fn_map: [one.names for one in batch],
-    )
-    loader = loader_class([Batch(1, ["a"]), Batch(2, ["b"])], 2, num_workers=num_workers)
-    assert list(loader) == [[["a"], ["b"]]]
-
-
 # ---- a collate_fn of one's own ------------------------------------------------------------------
 
 MADE = {
@@ -521,22 +508,6 @@ def test_a_collate_fn_may_give_what_cannot_be_sent_in_the_main_process(loader_cl
     assert [list(batch) for batch in loader] == [[0, 1], [2, 3]]
 
 
-def test_a_collate_fn_may_be_a_lambda_a_method_or_a_closure(loader_class, num_workers):
-    """Where workers are forked nothing has to be pickled to reach them."""
-    wide = 4
-
-    class Padding:
-        def collate(self, samples):
-            return pad_sequence([torch.ones(n) for n in samples], batch_first=True)
-
-    for collate, shape in [
-        (lambda samples: torch.ones(len(samples), wide), (2, 4)),
-        (Padding().collate, (2, 2)),
-    ]:
-        loader = loader_class([1, 2], 2, collate_fn=collate, num_workers=num_workers)
-        assert [batch.shape for batch in loader] == [shape]
-
-
 def test_one_tensor_in_two_places_is_equal_in_both(loader_class, num_workers):
     """However a batch refers to its parts, all of them are there."""
 
@@ -619,16 +590,3 @@ def test_a_batch_can_be_handed_to_another_process(loader_class, num_workers):
 
 def send_sums(pipe, batch):
     pipe.send([part.sum().item() for part in batch])
-
-
-def test_a_packed_sequence_goes_into_a_network(loader_class, num_workers):
-    """What was packed in a worker is unpacked where it is used."""
-    loader = loader_class([3, 1, 2], 3, collate_fn=pack_ones, num_workers=num_workers)
-    (packed,) = loader
-    assert type(packed) is PackedSequence
-    output, _ = torch.nn.RNN(2, 3)(packed)
-    assert output.data.shape == (6, 3)
-
-
-def pack_ones(lengths):
-    return pack_sequence([torch.ones(n, 2) for n in lengths], enforce_sorted=False)

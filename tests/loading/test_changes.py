@@ -79,11 +79,6 @@ def put(sampler, number):
     sampler.weights[number] = 1
 
 
-def through_numpy(sampler, number):
-    """Write to the weights as an array, which the tensor does not notice; so it is made known."""
-    sampler.weights.numpy()[:] = only(number).numpy()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "backend", "in_batches"),
@@ -173,16 +168,6 @@ def test_what_cannot_be_seen_in_a_sampler_counts_after_refresh(change):
         assert epoch_of(loader) == numbers_from(4)
 
 
-def test_weights_written_to_as_an_array_count_after_refresh():
-    """torch does not count what is written through `tensor.numpy()`."""
-    sampler = WeightedRandomSampler(only(1), COUNT)
-    with ahead(range(COUNT), sampler=sampler) as loader:
-        assert epoch_of(loader) == [1] * COUNT
-        through_numpy(sampler, 6)
-        loader.refresh()
-        assert epoch_of(loader) == [6] * COUNT
-
-
 # ---- datasets -----------------------------------------------------------------------------------
 
 
@@ -250,17 +235,6 @@ def test_an_attribute_of_a_dataset_counts_from_the_next_epoch_on():
         assert epoch_of(loader) == [3] * COUNT
         dataset.mark[()] = 4
         assert epoch_of(loader) == [4] * COUNT
-
-
-def test_a_dataset_that_threads_share_counts_from_the_refresh_on():
-    """There is one copy, which samples may change themselves; what was made before is dropped."""
-    dataset = Marked(COUNT)
-    dataset.mark = 1
-    with ahead(dataset, backend="thread") as loader:
-        assert epoch_of(loader) == [1] * COUNT
-        dataset.mark = 2
-        loader.refresh()
-        assert epoch_of(loader) == [2] * COUNT
 
 
 @pytest.mark.slow
@@ -373,19 +347,6 @@ def test_what_cannot_be_seen_in_a_dataset_counts_after_refresh(backend):
             assert epoch_of(loader)[:1] == [1]
             loader.refresh()
             assert epoch_of(loader) == [2] * COUNT
-
-
-def test_refresh_loses_and_repeats_nothing_of_an_epoch_under_way():
-    """What was requested of this epoch is handed out; only later epochs are made again."""
-    with ahead(range(COUNT), shuffle=True, seed=3) as loader:
-        expected = [epoch_of(loader) for _ in range(3)]
-    with ahead(range(COUNT), shuffle=True, seed=3) as loader:
-        loader.refresh()
-        iterator = iter(loader)
-        first = [int(next(iterator)) for _ in range(3)]
-        loader.refresh()
-        epochs = [first + [int(batch) for batch in iterator], epoch_of(loader), epoch_of(loader)]
-    assert epochs == expected
 
 
 # ---- nothing is dropped when nothing changed ----------------------------------------------------

@@ -15,7 +15,7 @@ from same import assert_same
 from streams import Noisy, NoisyGroups
 from torch.utils.data import IterableDataset, Subset
 
-from forebay import AutoWorkers, DataLoader, OptionError, WorkerDiedError, mix
+from forebay import DataLoader, OptionError, WorkerDiedError, mix
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -79,22 +79,6 @@ def test_batches_are_the_same_for_any_concurrency(kind, way):
     assert_same(batches_of(kind(22), concurrency=16, **way), expected)
 
 
-def test_batches_are_the_same_in_one_process():
-    """Also without workers, and with a batch that holds fewer samples than are fetched at once."""
-    expected = batches_of(Noisy(22))
-    assert_same(batches_of(Noisy(22), concurrency=3), expected)
-    assert_same(batches_of(Noisy(22), concurrency=16), expected)
-
-
-@pytest.mark.parametrize("arguments", [{"batch_size": None}, {"batch_sampler": [[3, 1], [2]]}])
-def test_batches_of_the_users_own_are_the_same(arguments):
-    """Samples that are no batches, and batches that a sampler makes."""
-    if "batch_sampler" in arguments:
-        arguments |= {"batch_size": 1, "shuffle": None}
-    expected = batches_of(Noisy(6), **arguments)
-    assert_same(batches_of(Noisy(6), concurrency=4, **arguments), expected)
-
-
 def test_a_subset_and_a_mixture_are_asked_for_single_samples():
     """A Subset's own `__getitems__` only calls `__getitem__` for each."""
     for dataset in (Subset(Noisy(22), range(3, 22)), mix({"a": (Noisy(9), 1), "b": (Noisy(4), 2)})):
@@ -128,12 +112,6 @@ def test_so_many_samples_are_made_at_once(way):
     assert [each.tolist() for each in found[0]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_the_number_of_workers_may_be_automatic():
-    """Each of them fetches as many at once."""
-    found = batches_of(Noisy(22), concurrency=4, num_workers=AutoWorkers(max=2))
-    assert_same(found, batches_of(Noisy(22)))
-
-
 # ---- failures ------------------------------------------------------------------------------------
 
 
@@ -155,19 +133,6 @@ def test_an_exception_names_its_sample(way):
             next(iterator)
         assert "forebay: sample 2, " in "\n".join(caught.value.__notes__)
         assert next(iterator)[0].tolist() == [3, 4, 5]
-
-
-@pytest.mark.parametrize("way", WAYS[:2], ids=str)
-def test_bad_samples_are_left_out(way):
-    """The same ones, with the same failures."""
-    found = []
-    for more in ({}, {"concurrency": 6, **way}):
-        with DataLoader(Patchy(13), batch_size=4, seed=0, on_error="skip", **more) as loader:
-            batches = list(loader)
-            failures = [(each.index, each.batch, each.message) for each in loader.failures]
-        found.append((batches, failures))
-    assert_same(*found)
-    assert [index for index, *_ in failures] == [2, 7, 12]
 
 
 def test_the_slowest_sample_is_known():

@@ -132,9 +132,6 @@ CUTS = [
     (0, "every third"),
     (1, "persistent"),
     (1, "buffer"),
-    *(pytest.param(1, way, marks=pytest.mark.thorough) for way in ("here", "workers")),
-    *(pytest.param(0, way, marks=pytest.mark.thorough) for way in ("persistent", "buffer")),
-    pytest.param(1, "every third, persistent", marks=pytest.mark.thorough),
 ]
 
 

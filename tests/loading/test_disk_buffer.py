@@ -142,13 +142,6 @@ def test_a_folder_that_is_gone_is_an_error_before_any_worker_starts(tmp_path):
         iter(loader)
 
 
-def test_a_file_is_no_folder(tmp_path):
-    """Said when the buffer is described."""
-    (tmp_path / "file").touch()
-    with pytest.raises(forebay.OptionError, match="is not a folder"):
-        forebay.Buffer(max_batches=1, directory=tmp_path / "file")
-
-
 def test_threads_have_no_buffer_on_a_disk(tmp_path):
     """Their batches are never in the slab, so the wish cannot be granted, and that is said."""
     with pytest.raises(forebay.OptionError, match="not possible with backend='thread'"):

@@ -313,14 +313,6 @@ def test_other_attributes_may_be_set_and_count_from_the_next_epoch(loader_class,
     assert list(loader) == [[0, 1], [2, 3]]
 
 
-def test_a_loader_can_be_made_again_from_its_attributes(loader_class):
-    """What its signature names is an attribute, as libraries that wrap loaders rely on."""
-    loader = loader_class(range(5), batch_size=2, drop_last=True)
-    names = set(inspect.signature(loader_class.__init__).parameters) - {"self"}
-    made_of = {name: getattr(loader, name) for name in names - {"shuffle", "batch_sampler"}}
-    assert numbers(type(loader)(**made_of)) == [[0, 1], [2, 3]]
-
-
 # ---- the object ---------------------------------------------------------------------------------
 
 

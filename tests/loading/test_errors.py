@@ -110,21 +110,6 @@ def test_after_an_exception_the_next_batch_comes(loader_class, num_workers, fail
         next(iterator)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("persistent", [False, True])
-def test_after_an_exception_the_loader_can_be_used_again(loader_class, num_workers, persistent):
-    """Each epoch meets it again, and gets as far."""
-    loader = loader_class(
-        Failing(6, ValueError("x"), (3,)),
-        num_workers=num_workers,
-        persistent_workers=persistent and num_workers > 0,
-    )
-    for _ in range(3):
-        iterator = iter(loader)
-        assert [next(iterator).item() for _ in range(3)] == [0, 1, 2]
-        assert error_of_next(iterator)[0] is ValueError
-
-
 def test_stop_iteration_from_a_sample_ends_the_loop_and_not_the_epoch(loader_class, num_workers):
     """A for-loop takes it for the end; next() goes on behind it, as after any exception."""
     iterator = iter(
@@ -157,44 +142,6 @@ def test_an_exception_in_a_collate_fn_is_told_like_one_in_a_sample(loader_class,
     assert "cannot collate one" in words
     assert ("Caught OwnError in DataLoader worker process 1." in words) is (num_workers > 0)
     assert next(iterator) == [2]
-
-
-def test_an_exception_in_getitems_is_told_like_one_in_a_sample(loader_class, num_workers):
-    """`__getitems__` is the dataset's code too."""
-
-    class Groups(Squares):
-        def __getitems__(self, indices):
-            raise OwnError(f"no {indices}")
-
-    iterator = iter(loader_class(Groups(4), batch_size=2, num_workers=num_workers))
-    for keys in ([0, 1], [2, 3]):
-        kind, words = error_of_next(iterator)
-        assert kind is OwnError
-        assert f"no {keys}" in words
-
-
-def test_an_index_out_of_range_is_told_as_it_is(loader_class, num_workers):
-    """A sampler may ask for what is not there."""
-    iterator = iter(loader_class([1, 2], sampler=[0, 5], num_workers=num_workers))
-    assert next(iterator).item() == 1
-    assert error_of_next(iterator)[0] is IndexError
-
-
-@pytest.mark.parametrize("where", ["sampler", "batch_sampler"])
-def test_an_exception_in_a_sampler_comes_as_it_is(loader_class, num_workers, where):
-    """Samplers run in this process: nothing is wrapped, wherever they got to."""
-
-    class Breaking:
-        def __iter__(self):
-            yield from [0, 1] if where == "sampler" else [[0], [1]]
-            raise OwnError("no more keys")
-
-        def __len__(self):
-            return 5
-
-    loader = loader_class(range(9), num_workers=num_workers, **{where: Breaking()})
-    with pytest.raises(OwnError, match=r"^no more keys$"):
-        list(loader)
 
 
 def test_an_exception_in_the_loop_passes_through(loader_class, num_workers):

@@ -187,14 +187,6 @@ def test_a_generators_state_that_is_missing_is_refused():
             LOADERS[kind]().load_state_dict(state)
 
 
-def test_batches_of_another_size_continue_an_iterable_dataset():
-    """It is read again up to where it was, counted in samples."""
-    state = state_after("iterable", TAKEN)
-    with DataLoader(Numbers(), 8) as loader:
-        loader.load_state_dict(state, strict=False)
-        assert samples_of(loader) == list(range(TAKEN * SIZE, COUNT))
-
-
 def test_the_state_of_an_iterator_that_has_none_is_refused():
     """It is known only when the dataset is iterated."""
     state = state_after("iterable", TAKEN)

@@ -6,7 +6,6 @@ import inspect
 import os
 import pickle
 import pydoc
-import random
 import re
 import signal
 import subprocess
@@ -21,7 +20,7 @@ import pytest
 import torch
 from datasets import Squares, Stream
 from streams import until
-from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, Dataset, DistributedSampler
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import forebay
@@ -79,13 +78,6 @@ class Dying(Squares):
         return index
 
 
-class DyingStream(Dying, IterableDataset):
-    """The same, one after the other."""
-
-    def __iter__(self):
-        return map(self.__getitem__, range(5))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("death", DEATHS)
 @pytest.mark.parametrize("way", WAYS)
@@ -107,21 +99,6 @@ def test_the_message_of_a_dead_worker_is_found_by_torchs_words(way, death, tmp_p
         assert "The batch was tried 2 times; the loader continues with the next one." in text
         assert "num_workers=0" in text
         assert [int(batch) for batch in iterator] == [3, 4]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("death", DEATHS)
-def test_the_message_of_a_dead_worker_of_a_stream_is_found_by_torchs_words(death, tmp_path):
-    """Nothing can be read past the sample, so the stream ends."""
-    die, cause = DEATHS[death]
-    with DataLoader(DyingStream(die, tmp_path), num_workers=1) as loader:
-        iterator = iter(loader)
-        assert [int(next(iterator)) for _ in range(2)] == [0, 1]
-        with pytest.raises(RuntimeError, match=TORCHS_WORDS) as caught:
-            next(iterator)
-        assert re.search(cause, str(caught.value).splitlines()[0])
-        assert "the next samples of its stream" in str(caught.value)
-        assert list(iterator) == []
 
 
 # ---- libraries that ask for the iterator themselves ---------------------------------------------
@@ -256,40 +233,6 @@ def test_a_buffer_of_threads_counts_the_bytes_of_any_batch(form):
             assert now.ready_bytes <= most + 2 * SAMPLE_BYTES
 
 
-# ---- preprocess in threads ----------------------------------------------------------------------
-
-
-def draw_several(source, out):
-    """Return numbers that are drawn one after the other, with other threads' turns between."""
-    import numpy
-
-    drawn = []
-    for _ in range(50):
-        drawn.append(random.random())
-        drawn.append(float(numpy.random.rand()))
-        Path(source).stat()  # other threads may run here
-    return {"drawn": drawn}
-
-
-@pytest.mark.slow
-def test_preprocess_in_threads_draws_what_one_worker_draws(tmp_path):
-    """The table is equal, however the threads take turns."""
-    inputs = tmp_path / "in"
-    inputs.mkdir()
-    for number in range(20):
-        (inputs / f"{number:02}").touch()
-
-    def table(name, **options):
-        report = forebay.preprocess(
-            draw_several, inputs, tmp_path / name, progress=False, **options
-        )
-        return report.metadata
-
-    expected = table("one", num_workers=1)
-    assert len({tuple(row) for row in expected["drawn"].to_pylist()}) == 20
-    assert table("four", num_workers=4, backend="thread").equals(expected)
-
-
 # ---- many loaders at once -----------------------------------------------------------------------
 
 
@@ -400,16 +343,6 @@ def test_the_ranks_of_torchrun_share_the_memory(monkeypatch):
 def test_a_buffer_on_a_disk_may_be_larger_than_the_memory(tmp_path):
     """No warning comes."""
     assert Buffer("300GB", directory=tmp_path).nbytes == 300 * 10**9
-
-
-@pytest.mark.usefixtures("memory_of_24_gib")
-def test_the_size_of_a_buffer_is_its_first_argument():
-    """As a string or a number; the others have names."""
-    assert Buffer("20GB") == Buffer(20 * 10**9) == Buffer(max_bytes="20GB")
-    with pytest.raises(TypeError, match="positional argument"):
-        Buffer("20GB", 100)
-    with pytest.warns(RuntimeWarning, match="larger than the memory"):
-        assert Buffer("30GB").nbytes == 30 * 10**9
 
 
 # ---- as an object -------------------------------------------------------------------------------

@@ -46,11 +46,6 @@ def batches(first, count, size, *, drop_last=False):
     return made[:-1] if drop_last and made and len(made[-1]) < size else made
 
 
-def test_a_stream_is_batched_in_order(loader_class):
-    """In the main process: as it comes, the last batch short."""
-    assert numbers(loader_class(Stream(5), batch_size=2)) == [[0, 1], [2, 3], [4]]
-
-
 class Arrays(IterableDataset):
     """Samples that are arrays, of which `==` has no truth value."""
 
@@ -156,13 +151,6 @@ def test_a_collate_fn_gets_lists_of_items_or_items(loader_class, batch_size, exp
     """As with a map-style dataset."""
     loader = loader_class(Stream(5), batch_size=batch_size, collate_fn=as_it_is, num_workers=1)
     assert list(loader) == expected
-
-
-def test_drop_last_drops_the_short_batch_of_every_worker(loader_class, num_workers):
-    """With two shards of three, batches of two: two items are dropped, not one."""
-    loader = loader_class(Shards(3, 3), batch_size=2, drop_last=True, num_workers=num_workers)
-    expected = [[0, 1], [100, 101]] if num_workers else [[0, 1], [2, 100], [101, 102]]
-    assert numbers(loader) == expected
 
 
 def test_streams_can_be_chained(loader_class, num_workers):

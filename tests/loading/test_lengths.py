@@ -109,43 +109,9 @@ def test_global_batches_are_equal_bit_for_bit(make, world, num_workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [packed, mixed])
-def test_four_ranks_become_two_and_six_in_mid_epoch(make):
-    before, state = global_batches(make, 4, most=5)
-    middle, state = global_batches(make, 2, state=state, most=4)
-    after, _ = global_batches(make, 6, state=state)
-    assert before + middle + after == expected_of(make)[0]
-    assert len(json.dumps(state)) < 1500
-
-
-@pytest.mark.slow
-def test_a_killed_worker_changes_nothing(tmp_path):
-    first, _ = global_batches(
-        lambda **options: packed(Texts(killer=tmp_path / "killed"), **options), 1, num_workers=2
-    )
-    assert (tmp_path / "killed").exists()
-    assert first == expected_of(packed)[0]
-
-
-def test_every_token_comes_once_an_epoch():
-    rows = list(itertools.chain(*expected_of(packed)[1]))
-    documents = [piece[0] for row in rows for piece in row]
-    assert {*documents} == {*range(len(LENGTHS))}
-    assert sum(len(piece) - 1 for row in rows for piece in row) == LENGTHS.sum()
-    assert all(sum(len(piece) - 1 for piece in row) <= SIZE for row in rows)
-
-
-@pytest.mark.slow
 def test_the_length_of_a_loader_is_its_number_of_steps():
     with packed(batch_size=7) as loader:
         assert [len(list(loader)) for _ in range(2)] == [len(loader)] * 2
-
-
-def test_a_batch_is_made_again_by_its_number():
-    with packed(batch_size=8, world_size=2, rank=1) as loader:
-        batches = list(loader)
-        again = loader.replay(epoch=0, batch=3)
-    assert list(map(plain, again)) == list(map(plain, batches[3]))
 
 
 def test_ranks_have_nearly_equal_costs():
@@ -308,18 +274,6 @@ def test_a_column_without_numbers_of_tokens_is_refused():
         forebay.pack_sequences(texts, "word", size=SIZE)
     with pytest.raises(OptionError, match="the columns are: tokens, word"):
         forebay.pack_sequences(texts, "words", size=SIZE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_come_from_workers_as_from_the_trainer(num_workers):
-    options = {"batch_size": 8, "collate_fn": sequences(size=SIZE), "num_workers": num_workers}
-    with packed(**options) as loader:
-        batches = [dict(batch) for batch in loader]
-    filled = sum(int((batch["sequence_ids"] > 0).sum()) for batch in batches)
-    assert filled == LENGTHS.sum()
-    assert all(batch["tokens"].shape[1] == SIZE for batch in batches)
-    assert all((batch["labels"][batch["sequence_ids"] == 0] == -100).all() for batch in batches)
 
 
 @pytest.mark.parametrize(

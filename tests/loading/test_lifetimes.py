@@ -60,27 +60,6 @@ def test_what_is_kept_is_never_overwritten(options):
 
 @pytest.mark.slow
 @every_life
-def test_whoever_keeps_everything_waits_for_nobody(options):
-    """list(loader), twice, with both lists kept: a small buffer bounds what is ready alone."""
-    with wide_loader(120, options) as loader:
-        epochs = [list(loader), list(loader)]
-    for epoch in epochs:
-        assert all(torch.equal(batch, expected_batch(n)) for n, batch in enumerate(epoch))
-
-
-@pytest.mark.slow
-@every_life
-def test_what_is_done_to_a_batch_does_not_show_in_any_other(options):
-    """Memory is used again, its contents are not: two epochs, each batch spoilt when it is read."""
-    with wide_loader(120, options) as loader:
-        for _ in range(2):
-            for number, batch in enumerate(loader):
-                assert torch.equal(batch, expected_batch(number))
-                batch.fill_(-1)
-
-
-@pytest.mark.slow
-@every_life
 def test_batches_may_be_read_and_dropped_in_other_threads(options):
     """Three threads hold some, drop them when they like, and never see one change."""
     waiting: queue.SimpleQueue = queue.SimpleQueue()

@@ -228,13 +228,6 @@ class OwnError(Exception):
     """An exception of several words."""
 
 
-class OddError(Exception):
-    """An exception that cannot be made of words alone."""
-
-    def __init__(self, code, *, reason):
-        super().__init__(code, reason)
-
-
 class UnsendableError(ValueError):
     """An exception that holds what cannot be sent."""
 
@@ -249,27 +242,6 @@ def batches_and_error(loader, failing):
     kind, words = error_of_next(batches)
     assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5], [6, 7]][failing + 1 :]
     return kind, words
-
-
-@pytest.mark.slow
-@every_way
-@pytest.mark.parametrize(
-    ("raised", "expected", "words"),
-    [
-        (OwnError("seven", 7), OwnError, "('seven', 7)"),
-        (OddError(7, reason="seven"), RuntimeError, "Caught OddError in DataLoader worker"),
-        (UnsendableError("seven"), UnsendableError, "seven"),
-    ],
-    ids=["several words", "cannot be made again", "cannot be sent"],
-)
-def test_exceptions_keep_their_type_in_every_way(way, raised, expected, words):
-    """Each is raised in its turn, in each of two epochs, and costs no worker and no other batch."""
-    with loader_of(Failing(8, raised, (5,)), way) as loader:
-        for _ in range(2):
-            kind, text = batches_and_error(loader, 2)
-            assert kind is expected
-            assert words in text
-        assert loader.statistics().restarts == 0
 
 
 def fail(worker):

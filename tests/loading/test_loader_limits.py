@@ -60,31 +60,6 @@ def test_a_fork_of_the_trainer_has_epochs_of_its_own(script, options):
     assert ending == (0, "refused\nTrue\n5\nTrue 0\n", "")
 
 
-@pytest.mark.slow
-@both_ways
-def test_a_fork_may_end_or_live_without_looking_at_the_loader(script, options):
-    """What it drops is not taken from the parent; what both keep stays whole in both."""
-    ending = script(f"""
-        loader = forebay.DataLoader(Numbers(400, 10_000), batch_size=2, {options})
-        batches = iter(loader)
-        kept = [next(batches) for _ in range(20)]
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            del batches, loader
-            kept = kept[10:]
-            gc.collect()
-            os.read(reading, 1)
-            sys.exit([batch[1, 7].item() for batch in kept] != [*range(21, 41, 2)])
-        rest = [batch[1, 7].item() for batch in batches]
-        os.write(writing, b"x")
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        numbers = [batch[1, 7].item() for batch in kept] + rest
-        print(numbers == [*range(1, 400, 2)])
-    """).end()
-    assert ending == (0, "0\nTrue\n", "")
-
-
 # ---- kill -9 ------------------------------------------------------------------------------------
 
 

@@ -126,37 +126,6 @@ def test_a_wrapped_loader_can_be_pickled():
     assert [batch.tolist() for batch in other.loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{}, {"seed": 1, "buffer": "1MB", "num_workers": 1}, {"world_size": 2, "rank": 1}],
-    ids=["torch's alone", "seed and buffer", "ranks"],
-)
-def test_a_loader_is_made_from_the_public_attributes_of_another(arguments):
-    """As by pytorch-ignite: each of them is an argument."""
-    with DataLoader(range(12), batch_size=2, shuffle=True, **arguments) as loader:
-        found = {name: value for name, value in vars(loader).items() if not name.startswith("_")}
-        del found["batch_sampler"]  # excludes batch_size
-        with DataLoader(**found) as other:
-            torch.manual_seed(0)
-            expected = [batch.tolist() for batch in loader]
-            torch.manual_seed(0)
-            assert [batch.tolist() for batch in other] == expected
-
-
-@pytest.mark.parametrize("arguments", [{}, {"seed": 0}, {"buffer": "1MB"}], ids=repr)
-def test_close_ends_the_workers_of_a_pass_that_is_under_way(arguments):
-    """Whoever made them, torch's rules or a stream."""
-    loader = DataLoader(Squares(100), num_workers=1, **arguments)
-    iterator = iter(loader)
-    next(iterator)
-    (worker,) = iterator._workers
-    pid = worker.pid
-    loader.close()
-    until(lambda: not os.path.exists(f"/proc/{pid}"))
-    with pytest.raises(RuntimeError, match="was closed"):
-        list(iterator)
-
-
 class Megabytes(Squares):
     """Samples of one megabyte."""
 

@@ -71,14 +71,6 @@ def test_every_batch_has_the_shares(shuffle):
         assert len(set(map(tuple, whole))) == (len(whole) if shuffle else 1)
 
 
-def test_the_next_epoch_goes_on_in_every_source():
-    """A large source is not begun anew with each epoch of the mixture."""
-    loader = mixed(samples=100, seed=3, shuffle=True)
-    found = [index for _ in range(5) for index in indices(loader)]
-    assert len(found) == 500
-    assert len({index for index in found if index < WEB}) == shares(found)[0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("buffer", [None, "1MB"])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
-import os
 import random
-import signal
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 import forebay
 from forebay import DataLoader
@@ -47,56 +45,6 @@ class Augmented(Dataset):
         return torch.tensor(drawn, dtype=torch.float64)
 
 
-class Streamed(IterableDataset):
-    """A stream with numbers of the global generators, half of it in each of two workers."""
-
-    def __init__(self):
-        self.read = 0
-
-    def __iter__(self):
-        info = torch.utils.data.get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for index in self.order()[first::step][self.read :]:
-            self.read += 1
-            yield index + torch.tensor(
-                [random.random(), np.random.random(), torch.rand(()).item()], dtype=torch.float64
-            )
-        self.read = 0
-
-    def order(self):
-        """Return an order for all workers, or for each."""
-        return np.random.permutation(24)
-
-
-class Stateful(Streamed):
-    """The same, with a state, and an order that does not depend on where it begins."""
-
-    def order(self):
-        """Return the order of each epoch."""
-        return np.random.default_rng(0).permutation(24)
-
-    def state_dict(self):
-        return {"read": self.read}
-
-    def load_state_dict(self, state):
-        self.read = state["read"]
-
-
-class Shards(IterableDataset):
-    """Divides shards that it shuffles with a generator of its own, which all workers have."""
-
-    def __init__(self, kind):
-        self.rng = kind(0)
-
-    def __iter__(self):
-        info = torch.utils.data.get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        order = list(range(10))
-        self.rng.shuffle(order)
-        for shard in order[first::step]:
-            yield from range(shard * 4, shard * 4 + 4)
-
-
 def epochs_of(loader, count=2):
     """Return all batches of some epochs."""
     with loader:
@@ -127,53 +75,6 @@ def test_batches_are_the_same_however_they_are_made(way):
     assert all(map(torch.equal, epochs_of(loader_of(**WAYS[way])), expected))
     fractions = torch.cat(expected).frac().flatten()
     assert len(fractions.unique()) == len(fractions)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["2 workers", "a buffer", "spawned"])
-def test_a_killed_worker_changes_nothing(way):
-    """Its batch is made once more, by another that starts as it did."""
-    expected = epochs_of(loader_of(), 1)[0]
-    with loader_of(**WAYS[way]) as loader:
-        iterator = iter(loader)
-        batches = [next(iterator)]
-        for pid in list(iterator.pipeline.feed.pool.pids.values())[:1]:
-            os.kill(pid, signal.SIGKILL)
-        batches += list(iterator)
-    assert torch.equal(torch.cat(batches), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["again", "5 workers", "a buffer", "threads"])
-def test_a_resume_and_a_replay_change_nothing(way):
-    """Whichever process draws, and however far others were ahead."""
-    expected = epochs_of(loader_of())
-    with loader_of(**WAYS[way]) as loader:
-        iterator = iter(loader)
-        batches = [next(iterator) for _ in range(3)]
-        state = loader.state_dict()
-        replayed = loader.replay(epoch=1, batch=2)
-    with loader_of(num_workers=1) as other:
-        other.load_state_dict(state)
-        batches += list(other)
-        again = other.replay(epoch=0, batch=1)
-    assert torch.equal(torch.cat(batches), expected[0])
-    assert torch.equal(replayed, expected[1][8:12])
-    assert torch.equal(again, expected[0][4:8])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["again", "2 workers", "threads"])
-def test_three_ranks_have_the_same_batches(way):
-    """Each has its part of the global batch."""
-    expected = epochs_of(loader_of(), 1)[0]
-    options = {"batch_size": 2, "shuffle": True, "seed": 3, "world_size": 3, **WAYS[way]}
-    parts = []
-    for rank in range(3):
-        with DataLoader(Augmented(), rank=rank, **options) as loader:
-            parts.append(list(loader))
-    found = [torch.cat(batches) for batches in zip(*parts, strict=True)]
-    assert torch.equal(torch.cat(found), expected)
 
 
 def test_without_workers_the_generators_are_left_as_they_were():
@@ -253,49 +154,6 @@ def test_a_generator_that_collate_fn_makes_is_seeded_at_once():
     assert made[0] == made[1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [random.Random, np.random.RandomState, np.random.default_rng])
-@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 3, "buffer": "1MB"}, {}])
-def test_a_stream_divides_its_work_by_a_generator_of_its_own(options, kind):
-    """It is equal in all workers, as in torch: each sample comes once in each epoch."""
-    with DataLoader(Shards(kind), batch_size=4, seed=3, **options) as loader:
-        for _ in range(2):
-            assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
-
-
-def reseed(worker_id):
-    """Seed NumPy as torch's documentation advises."""
-    np.random.seed(torch.initial_seed() % 2**32)
-
-
-STREAM_WAYS = {
-    "2 workers": {"num_workers": 2},
-    "no workers": {},
-    "a buffer": {"num_workers": 2, "buffer": "1MB"},
-    "workers that persist": {"num_workers": 2, "persistent_workers": True},
-    "a function for workers": {"num_workers": 2, "buffer": "1MB", "worker_init_fn": reseed},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [Streamed, Stateful])
-@pytest.mark.parametrize("way", STREAM_WAYS)
-def test_a_stream_draws_on_after_a_resume(way, kind):
-    """In the middle of the second epoch, as if it had not been interrupted."""
-    options = {"batch_size": 4, "seed": 3, **STREAM_WAYS[way]}
-    expected = epochs_of(DataLoader(kind(), **options), 3)
-    assert not torch.equal(expected[0], expected[1])
-    with DataLoader(kind(), **options) as loader:
-        assert torch.equal(torch.cat(list(loader)), expected[0])
-        iterator = iter(loader)
-        batches = [next(iterator) for _ in range(3)]
-        state = loader.state_dict()
-    with DataLoader(kind(), **options) as other:
-        other.load_state_dict(state)
-        assert torch.equal(torch.cat([*batches, *other]), expected[1])
-        assert torch.equal(torch.cat(list(other)), expected[2])
-
-
 class OfWorker(Dataset):
     """Draws from a generator that is seeded as the documentation of torch advises."""
 
@@ -352,15 +210,3 @@ def test_preprocessing_writes_the_same_bytes(tmp_path):
     assert found == [found[0]] * 3
     numbers = [each for content in found[0].values() for each in ast.literal_eval(content.decode())]
     assert len({number % 1 for number in numbers}) == len(numbers)
-
-
-@pytest.mark.full  # as batches and files, in the two tests beside it
-@pytest.mark.slow
-def test_caches_have_the_same_bytes(tmp_path):
-    """Each shard, whichever worker makes it, and with how many others."""
-    shards = []
-    for workers in (1, 5):
-        forebay.cache(Augmented(), tmp_path / f"{workers}", num_workers=workers, shard_bytes=200)
-        shards.append(files_of(tmp_path / f"{workers}", "*.arrow"))
-    assert shards[0] == shards[1]
-    assert len(shards[0]) > 1

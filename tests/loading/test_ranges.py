@@ -57,26 +57,6 @@ def test_random_numbers_of_a_sample_depend_on_its_index_alone(num_workers):
     assert found == {index: expected[index] for index in (11, 12, 13, 14, 2, 8)}
 
 
-def test_the_generators_of_the_process_are_left_alone():
-    """Iterating draws nothing from torch's generator, not even seeds of workers."""
-    before = torch.get_rng_state()
-    with loader_of([range(6)], 2) as loader:
-        list(loader)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_loader_of_ranges_resumes_after_its_batches():
-    """A state that was taken within them has the number of batches that were returned."""
-    with loader_of([range(5), range(9, 12)], 2) as loader:
-        iterator = iter(loader)
-        next(iterator), next(iterator)
-        state, rest = loader.state_dict(), list(iterator)
-    with loader_of([range(5), range(9, 12)], 2) as loader:
-        loader.load_state_dict(state)
-        assert list(loader) == rest
-    assert len(rest) == 3
-
-
 def test_results_have_the_batches_that_failed_too():
     """Each result comes with its request, and the batches after a failed one are made."""
 

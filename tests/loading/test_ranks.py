@@ -13,13 +13,10 @@ from functools import partial
 
 import pytest
 from datasets import Failing, Squares
-from streams import Lethal, Noisy, NoisyGroups, epochs_of
+from streams import Noisy, epochs_of
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    WeightedRandomSampler,
 )
 from worlds import World, digest
 
@@ -83,27 +80,6 @@ def test_global_batches_are_equal_bit_for_bit(world, num_workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"drop_last": True},
-        {"tail": "uneven"},
-        {"shuffle": False},
-        {"backend": "thread", "num_workers": 2},
-        {"buffer": "1MB", "num_workers": 2},
-    ],
-    ids=str,
-)
-def test_however_they_are_made(options):
-    """With three ranks, each of them made in any way."""
-    how = {name: options.pop(name) for name in ("drop_last", "shuffle") if name in options}
-    with World(partial(noisy, **how, **options), 3, TOGETHER) as ranks:
-        found = [list(ranks.batches()) for _ in range(2)]
-        assert {len(loader) for loader in ranks.loaders} == {4 if how.get("drop_last") else 5}
-    assert list(map(digest, found)) == list(map(digest, whole(noisy, **how)))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [noisy, mixed])
 @pytest.mark.parametrize("worlds", [(3, 5, 2), (5, 2, 6), (1, 15, 3)])
 def test_the_number_of_ranks_changes_in_mid_epoch(make, worlds):
@@ -120,16 +96,6 @@ def test_the_number_of_ranks_changes_in_mid_epoch(make, worlds):
             else:
                 found += [*batches, *world.batches()]
     assert digest(found) == digest(expected)
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_state_is_the_same_on_all_ranks(world):
-    """At every step, the end of an epoch among them; it says what was handed out over all ranks."""
-    with World(noisy, world, TOGETHER) as ranks:
-        samples = [ranks.state()["sample"]]
-        for _ in ranks.batches():
-            samples.append(ranks.state()["sample"])
-    assert samples == [0, 24, 48, 72, 96, 0]
 
 
 def test_a_state_of_another_global_batch_size_says_what_would_fit():
@@ -213,60 +179,6 @@ def test_a_rank_without_a_good_sample_says_so(num_workers):
         assert first.state_dict() == second.state_dict()
         assert [failure.source for failure in first.failures] == [0, 1, 2]
         assert [next(each).tolist() for each in iterators] == [[6, 7, 8], [9, 10, 11]]
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_killed_changes_nothing(tmp_path):
-    """The others go on, and its batch is made again."""
-    dataset = Lethal(COUNT, 60, tmp_path)
-
-    def make(**options):
-        return DataLoader(dataset, seed=7, shuffle=True, num_workers=2, **options)
-
-    with World(make, 3, TOGETHER) as ranks:
-        assert digest(list(ranks.batches())) == digest(whole(noisy, 1)[0])
-    assert dataset.trace.exists()
-
-
-@pytest.mark.slow
-def test_datasets_that_give_whole_batches():
-    """`__getitems__` is asked for this rank's samples alone, the same at every time."""
-
-    def make(**options):
-        return DataLoader(NoisyGroups(COUNT), seed=7, shuffle=True, **options)
-
-    for world in (1, 4):
-        once, again = [], []
-        for found in (once, again):
-            with World(partial(make, num_workers=1), world, TOGETHER) as ranks:
-                found += ranks.batches()
-        assert digest(once) == digest(again)
-
-
-SAMPLERS = {
-    "weighted": lambda: WeightedRandomSampler([1 + k % 7 for k in range(COUNT)], COUNT),
-    "random": lambda: RandomSampler(range(COUNT), replacement=True, num_samples=COUNT),
-    "sequential": lambda: SequentialSampler(range(COUNT)),
-    "list": lambda: [*range(COUNT)][::-1],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
-def test_a_sampler_of_the_users_is_shared_out(sampler):
-    """Every rank reads all of it and takes its part; elastic as well."""
-
-    def make(**options):
-        return DataLoader(Noisy(COUNT), sampler=sampler(), seed=7, **options)
-
-    expected = whole(make)
-    with World(partial(make, num_workers=1), 3, TOGETHER) as ranks:
-        batches = ranks.batches()
-        found, state = [next(batches)], None
-        state = ranks.state()
-    with World(make, 6, TOGETHER, state) as ranks:
-        assert digest([*found, *ranks.batches()]) == digest(expected[0])
-        assert digest(list(ranks.batches())) == digest(expected[1])
 
 
 def test_samples_of_different_ranks_draw_different_numbers():

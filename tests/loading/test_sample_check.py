@@ -105,18 +105,6 @@ def test_without_a_seed_it_says_what_is_random():
     assert "Set seed=" in str(found)
 
 
-@pytest.mark.slow
-def test_the_iteration_and_the_generators_are_unchanged():
-    """A check in the middle of an epoch draws nothing from the trainer's generators."""
-    options = {"batch_size": 5, "shuffle": True, "seed": 1, "collate_fn": list}
-    loader = forebay.DataLoader(Odd(drawn), **options)
-    iterator, state = iter(loader), torch.random.get_rng_state()
-    next(iterator)
-    assert loader.check()
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert len(list(iterator)) == 9
-
-
 class Graph:
     """An object that has no equality."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import chain
 
 import numpy
 import pytest
@@ -13,7 +12,6 @@ from same import assert_same
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
-    DistributedSampler,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -23,12 +21,9 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
-    random_split,
 )
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
-
-from forebay import DataLoader
 
 # A machine of one core is warned of two workers.
 pytestmark = [
@@ -117,41 +112,6 @@ def test_a_dataset_is_read_in_order(loader_class, num_workers, dataset):
     batches = list(loader_class(dataset, batch_size=3, num_workers=num_workers))
     assert_same(batches, list(TorchDataLoader(dataset, batch_size=3)))
     assert len(batches) == (3 if len(dataset) else 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments", [{"batch_size": 3, "drop_last": True}, {"batch_size": None}], ids=["full", "none"]
-)
-@pytest.mark.parametrize("name", ["own", "TensorDataset", "Subset with __getitems__", "empty"])
-def test_a_dataset_is_read_in_full_batches_or_none(loader_class, num_workers, name, arguments):
-    """What is left over is dropped; without batches it is all there, sample by sample."""
-    dataset = DATASETS[name]
-    batches = list(loader_class(dataset, num_workers=num_workers, **arguments))
-    assert_same(batches, list(TorchDataLoader(dataset, **arguments)))
-    assert len(batches) == len(dataset) // (arguments["batch_size"] or 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["own", "TensorDataset", "Subset", "sum of datasets"])
-def test_a_dataset_is_shuffled_as_torch_shuffles_it(loader_class, num_workers, name):
-    """The same seed gives the same order, epoch by epoch, and no two epochs the same."""
-    arguments = {"batch_size": 2, "shuffle": True}
-    epochs = []
-    for kind, workers in ((TorchDataLoader, 0), (loader_class, num_workers)):
-        torch.manual_seed(0)
-        loader = kind(DATASETS[name], num_workers=workers, **arguments)
-        epochs.append([list(loader) for _ in range(2)])
-    assert_same(*epochs)
-
-
-def test_the_two_parts_of_a_split_are_loaded_side_by_side(loader_class, num_workers):
-    """random_split gives Subsets: together they hold every sample once."""
-    parts = random_split(range(10), [0.7, 0.3], generator=torch.Generator().manual_seed(1))
-    loaders = [loader_class(part, batch_size=2, num_workers=num_workers) for part in parts]
-    loaded = [[number for batch in numbers(loader) for number in batch] for loader in loaders]
-    assert loaded == [list(part) for part in parts]
-    assert sorted(loaded[0] + loaded[1]) == list(range(10))
 
 
 def test_getitems_is_asked_with_the_list_of_indices(loader_class, num_workers):
@@ -312,19 +272,6 @@ def test_a_sampler_runs_in_the_main_process(loader_class, num_workers):
     assert sampler.given == [2, 0, 1]
 
 
-@pytest.mark.slow
-def test_set_epoch_of_a_distributed_sampler_counts(loader_class, num_workers):
-    """Every epoch has the order that its number gives, and this rank's half of the samples."""
-    sampler = DistributedSampler(range(9), num_replicas=2, rank=1, seed=3)
-    loader = loader_class(range(9), batch_size=2, sampler=sampler, num_workers=num_workers)
-    loaded = []
-    for epoch in (0, 7, 7):
-        sampler.set_epoch(epoch)
-        loaded.append([n for batch in numbers(loader) for n in batch])
-        assert loaded[-1] == list(sampler)
-    assert loaded[0] != loaded[1] == loaded[2]
-
-
 SAMPLERS = {
     "RandomSampler": lambda g: RandomSampler(range(50), generator=g),
     "with replacement": lambda g: RandomSampler(range(50), True, 70, generator=g),
@@ -349,26 +296,6 @@ def test_random_samplers_give_the_order_that_torch_gets(loader_class, num_worker
 
 
 # ---- the random generators ----------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("own", [True, False], ids=["own generator", "torch's generator"])
-def test_equal_seeds_shuffle_equally(loader_class, num_workers, own):
-    """Of two loaders with equal seeds both give the same orders; with others, others."""
-
-    def orders(seed):
-        torch.manual_seed(0 if own else seed)
-        generator = torch.Generator().manual_seed(seed) if own else None
-        loader = loader_class(
-            range(40), batch_size=40, shuffle=True, generator=generator, num_workers=num_workers
-        )
-        return [numbers(loader)[0] for _ in range(2)]
-
-    first, second = orders(1)
-    assert sorted(first) == sorted(second) == list(range(40))
-    assert first != second
-    assert orders(1) == [first, second]
-    assert orders(2)[0] != first
 
 
 def test_an_own_generator_leaves_torchs_alone(loader_class, num_workers):
@@ -427,21 +354,6 @@ def test_random_numbers_of_samples_are_torchs(loader_class, num_workers, own, pe
         )
         loaded.append([list(loader), list(loader)])
     assert_same(*loaded)
-
-
-def test_random_numbers_of_workers_come_from_base_seed_and_worker(loader_class):
-    """Worker w is seeded with base_seed + w and makes the batches w, w + 2, w + 4, ..."""
-    torch.manual_seed(0)
-    base_seed = torch.empty((), dtype=torch.int64).random_().item()
-    torch.manual_seed(0)
-    batches = list(loader_class(Draws(12), batch_size=2, num_workers=2))
-    for worker in range(2):
-        torch.manual_seed(base_seed + worker)
-        random.seed(base_seed + worker)
-        for index, tensors, plain, _ in batches[worker::2]:
-            for row in range(len(index)):
-                assert tensors[row].equal(torch.rand(2))
-                assert plain[row] == random.random()
 
 
 DRAWING_AT_ONCE = {
@@ -503,94 +415,3 @@ def test_a_dataset_has_no_length_to_give_if_a_sampler_decides(loader_class, num_
     """Whatever its `__len__` raises."""
     loader = loader_class(WithoutLength(), num_workers=num_workers, **arguments)
     assert numbers(loader) == [[1, 4], [9]]
-
-
-class Reusing:
-    """A batch sampler that fills one and the same object for each batch."""
-
-    def __init__(self, batch):
-        self.batch = batch
-
-    def __len__(self):
-        return 3
-
-    def __iter__(self):
-        for first in (0, 2, 4):
-            self.batch[0], self.batch[1] = first, first + 1
-            yield self.batch
-
-
-class Lazy(Reusing):
-    """Each of its batches is a generator."""
-
-    def __iter__(self):
-        return ((index for index in (first, first + 1)) for first in (0, 2, 4))
-
-
-REUSED = {
-    "list": lambda: Reusing([0, 0]),
-    "array": lambda: Reusing(numpy.zeros(2, numpy.int64)),
-    "tensor": lambda: Reusing(torch.zeros(2, dtype=torch.int64)),
-    "generator": lambda: Lazy(None),
-}
-MADE_AHEAD = [
-    {},
-    {"seed": 0, "num_workers": 1},
-    {"num_workers": 1, "buffer": "1MB"},
-    {"backend": "thread", "num_workers": 1, "seed": 0},
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", MADE_AHEAD, ids=repr)
-@pytest.mark.parametrize("make", REUSED.values(), ids=REUSED)
-def test_a_batch_sampler_may_use_its_object_again(make, arguments):
-    """What it yields is copied, however far ahead it is read; a generator is read."""
-    with DataLoader(range(6), batch_sampler=make(), **arguments) as loader:
-        assert [each.tolist() for each in loader] == [[0, 1], [2, 3], [4, 5]]
-
-
-class Endless:
-    """Repeats a batch sampler, as libraries do that keep their workers."""
-
-    def __init__(self, sampler):
-        self.sampler = sampler
-
-    def __iter__(self):
-        while True:
-            yield from self.sampler
-
-
-def endless(**arguments):
-    """Return a loader that never ends: 3 batches, of which one is short, again and again."""
-    loader = DataLoader(range(10), batch_size=4, shuffle=True, seed=0, **arguments)
-    object.__setattr__(loader, "batch_sampler", Endless(loader.batch_sampler))
-    return loader
-
-
-def some_of(loader, count):
-    """Return the next batches of a new iteration."""
-    return [batch.tolist() for batch, _ in zip(loader, range(count), strict=False)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("taken", [1, 7])
-def test_an_endless_loader_begins_again_alike_however_far_it_was_read(taken):
-    """Each pass has an order of its own, and so has each iteration; a state continues it."""
-    with endless() as here, endless(num_workers=1, buffer="1MB") as ahead:
-        assert some_of(here, taken) == some_of(ahead, taken)
-        begun = some_of(here, 6)
-        assert some_of(ahead, 6) == begun
-        passes = [[*chain(*begun[:3])], [*chain(*begun[3:])]]
-        assert sorted(passes[0]) == sorted(passes[1]) == list(range(10))
-        assert passes[0] != passes[1]
-    with endless() as loader:
-        iterator = iter(loader)
-        expected = [next(iterator).tolist() for _ in range(9)]
-    with endless(num_workers=1, buffer="1MB") as loader:
-        iterator = iter(loader)
-        assert [next(iterator).tolist() for _ in range(6)] == expected[:6]
-        state = loader.state_dict()
-    with endless() as loader:
-        loader.load_state_dict(state)
-        assert some_of(loader, 3) == expected[6:]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from datasets import Squares
 from streams import Asked, Epochal, Noisy, until
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset
+from torch.utils.data import BatchSampler, DistributedSampler, Subset
 
 from forebay import Buffer, DataLoader, mix
 
@@ -64,15 +64,6 @@ def test_set_epoch_on_a_sampler_is_honoured(said, way):
         now = now if epoch is None else epoch
         expected.append(expected_order(now))
     assert orders(distributed(**arguments), said) == expected
-
-
-def test_a_sampler_keeps_the_epoch_that_the_user_gave_it():
-    """However far ahead the plan is: whoever counts by it counts right."""
-    with distributed(num_workers=1, buffer=Buffer(max_batches=20)) as loader:
-        for epoch in range(3):
-            assert loader.sampler.epoch == epoch
-            assert [i for batch, _ in loader for i in batch.tolist()] == expected_order(epoch)
-            loader.sampler.set_epoch(loader.sampler.epoch + 1)
 
 
 def test_a_right_guess_keeps_what_was_made():
@@ -149,35 +140,6 @@ def test_nothing_is_written_into_what_has_set_epoch(arguments):
         list(loader)
         assert (set(vars(sampler)), set(vars(dataset))) == before
         assert (sampler.epoch, dataset.epoch) == (0, -1)
-
-
-def test_shuffling_goes_by_set_epoch_if_that_is_called():
-    """On the loader's own sampler as on any other."""
-    with DataLoader(range(30), shuffle=True, seed=0, num_workers=1, buffer="1MB") as loader:
-        first = [batch.item() for batch in loader]
-        second = [batch.item() for batch in loader]
-        assert first != second
-        loader.sampler.set_epoch(0)
-        assert [batch.item() for batch in loader] == first
-        loader.sampler.set_epoch(1)
-        assert [batch.item() for batch in loader] == second
-
-
-@pytest.mark.slow
-def test_a_sampler_with_a_generator_beside_a_dataset_with_set_epoch():
-    """It is read no further than its epoch."""
-
-    def epochs(**arguments):
-        dataset = Epochal(6)
-        sampler = RandomSampler(dataset, generator=torch.Generator().manual_seed(1))
-        with DataLoader(dataset, sampler=sampler, seed=0, **arguments) as loader:
-            seen = []
-            for said in (0, 5, 2):
-                dataset.set_epoch(said)
-                seen.append([index.item() for index, _ in loader])
-            return seen
-
-    assert epochs(num_workers=2, buffer="1MB") == epochs()
 
 
 # ---- what frameworks do --------------------------------------------------------------------------
@@ -287,16 +249,6 @@ def test_a_state_of_an_epochs_end_and_the_next_epochs_number_agree():
         if named is not None:
             again.sampler.set_epoch(named)
         assert drawn(iterator) == expected
-
-
-def test_a_named_epoch_is_in_the_state_before_it_begins():
-    """The loader's `epoch` and its state say what comes next."""
-    loader = noisy("plan")
-    loader.sampler.set_epoch(6)
-    assert (loader.epoch, loader.state_dict()["epoch"]) == (6, 6)
-    again = noisy("plan")
-    again.load_state_dict(loader.state_dict())
-    assert drawn(again) == drawn(loader)
 
 
 def test_a_mixture_continues_where_a_named_epoch_begins():

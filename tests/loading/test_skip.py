@@ -136,18 +136,6 @@ def test_nothing_but_bad_samples(way):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", SOME)
-def test_groups_are_fetched_one_by_one_when_one_fails(way):
-    """Groups that are whole stay as they are; of the others each sample draws for itself."""
-    with loader_of(way, PatchyGroups(22)) as loader:
-        batches = list(loader)
-    seen = sorted(torch.cat([batch[0] for batch in batches]).tolist())
-    assert seen == [index for index in range(22) if index % 5 != 2]
-    assert_same(batches, list(loader_of("here", PatchyGroups(22))))
-    assert sorted(failure.index for failure in loader.failures) == [2, 7, 12, 17]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", SOME)
 def test_single_samples_are_left_out(way):
     """With batch_size=None each is a batch of its own."""
     dataset = Failing(6, KeyError("x"), (0, 3))
@@ -162,15 +150,6 @@ def test_an_index_that_a_tensor_does_not_have_is_left_out():
     with loader_of("here", dataset, shuffle=None, sampler=[0, 9, 3]) as loader:
         assert [batch[0].tolist() for batch in loader] == [[0, 3]]
     assert [(failure.index, failure.error) for failure in loader.failures] == [(9, "IndexError")]
-
-
-def test_without_a_seed_it_skips_as_well():
-    """It needs no other power."""
-    for workers in (0, 2):
-        loader = DataLoader(Patchy(10), batch_size=5, num_workers=workers, on_error="skip")
-        with loader:
-            assert [batch[0].tolist() for batch in loader] == [[0, 1, 3, 4], [5, 6, 8, 9]]
-        assert [failure.index for failure in loader.failures] == [2, 7]
 
 
 def test_what_collation_raises_is_no_bad_sample():
@@ -259,13 +238,6 @@ def test_without_a_seed_there_is_no_call_to_replay():
         list(loader)
     assert caught.value.__notes__ == ["forebay: sample 1, epoch 0, batch 1, worker process 0"]
     loader.close()
-
-
-def test_with_nothing_to_skip_nothing_is_listed():
-    """All batches are there, and `failures` is empty."""
-    with loader_of("2 workers", Squares(9)) as loader:
-        assert len(list(loader)) == 3
-        assert loader.failures == []
 
 
 class Emptying(Squares):

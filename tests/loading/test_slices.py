@@ -102,22 +102,6 @@ def test_a_seed_gives_the_batches_of_single_samples(name):
             assert_same([*loader, *loader], expected)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("seed", [None, 7])
-def test_a_state_continues_anywhere(way, seed):
-    """The rest of an epoch and the next one, of a loader that was made with other workers."""
-    arguments = {"batch_size": 3, "shuffle": True, "seed": 7 if seed is None else seed}
-    with DataLoader(table(), **arguments) as loader:
-        expected = [*loader, *loader]
-    with DataLoader(table(), **arguments, **WAYS[way]) as loader:
-        iterator = iter(loader)
-        first = [next(iterator) for _ in range(3)]
-        state = loader.state_dict()
-    with DataLoader(table(), **arguments) as loader:
-        loader.load_state_dict(state)
-        assert_same([*first, *loader, *loader], expected)
-
-
 def test_a_mixture_of_tables_is_that_of_their_samples():
     """Which come from either table, by its weight."""
     mixture = mix({"one": (Subset(table(), range(9)), 2), "two": (table(), 1)})

@@ -8,11 +8,8 @@ import torch
 from forebay.loading.snapshots import (
     CHEAP_S,
     SHARE,
-    Pickled,
     Snapshots,
-    as_bytes,
     time_to_copy,
-    unpickled,
 )
 
 
@@ -68,13 +65,6 @@ def test_a_costly_state_takes_at_most_its_share_of_the_time():
     assert share <= SHARE
 
 
-def test_a_state_whose_call_takes_long_is_measured_by_one_call():
-    """Nothing shows that in advance."""
-    found, share = taken_after(20_000, batch_s=0.001, state_s=0.05, copies=False)
-    assert found[0] > 100
-    assert share <= SHARE + 0.05 / 20
-
-
 def test_a_state_that_seldom_has_to_be_taken_does_not_stay_cheap():
     """An object that collects more and more is measured each time."""
     clock = Clock()
@@ -106,20 +96,6 @@ def test_one_interruption_does_not_make_a_cheap_state_costly():
         assert snapshots.take(state) == batch
 
 
-def test_every_so_many_batches_means_that_whatever_it_takes():
-    """As torchdata's `snapshot_every_n_steps` does."""
-    found, _ = taken_after(10, batch_s=0.001, state_s=5.0, every=3, size=10**6)
-    assert found == [2, 5, 8]
-
-
-def test_a_state_that_must_be_taken_is():
-    """Of whatever size, and the next one is due as if it had been taken by itself."""
-    clock = Clock()
-    snapshots = Snapshots(lambda found: found, clock)
-    assert snapshots.take(lambda: bytes(10**7), must=True) is not None
-    assert snapshots.take(lambda: bytes(10**7)) is not None  # it took no time
-
-
 def test_the_time_to_copy_a_state_is_estimated_by_its_size():
     """Of bytes and of values, without looking at all of them."""
     large = [torch.zeros(10**6), np.zeros(10**6), "x" * 10**7, {"a": {"b": bytes(10**7)}}]
@@ -143,16 +119,3 @@ def test_an_object_that_is_not_a_container_is_looked_into():
 
     assert time_to_copy({"it": Holder()}) > CHEAP_S
     assert time_to_copy({"it": Raising()}) <= CHEAP_S
-
-
-def test_a_pickled_state_is_a_copy_each_time_it_is_asked_for():
-    """Whoever loads one may change it."""
-    kept = as_bytes({"asked": [1]})
-    assert isinstance(kept, Pickled)
-    first = unpickled(kept)
-    first["asked"].append(2)
-    assert unpickled(kept) == {"asked": [1]}
-    assert as_bytes(None) is None
-    plain = {"asked": [1]}
-    unpickled(plain)["asked"].append(2)
-    assert plain == {"asked": [1]}

@@ -13,18 +13,14 @@ from streams import (
     COUNT,
     WAYS,
     Asked,
-    Epochal,
     Noisy,
     assert_same_epochs,
     epochs_of,
-    rest_of,
     resumed,
     taken,
-    until,
 )
-from torch.utils.data import DistributedSampler
 
-from forebay import Buffer, DataLoader, OptionError
+from forebay import DataLoader, OptionError
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -90,20 +86,6 @@ def test_a_state_that_was_loaded_is_the_state():
 
 
 @pytest.mark.slow
-def test_what_is_prefetched_is_not_in_the_state():
-    """Behind a deep buffer, the state is that of the batches that the loop has seen."""
-    expected = epochs_of(shuffled(), 3)
-    with shuffled(num_workers=2, buffer=Buffer(max_batches=15)) as loader:
-        iterator, _ = taken(loader, 0, 2)
-        until(lambda: loader.statistics().ready_batches >= 13)
-        assert loader.statistics().ready_to >= (1, 5)
-        state = loader.state_dict()
-        del iterator
-    assert (state["epoch"], state["batch"]) == (0, 2)
-    assert_same_epochs(epochs_of(resumed(state, shuffled), 2), [expected[0][2:], expected[1]])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [{"seed": 0}, {}], ids=["seed", "no seed"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loading_a_state_touches_no_data(workers, arguments):
@@ -149,20 +131,6 @@ def test_after_a_break_the_state_is_where_it_broke_off():
             break
     state = loader.state_dict()
     assert_same_epochs(epochs_of(resumed(state, shuffled), 2), [expected[0][3:], expected[1]])
-
-
-@pytest.mark.slow
-def test_a_drawn_seed_is_in_the_state():
-    """A buffered loader that has none of its own goes on with the one it drew."""
-
-    def make():
-        return DataLoader(Noisy(COUNT), 3, True, num_workers=1, buffer="1MB")
-
-    loader = make()
-    iterator, _ = taken(loader, 1, 2)
-    state = loader.state_dict()
-    expected = [list(iterator), list(loader)]
-    assert_same_epochs(epochs_of(resumed(state, make), 2), expected)
 
 
 REFUSED = {
@@ -216,53 +184,6 @@ USUAL = {
 assert USUAL.keys() == CARRYING.keys()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "way"),
-    [
-        pytest.param(
-            make,
-            way,
-            marks=() if way in ("here", USUAL[name]) else pytest.mark.thorough,
-            id=f"{way}-{name}",
-        )
-        for way in ("2 workers", "ahead", "here")
-        for name, make in CARRYING.items()
-    ],
-)
-def test_a_sampler_with_something_to_carry_goes_on(make, way):
-    """In the first epoch, in a later one, and between two; whatever was read ahead."""
-    deep = {"num_workers": 2, "buffer": Buffer(max_batches=12)}
-    way = {"seed": 3, **(deep if way == "ahead" else WAYS[way])}
-    expected = epochs_of(make(seed=3), 4)
-    assert_same_epochs(epochs_of(make(**way), 4), expected)
-    for epochs, batches in ((0, 0), (0, 4), (1, 2), (1, 7)):
-        with make(**way) as loader:
-            iterator, _ = taken(loader, epochs, batches)
-            state = loader.state_dict()
-            del iterator
-        again = resumed(state, lambda: make(seed=3))
-        rest = rest_of(expected, epochs, batches)
-        assert_same_epochs(epochs_of(again, len(rest)), rest)
-    with make(**way) as loader:
-        list(loader)
-        state = loader.state_dict()
-    assert_same_epochs(epochs_of(resumed(state, lambda: make(seed=3)), 3), expected[1:])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", CARRYING.values(), ids=CARRYING)
-def test_after_a_break_a_sampler_goes_on_alike_everywhere(make):
-    """How far it was read ahead is no part of what it carries on."""
-    epochs = []
-    for way in ("here", "3 workers", "bytes ahead"):
-        with make(seed=3, **WAYS[way]) as loader:
-            _, first = taken(loader, 0, 2)
-            epochs.append([first, list(loader)])
-    for other in epochs[1:]:
-        assert_same_epochs(other, epochs[0])
-
-
 class Curriculum(Squares):
     """A dataset with a state."""
 
@@ -289,25 +210,3 @@ def test_a_dataset_with_a_state_is_carried(arguments, num_workers):
     again = resumed(state, lambda: DataLoader(Curriculum(4), num_workers=num_workers, **arguments))
     with again:
         assert [tuple(map(int, batch)) for batch in again] == [(number, 3) for number in range(4)]
-
-
-def test_the_epoch_of_a_distributed_sampler_is_carried():
-    """A program that resumes may set it again, or not; that of a dataset it has to."""
-
-    def make():
-        sampler = DistributedSampler(range(COUNT), 2, 1)
-        return DataLoader(Epochal(COUNT), batch_size=3, sampler=sampler, seed=0)
-
-    loader = make()
-    loader.sampler.set_epoch(4)
-    loader.dataset.set_epoch(9)
-    iterator = iter(loader)
-    next(iterator)
-    state = loader.state_dict()
-    rest = list(iterator)
-    again = resumed(state, make)
-    again.dataset.set_epoch(9)
-    assert again.sampler.epoch == 4
-    assert_same(list(again), rest)
-    other = DataLoader(Epochal(COUNT), batch_size=3, sampler=[*make().sampler], seed=0)
-    other.load_state_dict({**state, "batch": 0, "sample": 0})  # its sampler has no epoch

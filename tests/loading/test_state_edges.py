@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import threading
 
 import numpy
@@ -139,22 +138,6 @@ def test_a_mixture_of_other_sources_is_refused(other):
         DataLoader(numbers(100), batch_size=10, seed=1, shuffle=True).load_state_dict(state)
 
 
-def test_weights_that_are_set_after_a_state_was_loaded_count():
-    """From the next batch on; what the sources gave before stays known."""
-    loader = mixed()
-    taken(loader, 3)
-    state = loader.state_dict()
-    again = mixed()
-    again.load_state_dict(state)
-    again.set_weights({"a": 0, "b": 1})
-    before = loader.statistics().sources
-    loader.set_weights({"a": 0, "b": 1})
-    assert again.state_dict() == loader.state_dict()
-    rest = taken(again, 7)
-    assert again.statistics().sources["a"] == before["a"]
-    assert len(rest) == 70
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("was", "now"),
@@ -185,26 +168,6 @@ def test_the_sources_go_on_where_they_were(was, now, batches):
         shuffle=True,
     )
     assert found == taken(whole)[: len(found)]
-
-
-def test_the_state_is_the_same_on_all_ranks_also_with_uneven_tails():
-    """A rank without a part of the last batch waits at the same position."""
-    loaders = [
-        DataLoader(numbers(9), batch_size=2, seed=1, world_size=4, rank=rank, tail="uneven")
-        for rank in range(4)
-    ]
-    iterators = [iter(loader) for loader in loaders]
-    for iterator in iterators:
-        next(iterator)
-    states = [loader.state_dict() for loader in loaders]
-    assert all(state == states[0] for state in states)
-    assert states[0]["sample"] == 8
-    rest = []
-    for rank in range(2):
-        again = DataLoader(numbers(9), batch_size=4, seed=1, world_size=2, rank=rank, tail="uneven")
-        again.load_state_dict(states[0])
-        rest += taken(again)
-    assert rest == [8]
 
 
 def test_a_state_of_an_object_without_one_is_refused_before_anything_changes():
@@ -252,16 +215,6 @@ def test_replay_refuses_what_it_cannot_make_again():
     assert torch.equal(again.replay(epoch=0, batch=2)[0], next(iter(again))[0])
     with pytest.raises(OptionError, match="or the batch size"):
         again.replay(epoch=0, batch=1)
-
-
-@pytest.mark.parametrize("options", [{}, {"seed": 1}, {"num_workers": 2, "buffer": "1MB"}])
-def test_closed_after_the_last_batch_is_at_the_end_of_the_epoch(options):
-    """Return whether the loop has met the end or not."""
-    loader = DataLoader(numbers(3), batch_size=4, **options)
-    next(iter(loader))
-    loader.close()
-    state = loader.state_dict()
-    assert (state["epoch"], state["batch"]) == (1, 0)
 
 
 EDITS = {
@@ -336,23 +289,6 @@ def test_a_loader_without_a_seed_takes_the_seed_of_each_state():
     for seed, (_, state) in zip((7, 8), states, strict=True):
         again.load_state_dict(state)
         assert again.seed == seed
-
-
-def test_a_copy_begins_anew():
-    """Its failures and epochs are its own."""
-
-    class Bad(Squares):
-        def __getitem__(self, index):
-            if index == 3:
-                raise ValueError(index)
-            return index
-
-    loader = DataLoader(Bad(8), batch_size=4, seed=1, on_error="skip")
-    list(loader)
-    for other in (copy.copy(loader), pickle.loads(pickle.dumps(DataLoader(numbers(8), seed=1)))):
-        assert other.failures == []
-        assert other.epoch == 0
-    assert len(loader.failures) == 1
 
 
 @pytest.mark.slow

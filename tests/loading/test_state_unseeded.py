@@ -90,11 +90,6 @@ class DrawnAtOnce(Sampler):
         (drawn_at_once, True, 0, False),
         (drawn_at_once, True, 2, False),
         (drawn_at_once, True, 2, True),
-        pytest.param(in_memory, False, 2, False, marks=pytest.mark.thorough),
-        pytest.param(in_memory, False, 2, True, marks=pytest.mark.thorough),
-        pytest.param(in_memory, True, 2, False, marks=pytest.mark.thorough),
-        pytest.param(plain, False, 2, False, marks=pytest.mark.thorough),
-        pytest.param(plain, True, 2, True, marks=pytest.mark.thorough),
     ],
 )
 def test_without_a_seed_the_rest_of_the_epoch_follows(make, shuffle, num_workers, persistent):
@@ -123,19 +118,6 @@ def test_without_a_seed_the_rest_of_the_epoch_follows(make, shuffle, num_workers
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_without_a_seed_an_epoch_may_end_with_fewer_or_more_workers(num_workers):
-    """It goes on with a worker that there is, whosever turn it was."""
-    with DataLoader(range(12), batch_size=2, num_workers=2) as loader:
-        taken(loader, 0, 3)
-        state = loader.state_dict()
-    assert state["kind_state"]["next_worker"] == 1
-    with DataLoader(range(12), batch_size=2, num_workers=num_workers) as loader:
-        loader.load_state_dict(state)
-        assert [batch.tolist() for batch in loader] == [[6, 7], [8, 9], [10, 11]]
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("_generators")
 @pytest.mark.parametrize(
     ("make", "num_workers"),
@@ -144,11 +126,6 @@ def test_without_a_seed_an_epoch_may_end_with_fewer_or_more_workers(num_workers)
         (plain, 2),
         (CARRYING["generator"], 2),
         (CARRYING["position"], 2),
-        pytest.param(in_memory, 2, marks=pytest.mark.thorough),
-        *(
-            pytest.param(CARRYING[name], 2, marks=pytest.mark.thorough)
-            for name in ("generator, drawn from step by step", "weights", "batch sampler")
-        ),
     ],
 )
 def test_without_a_seed_a_generator_makes_all_epochs_follow(make, num_workers):

@@ -13,7 +13,7 @@ from datasets import Squares
 from streams import resumed, taken
 from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 
-from forebay import Buffer, DataLoader, OptionError
+from forebay import DataLoader, OptionError
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -70,34 +70,6 @@ ONWARD = {
 def onward(**arguments):
     """A loader of it: two batches for each worker."""
     return DataLoader(Onward(), batch_size=2, **arguments)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("epochs", "way"),
-    [
-        (0, "workers"),
-        (0, "here"),
-        (1, "here"),
-        (1, "persistent"),
-        (1, "buffer"),
-        pytest.param(1, "workers", marks=pytest.mark.thorough),
-        pytest.param(0, "persistent", marks=pytest.mark.thorough),
-        pytest.param(0, "buffer", marks=pytest.mark.thorough),
-    ],
-)
-def test_an_iterable_dataset_goes_on_from_any_batch(epochs, way):
-    """From `iter()` before the first batch, from one batch of one worker, and from the last one."""
-    arguments = ONWARD[way]
-    for batches in (0, 1, 3, 4) if arguments else (0, 1, 2):
-        with onward(**arguments) as loader:
-            iterator, _ = taken(loader, epochs, batches)
-            state = loader.state_dict()
-            assert (state["epoch"], state["batch"]) == (epochs, batches)
-            expected = rest_and_epochs(loader, iterator)
-            del iterator
-        with resumed(state, lambda: onward(**arguments)) as again:
-            assert rest_and_epochs(again, epochs=3) == expected
 
 
 @pytest.mark.slow
@@ -578,52 +550,6 @@ def test_with_persistent_workers_the_order_of_an_epoch_is_the_same_after_a_resum
             assert rest_and_epochs(again, epochs=3) == expected
 
 
-# ---- torchdata's argument -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arguments", [{}, {"seed": 1}])
-def test_snapshot_every_n_steps_is_accepted_and_not_needed(arguments):
-    """A state is exact at every step, however many lie between two snapshots."""
-
-    def make():
-        return DataLoader(range(9), snapshot_every_n_steps=4, **arguments)
-
-    loader = make()
-    assert loader.snapshot_every_n_steps == 4
-    iterator, _ = taken(loader, 0, 3)
-    state = loader.state_dict()
-    assert state["batch"] == 3
-    assert flat(resumed(state, make)) == flat(iterator)
-
-
-# ---- the end of an epoch ------------------------------------------------------------------------
-
-ENDS = {
-    "workers": {"num_workers": 2},
-    "here": {},
-    "shuffled": {"shuffle": True},
-    "persistent": {"num_workers": 2, "persistent_workers": True},
-    "seed": {"seed": 0, "shuffle": True},
-    "buffer": {"num_workers": 2, "buffer": Buffer(max_batches=20)},
-    "ranks": {"world_size": 2, "rank": 1, "batch_size": 1},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ENDS)
-def test_a_state_of_the_last_batch_of_an_epoch_gives_the_remaining_epochs_whole(way):
-    """As a checkpoint after every n steps takes it: the loop has not asked for one batch more."""
-    arguments = {"batch_size": 2, **ENDS[way]}
-    with DataLoader(range(16), **arguments) as loader:
-        states = [loader.state_dict() for _ in loader]
-    with DataLoader(range(16), **arguments) as again:
-        again.load_state_dict(json.loads(json.dumps(states[7])))
-        assert {epoch: len(list(again)) for epoch in range(again.epoch, 3)} == {1: 8, 2: 8}
-    with DataLoader(range(16), **arguments) as again:
-        again.load_state_dict(json.loads(json.dumps(states[6])))
-        assert {epoch: len(list(again)) for epoch in range(again.epoch, 3)} == {0: 1, 1: 8, 2: 8}
-
-
 # ---- a loader that is made otherwise ------------------------------------------------------------
 
 KINDS = {
@@ -653,21 +579,6 @@ def after_two_batches(kind):
         iterator, first = taken(loader, 1, 2)
         state = loader.state_dict()
         return state, flat(first), [flat(iterator), flat(loader), flat(loader)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_strict_an_epoch_goes_on_with_another_batch_size(kind):
-    """From 4 to 8 after two batches: no sample is lost or repeated, and later epochs are whole."""
-    state, first, expected = after_two_batches(kind)
-    with made(kind, batch_size=8) as loader:
-        loader.load_state_dict(json.loads(json.dumps(state)), strict=False)
-        rest = list(loader)
-        assert list(map(len, rest)) == [8, 4]
-        assert sorted(first + flat(rest)) == list(range(20))
-        later = [list(loader), list(loader)]
-        assert [list(map(len, epoch)) for epoch in later] == [[8, 8, 4]] * 2
-        assert [flat(rest), *map(flat, later)] == expected
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 from datasets import Squares
-from streams import WAYS, Lethal, until
+from streams import WAYS, until
 from torch.utils.data import default_collate
 
 from forebay import Buffer, DataLoader, mix
@@ -140,14 +140,6 @@ def test_waiting_for_a_disk_is_told_from_work():
     assert now.fetch_s >= 0.08
     assert now.cpu_s < now.fetch_s / 2
     assert now.waited_s >= 0.08
-
-
-@pytest.mark.slow
-def test_restarts_are_counted(tmp_path):
-    """Each try that ended with its worker."""
-    with DataLoader(Lethal(8, 3, tmp_path), num_workers=1, seed=0) as loader:
-        assert len(list(loader)) == 8
-        assert loader.statistics().restarts == 1
 
 
 def test_a_look_is_immutable_and_fits_on_a_line():

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-from contextlib import suppress
 
 import numpy
 import pytest
 import torch
 import torch.utils.data
-from datasets import Draws, Squares
+from datasets import Squares
 from same import assert_same
 from streams import (
     WAYS,
     DrawingSampler,
-    Lethal,
     Noisy,
     NoisyGroups,
     assert_same_epochs,
     epochs_of,
     noisy_collate,
     noisy_convert,
-    resumed,
-    until,
 )
 from torch.utils.data import (
     BatchSampler,
     IterableDataset,
     RandomSampler,
-    SequentialSampler,
     TensorDataset,
 )
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from forebay import Buffer, DataLoader, OptionError
+from forebay import DataLoader, OptionError
 
 # A machine of few cores is warned of several workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -114,16 +107,6 @@ def test_batches_do_not_depend_on_who_makes_them(way):
     assert_same_epochs(epochs_of(loader_of("collate_fn", **WAYS[way]), 2), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("load", LOADS)
-def test_whatever_is_loaded_is_the_same(load):
-    """Samplers, batch samplers, `__getitems__`, samples, tensors; with and without buffer."""
-    expected = epochs_of(loader_of(load), 2)
-    deep = Buffer(max_batches=5, refill_below=2)
-    for way in ({"num_workers": 2}, {"num_workers": 2, "buffer": deep}):
-        assert_same_epochs(epochs_of(loader_of(load, **way), 2), expected)
-
-
 @pytest.mark.parametrize("load", LOADS)
 def test_each_epoch_is_different_and_has_the_samples_it_should(load):
     """In what is drawn, and in the order unless there is none."""
@@ -131,15 +114,6 @@ def test_each_epoch_is_different_and_has_the_samples_it_should(load):
         pytest.skip("nothing is drawn")
     first, second = epochs_of(loader_of(load), 2)
     assert repr(first) != repr(second)
-
-
-def test_every_draw_of_an_epoch_is_different():
-    """No two samples have the same numbers, and no two generators give the same ones."""
-    (batches,) = epochs_of(DataLoader(Draws(200), batch_size=8, seed=1), 1)
-    rows = [torch.cat([r, p[:, None], n[:, None]], 1).double() for _, r, p, n in batches]
-    drawn = torch.cat(rows)
-    assert len(drawn.unique()) == drawn.numel()
-    assert abs(torch.corrcoef(drawn.T) - torch.eye(4)).max() < 0.3
 
 
 def test_the_generators_of_a_sample_are_not_one_and_the_same():
@@ -184,64 +158,6 @@ def test_without_a_seed_it_comes_from_torchs():
             )
             drawn.append(epochs_of(loader, 2))
         assert_same_epochs(*drawn)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["2 workers", "persistent", "bytes ahead"])
-def test_a_worker_that_kills_itself_changes_nothing(way, tmp_path):
-    """Its batch is made once more, with the same seeds."""
-    (expected,) = epochs_of(DataLoader(Noisy(COUNT), batch_size=2, shuffle=True, seed=9), 1)
-    dataset = Lethal(COUNT, 11, tmp_path)
-    with DataLoader(dataset, batch_size=2, shuffle=True, seed=9, **WAYS[way]) as loader:
-        assert_same(list(loader), expected)
-        assert dataset.trace.exists()
-        until(lambda: loader.statistics().restarts == 1)  # the batch may be of the next epoch
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["2 workers", "persistent", "bytes ahead"])
-def test_workers_killed_between_batches_change_nothing(way):
-    """Two of them in each epoch, wherever they are."""
-    expected = epochs_of(DataLoader(Noisy(60), batch_size=2, shuffle=True, seed=9), 2)
-    loader = DataLoader(Noisy(60), batch_size=2, shuffle=True, seed=9, **WAYS[way])
-    epochs = []
-    with loader:
-        for _ in range(2):
-            iterator, batches = iter(loader), []
-            for number, batch in enumerate(iterator):
-                batches.append(batch)
-                if number == 3:
-                    kill_one(iterator)
-                if number == 20:  # a batch that is hit twice is given up
-                    until(lambda: not loader.statistics().in_flight)
-                    kill_one(iterator)
-            epochs.append(batches)
-    assert_same_epochs(epochs, expected)
-
-
-def kill_one(iterator):
-    """Kill a worker that is alive."""
-    for pid in reversed(list(iterator.pipeline.feed.pool.pids.values())):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-            return
-    raise AssertionError("no worker is alive")
-
-
-@pytest.mark.slow
-def test_after_a_resume_elsewhere_the_rest_is_the_same():
-    """Other workers, other backend, other buffer: from the middle on, and the epoch after."""
-    expected = epochs_of(loader_of("collate_fn"), 3)
-    names = ["here", "2 workers", "threads", "bytes ahead", "threads ahead"]
-    for way, other in zip(names, names[1:] + names[:1], strict=True):
-        with loader_of("collate_fn", **WAYS[way]) as loader:
-            assert len(list(loader)) == 8
-            iterator = iter(loader)
-            for _ in range(3):
-                next(iterator)
-            state = loader.state_dict()
-        again = resumed(state, lambda other=other: loader_of("collate_fn", **WAYS[other]))
-        assert_same_epochs(epochs_of(again, 2), [expected[1][3:], expected[2]])
 
 
 # ---- the trainer's own generators ---------------------------------------------------------------
@@ -359,31 +275,6 @@ def test_replay_needs_a_seed():
             DataLoader(Squares(3), **arguments).replay(epoch=0, batch=0)
 
 
-def test_replay_with_a_drawn_seed():
-    """Once it has begun, a buffered loader has one."""
-    loader = DataLoader(Noisy(COUNT), batch_size=4, shuffle=True, num_workers=1, buffer="1MB")
-    batches = list(loader)
-    assert_same(loader.replay(epoch=0, batch=3), batches[3])
-
-
-def test_samplers_may_be_anything_that_can_be_iterated():
-    """A list, and one without a length."""
-    for sampler in ([3, 1, 2], iter_only(range(3, 0, -1)), SequentialSampler(range(4))):
-        loader = DataLoader(list("abcd"), batch_size=None, sampler=sampler, seed=0)
-        first, second = epochs_of(loader, 2)
-        assert first == second == [list("abcd")[index] for index in sampler]
-
-
-def iter_only(items):
-    """Something that can be iterated again and again, and does nothing else."""
-
-    class Only:
-        def __iter__(self):
-            return iter(items)
-
-    return Only()
-
-
 # ---- iterable datasets --------------------------------------------------------------------------
 
 
@@ -427,15 +318,6 @@ def test_without_workers_an_iterable_dataset_draws_from_the_seed():
     assert (own[0][0], own[1][0]) == (random.random(), random.random())
     assert (own[0][1], own[1][1]) == tuple(numpy.random.rand(2))
     assert (own[0][2], own[1][2]) == tuple(torch.rand(2).tolist())
-
-
-def test_without_workers_the_rest_of_an_iterable_dataset_has_the_same_numbers():
-    """It is read again from its beginning, with the seed of its epoch."""
-    _, whole = drawn_after(1)
-    state, first = drawn_after(2, batches=4)
-    assert_same(first, whole[:4])
-    _, rest = drawn_after(3, state=state)
-    assert_same(rest[:2], whole[4:])
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

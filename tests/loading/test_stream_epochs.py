@@ -62,7 +62,7 @@ def run(kind, way, seed, cuts):
 
 # Every kind, way and seed once or more.
 DAILY = [
-    *(("own numpy", "buffer", 0), ("sticky set_epoch", "buffer", None), ("sticky", "here", 0)),
+    *(("chain", "buffer", 0), ("sticky set_epoch", "buffer", None), ("sticky", "here", 0)),
     *(("global order", "workers", 0), ("drawing", "persistent", 0), ("seed_worker", "buffer", 0)),
 ]
 CASES = [

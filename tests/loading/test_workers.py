@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -20,7 +18,6 @@ from datasets import (
     Counting,
     Gate,
     Gated,
-    Large,
     Marked,
     Squares,
     WhoAmI,
@@ -31,7 +28,7 @@ from datasets import (
     numbers,
 )
 from same import assert_same
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import get_worker_info
 
 import forebay
 
@@ -286,32 +283,6 @@ def test_an_iterator_that_has_ended_stays_at_its_end(loader_class, num_workers):
             next(iterator)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_loop_that_is_left_early_starts_anew(loader_class, num_workers, persistent):
-    """After a break the next epoch begins with the first batch, and is whole."""
-    loader = loader_class(
-        range(20), 2, num_workers=num_workers, persistent_workers=persistent and num_workers > 0
-    )
-    for leave in (0, 5):
-        for number, batch in enumerate(loader):
-            assert batch.tolist() == [2 * number, 2 * number + 1]
-            if number == leave:
-                break
-    assert numbers(loader) == [[n, n + 1] for n in range(0, 20, 2)]
-
-
-def test_two_iterators_of_one_loader_do_not_disturb_each_other(loader_class, num_workers):
-    """Side by side, one ahead of the other, each gives the whole epoch."""
-    loader = loader_class(range(6), batch_size=2, num_workers=num_workers)
-    first, second = iter(loader), iter(loader)
-    assert next(first).tolist() == [0, 1]
-    assert next(first).tolist() == [2, 3]
-    assert next(second).tolist() == [0, 1]
-    assert numbers(first) == [[4, 5]]
-    assert numbers(second) == [[2, 3], [4, 5]]
-
-
 def test_a_loader_can_be_zipped_with_itself(loader_class, num_workers):
     """Both sides are the same batch, in memory of its own."""
     loader = loader_class(Squares(6), batch_size=2, num_workers=num_workers)
@@ -332,55 +303,11 @@ def test_loops_over_one_loader_can_be_nested(loader_class, num_workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [{}, {"persistent_workers": True}, {"prefetch_factor": 1}])
-def test_epoch_after_epoch_gives_the_same_batches(loader_class, num_workers, arguments):
-    """Three in a row, without and with workers that stay."""
-    loader = loader_class(
-        range(7), 2, num_workers=num_workers, **(arguments if num_workers else {})
-    )
-    assert [numbers(loader) for _ in range(3)] == [[[0, 1], [2, 3], [4, 5], [6]]] * 3
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_fewer_batches_than_workers_is_enough(loader_class, count):
     """Idle workers hold nothing up."""
     loader = loader_class(range(count), num_workers=2, prefetch_factor=8)
     assert [numbers(loader) for _ in range(2)] == [[[n] for n in range(count)]] * 2
-
-
-# ---- batches that are kept ----------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("dataset", "count"), [(Squares(600), 200), (Large(24), 8)])
-def test_a_kept_batch_is_never_overwritten(loader_class, num_workers, dataset, count):
-    """list(loader): all batches of the epoch at once, of a few bytes or 3 MB, and all right."""
-    kept = list(loader_class(dataset, batch_size=3, num_workers=num_workers))
-    assert len(kept) == count
-    for number, batch in enumerate(kept):
-        assert_same(batch, default_collate([dataset[3 * number + n] for n in range(3)]))
-
-
-@pytest.mark.slow
-def test_one_batch_may_be_kept_for_epochs(loader_class, num_workers):
-    """A view of a part is enough to keep that part."""
-    loader = loader_class(Large(4), batch_size=1, num_workers=num_workers)
-    kept = [batch[0, 5:7] for epoch in range(3) for batch in loader]
-    for number, part in enumerate(kept):
-        assert part.eq(number % 4).all()
-
-
-@pytest.mark.slow
-def test_batches_outlive_their_iterator_and_loader(loader_class):
-    """With the workers gone, what they made is still there."""
-    kept = []
-    for n, batch in enumerate(loader_class(Large(50), batch_size=1, num_workers=2)):
-        kept.append(batch)
-        if n == 3:
-            break
-    gc.collect()
-    assert [batch.unique().tolist() for batch in kept] == [[0], [1], [2], [3]]
 
 
 # ---- order and waiting --------------------------------------------------------------------------
@@ -471,28 +398,6 @@ def test_workers_can_be_started_in_any_way(loader_class, method):
     assert [[(index, seen) for index, seen, _ in batch] for batch in loader] == [
         [(n, known)] for n in range(4)
     ]
-
-
-@pytest.mark.slow
-def test_spawned_workers_collate_as_others_do(loader_class):
-    """Tensors made in two spawned processes."""
-    context = torch.multiprocessing.get_context("spawn")
-    loader = loader_class(Squares(5), 2, num_workers=2, multiprocessing_context=context)
-    expected = [default_collate([Squares(5)[n] for n in keys]) for keys in ([0, 1], [2, 3], [4])]
-    assert_same(list(loader), expected)
-
-
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_what_cannot_be_pickled_cannot_be_sent_to_such_workers(loader_class, method):
-    """torch warns, says why, and raises what pickle raised."""
-    collate = functools.partial(lambda samples, wide: samples, wide=2)
-    loader = loader_class(
-        range(2), num_workers=1, collate_fn=collate, multiprocessing_context=method
-    )
-    with pytest.warns(UserWarning, match="Got pickle error when attempting to start a worker"):
-        # As of Python 3.14 it is pickle's own error.
-        with pytest.raises((AttributeError, TypeError, pickle.PicklingError), match="pickle"):
-            iter(loader)
 
 
 def test_a_lambda_for_spawned_workers_is_refused_with_what_to_do():

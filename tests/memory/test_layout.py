@@ -41,14 +41,6 @@ def test_buffers_in_a_slot_are_aligned_and_apart(capacity, sizes, data):
         assert cursor.used == end
 
 
-def test_what_does_not_fit_leaves_room_for_what_does():
-    """A buffer that is refused costs nothing."""
-    cursor = Cursor(128)
-    assert cursor.take(1) == 0
-    assert cursor.take(65) is None
-    assert cursor.take(64) == 64
-
-
 def test_bytes_without_room_behind_them_are_not_given():
     """The reason is kept, and nothing more is asked for in this slot."""
     asked = []
@@ -100,15 +92,6 @@ def test_capacities_grow_with_batches(bits, sizes):
     assert capacities == sorted(capacities)
 
 
-def test_the_slot_that_came_back_last_goes_out_next():
-    """Its pages are warm."""
-    space = Space(WIDE)
-    first, second, third = space.take(), space.take(), space.take()
-    for slot in (first, third, second):
-        assert space.give_back(slot)
-    assert [space.take(), space.take(), space.take()] == [second, third, first]
-
-
 def test_the_first_slots_are_large_and_go_out_again():
     """What the first batch was written to is warm for the next, whatever its size."""
     space = Space(EXTENT)
@@ -122,19 +105,6 @@ def test_the_first_slots_are_large_and_go_out_again():
     assert space.give_back(large[1])
     assert [space.take() for _ in range(2)] == [large[1], large[0]]
     assert [space.take().capacity for _ in range(100_000)] == [LEAST_CAPACITY] * 100_000
-
-
-def test_slots_of_an_outdated_capacity_are_told_and_never_go_out_again():
-    """Idle ones at once, the others when they come back."""
-    space = Space(WIDE)
-    space.large_left = 0
-    idle, away = space.take(), space.take()
-    space.give_back(idle)
-    assert space.record_size(1000) == [idle]
-    assert space.record_size(999) == []
-    assert not space.give_back(away)
-    assert space.out == 0
-    assert space.take().capacity == LEAST_CAPACITY
 
 
 def test_ranges_of_outdated_slots_are_cut_anew():
@@ -185,20 +155,6 @@ def test_a_slot_without_room_is_taken_after_all_others():
     space.give_back(slots[1], is_last=True)
     space.give_back(slots[2], is_last=True)
     assert [space.take() for _ in range(3)] == [slots[0], slots[1], slots[2]]
-
-
-def test_idle_slots_are_let_go():
-    """Their memory may be freed, and is cut again when it is needed; slots in use are kept."""
-    space = Space(WIDE)
-    space.large_left = 0
-    space.record_size(1000)
-    slots = [space.take() for _ in range(5)]
-    for slot in slots[:3]:
-        space.give_back(slot)
-    assert space.trim() == slots[:3]
-    assert space.trim() == []
-    assert space.out == 2
-    assert {space.take() for _ in range(3)} == set(slots[:3])
 
 
 class SpaceMachine(RuleBasedStateMachine):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
-import sys
-import threading
 
 import numpy as np
 import pytest
@@ -33,21 +31,6 @@ def test_memory_of_outdated_slots_goes_back_to_the_system(slab):
     assert blocks(slab) == LEAST_CAPACITY // 512
     slab.give_back(away)
     assert slab.out == 0
-    assert blocks(slab) == 0
-
-
-def test_a_retired_slab_keeps_only_what_is_leased(slab):
-    """Idle memory goes back to the system at once, that of a lease when it ends."""
-    slab.record_size(LEAST_CAPACITY // 4)
-    idle, away = slab.take(), slab.take()
-    for slot in (idle, away):
-        slab.view(slot)[:1] = b"x"
-    slab.give_back(idle)
-    kept = slab.lease(away, 1)
-    slab.retire()
-    assert blocks(slab) == os.sysconf("SC_PAGE_SIZE") // 512
-    assert bytes(kept) == b"x"
-    del kept
     assert blocks(slab) == 0
 
 
@@ -92,31 +75,6 @@ def test_a_tensor_in_a_cycle_gives_its_slot_back_when_it_is_collected(slab):
         gc.enable()
 
 
-def test_a_lease_may_end_in_any_thread(slab):
-    """Each comes back once."""
-    leases = [slab.lease(slab.take(), 64) for _ in range(64)]
-    threads = [threading.Thread(target=leases.pop) for _ in leases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert slab.out == 0
-    assert len({slab.take() for _ in range(64)}) == 64
-
-
-def test_a_fork_that_drops_a_lease_gives_nothing_back(slab):
-    """Its copy of the slab must not think that the slot is free; the owner still reads it."""
-    lease = slab.lease(slab.take(), 64)
-    child = os.fork()
-    if not child:
-        del lease
-        os._exit(slab.out)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-    assert slab.out == 1
-    del lease
-    assert slab.out == 0
-
-
 class Fork:
     """A fork of this process that lives until it is told to end, then with the code of a check."""
 
@@ -132,24 +90,6 @@ class Fork:
     def end(self):
         os.close(self.gate)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
-def test_what_a_fork_has_is_not_overwritten_while_it_lives(slab):
-    """Its parent lets go and takes other slots; torch's batches are not overwritten either."""
-    before, slot = descriptors(), slab.take()
-    lease = slab.lease(slot, 64)
-    lease[:] = bytes([7]) * 64
-    fork = Fork(lease, bytes([7]) * 64)
-    later = slab.lease(slab.take(), 64)
-    del lease
-    assert slab.out == 2
-    for _ in range(8):
-        slab.view(slab.take())[:64] = bytes(64)
-    assert fork.end() == 0
-    assert slab.out == 9
-    assert slab.take() == slot
-    del later
-    assert descriptors() == before
 
 
 def test_what_is_leased_after_a_fork_comes_back_at_once(slab):
@@ -219,18 +159,3 @@ def test_a_lease_outlives_a_closed_slab():
     assert tensor.sum() == 8 * 64
     del tensor
     assert descriptors() == before
-
-
-@pytest.mark.slow
-def test_a_lease_that_lives_to_the_end_of_the_program_is_quiet():
-    """The interpreter goes down without a word."""
-    code = """if True:
-        import numpy
-        from forebay.memory.slab import FORKS, Slab
-        slab = Slab()
-        lease = slab.lease(slab.take(), 64)
-        cycle = [slab.lease(slab.take(), 64)]
-        cycle.append(cycle)
-    """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import decimal
-import enum
-import os
 import pickle
 import threading
 import warnings
 import weakref
-from collections import OrderedDict, defaultdict, namedtuple
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import default_collate
 
 from forebay.memory import packing
@@ -47,36 +42,6 @@ def collating(packer):
     undo = collate_into(packer)
     yield packer
     undo()
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
-
-Untyped = namedtuple("Untyped", "x y")
-
-
-@dataclasses.dataclass
-class Sample:
-    image: Any
-    name: str
-
-
-class Slotted:
-    __slots__ = ("value",)
-
-    def __init__(self, value):
-        self.value = value
-
-    def __eq__(self, other):
-        return type(other) is Slotted and same(self.value, other.value)
-
-    __hash__ = None
-
-
-class Colour(enum.Enum):
-    RED = 1
 
 
 class Flavoured(torch.Tensor):
@@ -211,57 +176,6 @@ TENSORS = {
     "meta": torch.empty(3, device="meta"),
 }
 
-ARRAYS = {
-    **{kind: np.arange(6).reshape(2, 3).astype(kind) for kind in "?bBhHiIlLqQefdgFDG"},
-    "strings": np.array(["a", "bcd"]),
-    "bytes": np.array([b"a", b"bcd"]),
-    "big endian": np.arange(5).astype(">i4"),
-    "dates": np.array(["2024-02-29", "NaT"], "M8[D]"),
-    "durations": np.arange(3).astype("m8[ms]"),
-    "structured": STRUCTURED,
-    "void": np.frombuffer(b"abcdef", "V3"),
-    "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-    "0-d": np.array(5.0),
-    "zero-size": np.empty((0, 3), np.float32),
-    "zero-size dates": np.empty(0, "M8[s]"),
-    "empty strings": np.empty(3, "S0"),
-    "not contiguous": np.arange(20).reshape(4, 5)[::2, ::-1],
-    "turned": np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
-    "read-only": np.frombuffer(b"abcdefgh", np.int16),
-    "broadcast": np.broadcast_to(np.arange(3.0), (4, 3)),
-    "objects": np.array([1, "two", None, (3,)], object),
-    "tensors": np.array([Slotted(f32(2)), None], object),
-    "scalar": np.float32(1.5),
-    "integer scalar": np.int64(7),
-    "date scalar": np.datetime64("2024-02-29"),
-    "string scalar": np.str_("abc"),
-    "record": STRUCTURED[2],
-    "masked": np.ma.masked_array([1, 2], [False, True]).data,
-    "record array": STRUCTURED.view(np.recarray),
-}
-
-OTHERS = {
-    "nothing": None,
-    "numbers": [1, -(2**200), 1.5, float("nan"), True, 2 + 3j],
-    "texts": ("", "héllo", b"", b"\x00\xff", bytearray(b"abc")),
-    "long bytes": [b"x" * 100_000, bytearray(b"y" * 100_000)],
-    "containers": [(), [], {}, set(), {1, 2}, frozenset("ab"), range(5), slice(1, 2)],
-    "named tuple": Pair(f32(2), Pair(np.arange(3), "x")),
-    "old named tuple": Untyped(1, f32(2)),
-    "dataclass": Sample(f32(2, 2), "n"),
-    "slots": Slotted(f32(3)),
-    "ordered": OrderedDict(b=f32(1), a=2),
-    "default": defaultdict(list, a=[f32(1)]),
-    "deep": {"a": [{"b": (f32(2), [np.arange(2)])}], (1, "k"): {"c": None}},
-    "enum": [Colour.RED, torch.float32, torch.device("cpu"), torch.Size([2, 3]), torch.strided],
-    "decimal": decimal.Decimal("1.10"),
-    "types": [Pair, Colour, int, len],
-    "packed sequence": pack_sequence([f32(3, 2), f32(1, 2)]),
-    "own buffer": Buffered(bytearray(b"abc")),
-    "own read-only buffer": Buffered(b"abc"),
-    "own empty buffer": Buffered(b""),
-}
-
 
 def send(slab: Slab, packer: Packer, batch: Any, route: str) -> tuple[PackedBatch, Any]:
     """Pack a batch and unpack it, as a worker and the owner of the slab would."""
@@ -293,69 +207,6 @@ def test_tensors_come_back_equal(slab, packer, route, tensor):
         assert back.stride() == (tensor.contiguous() if gaps else tensor).stride()
     del back
     assert slab.out == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
-def test_arrays_come_back_equal(slab, packer, route, array):
-    """Dtype, shape, bits, order of dimensions; and they can be written to."""
-    _, back = send(slab, packer, array, route)
-    assert same(array, back)
-    del back
-    assert slab.out == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch", OTHERS.values(), ids=OTHERS)
-def test_anything_else_comes_back_equal(slab, packer, route, batch):
-    """As pickle would have it, with the tensors and arrays inside."""
-    _, back = send(slab, packer, batch, route)
-    if isinstance(batch, PackedSequence):
-        assert isinstance(back, PackedSequence)
-        batch, back = tuple(batch), tuple(back)
-    assert same(batch, back)
-    del back
-    assert slab.out == 0
-
-
-def test_what_comes_back_can_be_written_to(slab, packer, route):
-    """In-place work on batches is common, and one tensor's is no other's."""
-    batch = [f32(2, 2), torch.arange(3), f32(2, 3).t(), np.arange(3), np.frombuffer(b"abcd", "i2")]
-    _, (image, label, turned, array, read_only) = send(slab, packer, batch, route)
-    image.zero_()
-    label += 1
-    turned[0] = 5
-    array *= 2
-    read_only[:] = 1
-    assert label.tolist() == [1, 2, 3]
-    assert array.tolist() == [0, 2, 4]
-    assert turned[:, 1].tolist() == [5, *f32(2, 3).t()[1:, 1].tolist()]
-    assert not image.any() and read_only.tolist() == [1, 1]
-    assert image.requires_grad_().is_leaf
-
-
-def test_channels_last_stays_so(slab, packer, route):
-    """Models choose their kernels by it."""
-    image = f32(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    _, back = send(slab, packer, image, route)
-    assert back.is_contiguous(memory_format=torch.channels_last)
-    assert not back.is_contiguous()
-
-
-def test_one_object_twice_comes_back_as_one(slab, packer, route):
-    """As pickle does it for everything."""
-    tensor, array = f32(3), np.arange(3)
-    _, back = send(slab, packer, [tensor, array, {"again": (tensor, array)}], route)
-    assert back[0] is back[2]["again"][0]
-    assert back[1] is back[2]["again"][1]
-
-
-def test_a_tensor_has_its_own_storage(slab, packer, route):
-    """So that saving one tensor does not save the batch."""
-    _, (one, two) = send(slab, packer, [f32(2), f32(100)], route)
-    assert one.untyped_storage().nbytes() == 8
-    assert two.untyped_storage().nbytes() == 400
-    assert one._base is None
 
 
 def test_a_gap_is_not_sent(slab, packer):
@@ -435,35 +286,6 @@ def test_what_does_not_fit_in_the_slot_travels_beside_it(slab, packer):
     assert slab.take().capacity >= 4 * packed.nbytes
 
 
-def test_a_worker_packs_what_its_owner_unpacks(slab, packer):
-    """Across a fork and a pipe, twice over the same memory."""
-    for lap in range(2):
-        slot = slab.take()
-        assert slot.offset == 0
-        reader, writer = os.pipe()
-        child = os.fork()
-        if not child:
-            undo = collate_into(packer)
-            packer.begin(slot)
-            batch = default_collate([(torch.full((100, 100), float(lap)), k) for k in range(4)])
-            packed = packer.pack(batch)
-            del batch
-            with open(writer, "wb") as pipe:
-                pickle.dump(packer.seal(packed), pipe)
-            undo()
-            os._exit(0)
-        os.close(writer)
-        with open(reader, "rb") as pipe:
-            packed = pickle.load(pipe)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        images, labels = unpack(packed, memory_of(packed, slab, packed.settle(slab, slot)))
-        assert same(images, torch.full((4, 100, 100), float(lap)))
-        assert same(labels, torch.arange(4))
-        del images, labels
-        # The first lap's slot was of another capacity; from then on they are alike.
-        assert slab.out == 0
-
-
 # ---- collating into the slot
 
 
@@ -488,97 +310,6 @@ def test_collated_tensors_are_not_copied(slab, collating):
     assert packed.nbytes == 8 * LARGE + len(packed.in_band)
     assert same(
         unpack(packed, memory_of(packed, slab, slot)), torch.stack([f32(LARGE), f32(LARGE)])
-    )
-
-
-def in_torchs_worker(monkeypatch, samples):
-    """What torch's own collation gives in one of its workers."""
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.utils.data._utils.worker, "_worker_info", "some")
-        return torch.utils.data._utils.collate.collate_tensor_fn(samples)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [3, LARGE])
-@pytest.mark.parametrize(
-    "samples",
-    [
-        lambda n: [f32(n), f32(n)],
-        lambda n: [f32(n), torch.ones(n, dtype=torch.float64)],
-        lambda n: [torch.ones(n, dtype=torch.float64), f32(n)],
-        lambda n: [torch.ones(n, dtype=torch.bfloat16), f32(n)],
-        lambda n: [torch.ones(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool)],
-        lambda n: [numbers(torch.complex64, n), numbers(torch.complex64, n).conj()],
-        lambda n: [f32(3, n).t(), f32(3, n).t()],
-        lambda n: [f32(1, 3, 2, n).contiguous(memory_format=torch.channels_last) for _ in range(2)],
-        lambda n: [torch.empty(0), torch.empty(0)],
-        lambda n: [torch.tensor(1), torch.tensor(2)],
-        lambda n: [numbers(torch.float8_e5m2, 4 * n), numbers(torch.float8_e5m2, 4 * n)],
-        lambda n: [torch.nn.Parameter(f32(n)).detach(), f32(n)],
-    ],
-)
-def test_collation_gives_what_torch_gives(slab, collating, monkeypatch, samples, size):
-    """Also where dtypes are mixed: the first sample decides, as in torch's workers."""
-    expected = in_torchs_worker(monkeypatch, samples(size))
-    collating.begin(slab.take())
-    got = default_collate(samples(size))
-    assert same(got, expected)
-    assert got.stride() == expected.stride()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [3, LARGE])
-@pytest.mark.parametrize(
-    "samples",
-    [
-        lambda n: [torch.ones(n, dtype=torch.int64), f32(n)],
-        lambda n: [f32(n), f32(n + 1)],
-        lambda n: [f32(n).requires_grad_(), f32(n)],
-        lambda n: [f32(n), torch.eye(n % 100).to_sparse()],
-    ],
-)
-def test_collation_refuses_what_torch_refuses(slab, collating, monkeypatch, samples, size):
-    """With the same error and the same words."""
-    with pytest.raises((RuntimeError, TypeError)) as expected:
-        in_torchs_worker(monkeypatch, samples(size))
-    collating.begin(slab.take())
-    with pytest.raises(expected.type) as got:
-        default_collate(samples(size))
-    assert str(got.value) == str(expected.value)
-
-
-def test_what_torch_refuses_to_collate_at_all_is_left_to_torch(slab, collating):
-    """Sparse and nested samples ask for a collate_fn of one's own."""
-    collating.begin(slab.take())
-    for kind in ("sparse", "nested"):
-        with pytest.raises(RuntimeError, match=f"{kind} tensors are not currently supported"):
-            default_collate([TENSORS[kind], TENSORS[kind]])
-
-
-def test_arrays_and_nested_samples_are_collated_into_the_slot_too(slab, collating):
-    """A whole batch of the usual kind: the copies that are left are of numbers."""
-    samples = [{"x": np.full(LARGE, k, "f4"), "y": (f32(LARGE), k), "n": "a"} for k in range(3)]
-    expected = {
-        "x": torch.stack([torch.full((LARGE,), float(k)) for k in range(3)]),
-        "y": [torch.stack([f32(LARGE)] * 3), torch.arange(3)],
-        "n": ["a", "a", "a"],
-    }
-    slot = slab.take()
-    collating.begin(slot)
-    packed = collating.pack(default_collate(samples))
-    packed = collating.seal(packed)
-    assert packed.nbytes < 2 * 12 * LARGE + 1000
-    assert same(unpack(packed, memory_of(packed, slab, slot)), expected)
-
-
-def test_a_full_slot_is_no_obstacle(slab, collating):
-    """Collation goes on in the worker's own memory."""
-    slab.record_size(1)
-    samples = [f32(100_000), f32(100_000)]
-    slot = slab.take()
-    packed, _ = pack_collated(collating, slot, samples)
-    assert same(
-        unpack(packed, memory_of(packed, slab, packed.settle(slab, slot))), torch.stack(samples)
     )
 
 
@@ -641,20 +372,6 @@ def test_a_batch_that_the_worker_keeps_is_never_overwritten(slab, collating):
     _, again = send(slab, collating, kept[0], "slot")
     assert again.data_ptr() != kept[0].data_ptr()
     assert same(again, kept[0])
-
-
-def test_every_batch_can_be_kept(slab, collating):
-    """`list(loader)`: each is in a slot of its own, for as long as it lives."""
-    batches, slots = [], []
-    for k in range(20):
-        slots.append(slot := slab.take())
-        packed, _ = pack_collated(collating, slot, [torch.full((LARGE,), float(k))] * 2)
-        batches.append(unpack(packed, memory_of(packed, slab, packed.settle(slab, slot))))
-    assert [batch.unique().tolist() for batch in batches] == [[float(k)] for k in range(20)]
-    assert slab.out == 20
-    del batches, packed
-    assert slab.out == 0
-    assert slab.take() in slots
 
 
 def test_a_small_tensor_that_is_kept_does_not_keep_its_batch(slab, packer):

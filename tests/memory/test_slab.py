@@ -10,13 +10,11 @@ import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from costs import blocks, descriptors
 
-from forebay.errors import OptionError
 from forebay.memory.layout import LEAST_CAPACITY, Slot
-from forebay.memory.slab import EXTENT, LEAST, Slab
+from forebay.memory.slab import EXTENT, Slab
 
 # Newer Pythons warn of a fork beside threads, of which torch has some; the children here only exit.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -36,18 +34,6 @@ def test_a_slab_is_one_descriptor_and_no_name(slab):
     assert descriptors() == before
 
 
-@pytest.mark.slow
-def test_300_mb_are_written_through_a_slot_which_is_then_used_again(slab):
-    """They are no part of /dev/shm, whatever its size, and the second lap finds the same memory."""
-    nbytes = 300 << 20
-    for lap in (1, 2):
-        slot = slab.take()
-        np.frombuffer(slab.view(slot), np.uint8)[:nbytes] = lap
-        assert (slot.offset, blocks(slab)) == (0, nbytes // 512)
-        slab.give_back(slot)
-    assert slab.view(slot)[nbytes - 1] == 2
-
-
 def test_a_crash_of_the_process_does_not_write_the_slab_to_a_core_file(slab):
     """Its address space would fill a disk."""
     with open("/proc/self/smaps") as smaps:
@@ -55,38 +41,6 @@ def test_a_crash_of_the_process_does_not_write_the_slab_to_a_core_file(slab):
     flags = re.search(r"^VmFlags:(.*)$", mapped, re.MULTILINE)[1].split()
     assert "dd" in flags
     assert "dc" not in flags, "a forked worker must inherit it"
-
-
-def test_a_forked_worker_writes_where_the_owner_reads(slab):
-    """It inherits the mapping."""
-    slot = slab.take()
-    child = os.fork()
-    if not child:
-        slab.view(slot)[:5] = b"hello"
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert bytes(slab.view(slot)[:5]) == b"hello"
-
-
-@pytest.mark.slow
-def test_another_program_attaches_by_the_descriptor(slab):
-    """It maps the same memory, and has one descriptor of it as well."""
-    slot = slab.take()
-    code = """if True:
-        import os, sys
-        from forebay.memory.layout import Slot
-        from forebay.memory.slab import Slab
-        descriptor, extent, offset, capacity = map(int, sys.argv[1:])
-        before = len(os.listdir("/proc/self/fd"))
-        slab = Slab.attach(descriptor, extent)
-        assert len(os.listdir("/proc/self/fd")) == before
-        slab.view(Slot(offset, capacity))[:5] = b"hello"
-    """
-    numbers = [slab.fileno(), slab.extent, *slot]
-    subprocess.run(
-        [sys.executable, "-c", code, *map(str, numbers)], pass_fds=[slab.fileno()], check=True
-    )
-    assert bytes(slab.view(slot)[:5]) == b"hello"
 
 
 def test_a_slab_attached_beside_its_owner_has_its_own_descriptor(slab):
@@ -122,16 +76,6 @@ def test_little_address_space_makes_a_smaller_slab():
     assert (run.stderr, run.stdout.strip()) == ("", str(256 << 20))
 
 
-@pytest.mark.slow
-def test_too_little_address_space_is_an_error_in_words():
-    """It says what is needed, what was done and what to do."""
-    limited = [sys.executable, "-c", LIMITED, str(LEAST // 2)]
-    run = subprocess.run(limited, capture_output=True, text=True)
-    assert "OptionError: shared memory for batches could not be mapped: " in run.stderr
-    assert "At least 64 MiB of address space are needed" in run.stderr
-    assert "No worker was started" in run.stderr and "num_workers=0" in run.stderr
-
-
 # ---- on a disk ----------------------------------------------------------------------------------
 
 MIB = 1 << 20
@@ -156,23 +100,6 @@ def slab_in(folder):
         yield slab
     finally:
         slab.close()
-
-
-def test_a_slab_in_a_folder_lies_on_its_disk_and_has_no_name_there(slab, tmp_path):
-    """Its blocks are the disk's; only there is room reserved."""
-    with slab_in(tmp_path) as other:
-        assert os.fstat(other.fileno()).st_dev == os.stat(tmp_path).st_dev
-        assert os.listdir(tmp_path) == []
-        assert (other.is_bounded, slab.is_bounded) == (True, False)
-        assert not os.get_inheritable(other.fileno())
-        slot = other.take()
-        assert other.reserve(slot, 0, MIB) is None
-        assert blocks(other) >= MIB // 512
-        other.view(slot)[: len(b"hello")] = b"hello"
-        twin = Slab.attach(os.dup(other.fileno()), other.extent)
-        assert twin.is_bounded
-        assert bytes(twin.view(slot)[:5]) == b"hello"
-        twin.close()
 
 
 def test_what_a_slot_on_a_disk_no_longer_needs_is_punched_out(tmp_path):
@@ -214,14 +141,3 @@ def test_nothing_needs_no_room(tmp_path):
     """The system would take none at all for a mistake."""
     with slab_in(tmp_path) as slab:
         assert slab.reserve(Slot(0, LEAST_CAPACITY), 0, 0) is None
-
-
-def test_a_folder_that_takes_no_file_is_an_error_in_words(tmp_path):
-    """It names the folder and the reason."""
-    gone = tmp_path / "gone"
-    with pytest.raises(OptionError) as caught:
-        Slab(gone)
-    assert str(caught.value).splitlines()[0] == (
-        f"no file for batches can be made in directory={str(gone)!r}: No such file or directory"
-    )
-    assert "No worker was started" in str(caught.value)

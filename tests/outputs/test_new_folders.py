@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from copy import copy
 from pathlib import Path
 
@@ -105,27 +104,6 @@ def test_each_folder_of_an_input_takes_one(place, staging, renames):
     assert left_in_staging(place) == []
 
 
-def test_inputs_may_share_a_folder(place, staging, renames):
-    """The first one that is published makes it, whoever staged files for it before."""
-    outputs = [write(staging, f"speaker/{number}a", f"speaker/{number}b") for number in range(3)]
-    assert publish(place, staging, *outputs) == []
-    outputs = [write(staging, f"speaker/{number}a") for number in (3, 4)]
-    assert publish(place, staging, *outputs) == []
-    names = ["0a", "0b", "1a", "1b", "2a", "2b", "3a", "4a"]
-    assert visible(place) == [f"speaker/{name}" for name in names]
-    assert renames == ["speaker", "1a", "1b", "2a", "2b", "3a", "4a"]
-    assert left_in_staging(place) == ["speaker"]  # for further files of that folder
-
-
-def test_what_comes_later_is_not_published(place, staging):
-    """As from a process that outlives the function: only what was there at its end is an output."""
-    out = write(staging, "rec/0", "rec/1")
-    files = commit(staging, out)
-    (place.path / files[0][2]).with_name("late").write_text("late")
-    list(place.perform([FileChange(name, staged) for name, _, staged in files]))
-    assert visible(place) == ["rec/0", "rec/1"]
-
-
 @pytest.mark.parametrize("names", [("Rec", "rec"), ("Rec/0", "rec/0")], ids=["shared", "own"])
 def test_two_names_that_are_one_file_are_refused(place, staging, names):
     """As "Rec" and "rec" are where case is ignored; hard links to a file are two, though."""
@@ -140,90 +118,6 @@ def test_two_names_that_are_one_file_are_refused(place, staging, names):
     out._paths[names[1]] = out._paths[names[0]]  # as on such a file system
     with pytest.raises(OutputError, match="same file as another output"):
         commit(staging, out)
-
-
-@pytest.mark.parametrize("kind", ["a file in the folder", "an empty folder", "a link", "a file"])
-def test_what_is_in_the_way_stays(place, staging, tmp_path, kind):
-    """Only a folder takes more files; a link or a file of that name costs the input."""
-    out = write(staging, "rec/0", "rec/1")
-    rec, outside = place.path / "rec", tmp_path / "outside"
-    outside.mkdir()
-    match kind:
-        case "a file in the folder":
-            rec.mkdir()
-            (rec / "0").write_text("rec/0")
-        case "an empty folder":
-            rec.mkdir()
-        case "a link":
-            rec.symlink_to(outside)
-        case _:
-            rec.write_text("rec")
-    refused = publish(place, staging, out)
-    assert list(outside.iterdir()) == []
-    if kind == "an empty folder":
-        assert refused == []
-        assert left_in_staging(place) == []
-    elif kind == "a file in the folder":
-        assert refused == ["rec/0"]
-        assert visible(place) == ["rec/0", "rec/1"]
-    else:
-        assert refused == ["rec/0", "rec/1"]
-        assert rec.is_symlink() if kind == "a link" else rec.read_text() == "rec"
-
-
-def test_outputs_lie_to_each_other_as_their_names_do(staging):
-    """A playlist may name its parts relative to itself, whichever it asks for first."""
-    for names in (["list", "parts/0", "parts/1"], ["parts/0", "list", "parts/1"]):
-        out = staging.begin("")
-        paths = {name: out.file(name) for name in names}
-        assert os.path.relpath(paths["parts/1"], paths["list"].parent) == "parts/1"
-        assert os.path.relpath(paths["parts/0"], paths["parts/1"].parent) == "0"
-
-
-def test_what_failed_leaves_no_folder(place, staging):
-    """Its files are gone, and another attempt begins anew."""
-    write(staging, "rec/0", "rec/1").discard()
-    assert left_in_staging(place) == []
-    assert publish(place, staging, write(staging, "rec/0")) == []
-    assert visible(place) == ["rec/0"]
-
-
-def test_what_was_refused_leaves_no_folder(place, staging):
-    """The staged files of an input that lost a name are removed, and its own folders with them."""
-    (place.path / "a").mkdir()
-    (place.path / "a" / "rec").write_text("in the way")
-    files = commit(staging, write(staging, "a/rec/0", "b/1"))
-    for change in (FileChange, lambda _, staged: FileChange(staged)):
-        list(place.perform([change(name, staged) for name, _, staged in files]))
-    assert left_in_staging(place) == []
-
-
-def test_files_that_others_are_about_to_write_keep_their_folder(place, staging):
-    """A staging folder that inputs share stays when one of them fails."""
-    publish(place, staging, write(staging, "speaker/0"))
-    files = commit(staging, write(staging, "speaker/1"))
-    other = staging.begin("").file("speaker/2")
-    list(place.perform([FileChange(staged) for _, _, staged in files]))
-    other.write_text("speaker/2")
-
-
-def test_a_folder_is_in_the_group_of_the_one_that_it_is_in(place, staging, renames):
-    """With the setgid bit, new folders inherit it, also those that were staged elsewhere."""
-    (place.path / "team").mkdir()
-    (place.path / "team").chmod(0o2775)
-    assert publish(place, staging, write(staging, "team/rec/0", "team/rec/1", "rec/0")) == []
-    assert (place.path / "team" / "rec").stat().st_mode & stat.S_ISGID
-    assert not (place.path / "rec").stat().st_mode & stat.S_ISGID
-    assert renames == ["0", "1", "rec"]
-
-
-def test_performing_again_changes_nothing(place, staging):
-    """As after a kill between the renames and the ledger's note of them."""
-    files = commit(staging, write(staging, "rec/0", "rec/1"))
-    changes = [FileChange(name, staged) for name, _, staged in files]
-    for _ in range(2):
-        assert [one for part in place.perform(changes) for one in part] == []
-        assert visible(place) == ["rec/0", "rec/1"]
 
 
 @pytest.mark.parametrize("names", [["t"], ["t/x"], ["t/x/y"], ["u", "t/x"]])

@@ -1,13 +1,9 @@
-"""Models as people have them; `common_models.py NAME OUTPUT` predicts with one and is killed."""
+"""Models as people have them."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections import OrderedDict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +14,6 @@ from torch import Tensor
 import forebay
 
 COUNT = 60
-# At this sample a killed run ends, in its third part.
-KILLED_AT = 45
 
 
 class ModelOutput(OrderedDict):
@@ -132,16 +126,12 @@ MODELS = {
 
 
 class Common:
-    """One of these models, which kills its process once if the environment has a mark for it."""
+    """One of these models."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __call__(self, batch: Tensor) -> Any:
-        mark = Path(os.environ.get("KILL_MARK", "/nowhere/at/all"))
-        if mark.parent.exists() and not mark.exists() and KILLED_AT in numbers(batch):
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
         return MODELS[self.name](batch)
 
 
@@ -149,7 +139,3 @@ def predicted(name: str, output: Any, **options: Any) -> Any:
     """Predict quietly, in small batches and parts."""
     options = {"num_workers": 0, "batch_size": 8, "part_size": 20, "progress": False} | options
     return forebay.predict(Common(name), Numbers(COUNT), output, **options)
-
-
-if __name__ == "__main__":
-    predicted(sys.argv[1], sys.argv[2])

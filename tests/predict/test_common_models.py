@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -83,23 +80,6 @@ def test_other_programs_read_the_predictions(tmp_path):
     command = [sys.executable, "-c", READERS, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.full  # as in test_predict_kills.py
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["detector", "pipeline", "records"])
-def test_a_killed_run_is_continued(name, tmp_path):
-    """The files are those of an undisturbed run, byte for byte."""
-    script = Path(__file__).with_name("common_models.py")
-    environment = {**os.environ, "KILL_MARK": str(tmp_path / "mark")}
-    command = [sys.executable, script, name, str(tmp_path / "torn")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    report = predicted(name, tmp_path / "torn")
-    assert report.resumed >= 20
-    predicted(name, tmp_path / "whole")
-    for path in (tmp_path / "whole").glob("part-*"):
-        assert (tmp_path / "torn" / path.name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("name", MODELS)

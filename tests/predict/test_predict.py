@@ -46,14 +46,6 @@ def test_every_sample_is_there_once_and_in_order(tmp_path, num_workers):
     assert pq.read_metadata(tmp_path / "part-00003.parquet").num_rows == 10
 
 
-def test_pandas_reads_the_folder(tmp_path):
-    """The folder is one dataset for others too."""
-    import pandas as pd
-
-    predicted(total, Numbers(100), tmp_path)
-    assert pd.read_parquet(tmp_path)["prediction"].sum() == sum(4.0 * k for k in range(100))
-
-
 OUTPUTS = {
     "tensor": (lambda batch: batch * 2, {"prediction": [4]}),
     "array": (lambda batch: batch.numpy().sum(1), {"prediction": []}),
@@ -115,12 +107,6 @@ def test_lazily_negated_numbers_are_numbers(tmp_path):
     assert table["prediction"].to_pylist() == [-1.0 * k for k in range(5)]
 
 
-def test_texts_are_a_column(tmp_path):
-    """An array of texts, as a classifier's labels are."""
-    _, table = predicted(lambda batch: np.array(["cat"] * len(batch)), Numbers(5), tmp_path)
-    assert table["prediction"].to_pylist() == ["cat"] * 5
-
-
 def test_a_prediction_may_view_its_batch(tmp_path):
     """What the model returns may lie in memory that the loader uses again."""
     _, table = predicted(
@@ -160,35 +146,6 @@ def test_a_loader_gives_its_settings_and_not_its_order(tmp_path):
     assert table["index"].to_pylist() == list(range(20))
     assert sizes == [6, 4, 6, 4]
     assert report.done == 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
-def test_a_table_and_what_loads_its_rows(tmp_path, form):
-    """The columns of preprocess's table stand beside the predictions."""
-    source = tmp_path / "in.txt"
-    source.write_text("x")
-
-    def split(_, out):
-        for k in range(25):
-            path = out.file(f"{k}.txt")
-            path.write_text(str(k))
-            yield {"destination": path, "start_s": k}
-
-    forebay.preprocess(
-        split, [source], tmp_path / "pieces", num_workers=0, metadata=form, progress=False
-    )
-
-    def load(row):
-        assert Path(row["destination"]).read_text() == str(row["start_s"])
-        return sample_of(row)
-
-    for number, data in enumerate([tmp_path / "pieces", tmp_path / f"pieces/metadata.{form}"]):
-        _, table = predicted(total, data, tmp_path / f"out{number}", load=load, part_size=10)
-        assert table.column_names == ["index", "source", "destination", "start_s", "prediction"]
-        assert table["start_s"].to_pylist() == list(range(25))
-        assert table["destination"].to_pylist() == [f"{k}.txt" for k in range(25)]
-        assert table["prediction"].to_pylist() == [4.0 * k for k in range(25)]
 
 
 def test_only_changed_rows_are_done_again(tmp_path):
@@ -319,20 +276,6 @@ def test_what_is_random_in_a_changed_row_does_not_depend_on_its_neighbours(tmp_p
 
     made("abcdefgh", tmp_path / "out")
     assert made("abXdefYh", tmp_path / "out").equals(made("abXdefYh", tmp_path / "whole"))
-
-
-def test_nothing_is_done_twice(tmp_path):
-    """The same call again asks for no sample."""
-    predicted(total, Numbers(60), tmp_path)
-    data = Numbers(60)
-    calls = []
-
-    def model(batch):
-        calls.append(len(batch))
-        return batch.sum(1)
-
-    report, table = predicted(model, data, tmp_path, accept_changes=True)
-    assert (report.resumed, calls, table.num_rows) == (60, [], 60)
 
 
 def test_a_changed_model_is_noticed(tmp_path):
@@ -503,38 +446,6 @@ def test_weights_that_a_factory_draws_at_random_are_the_same_each_time(tmp_path)
 def files_named(paths):
     """Load what each says."""
     return torch.full((4,), float(Path(paths).read_text()))
-
-
-@pytest.mark.usefixtures("machine")
-def test_files_are_data_as_they_are_for_preprocess(tmp_path, memory, monkeypatch):
-    """A folder, a glob, a list of paths or URLs, a folder at a URL: known by their names."""
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for k in range(5):
-        (folder / f"{k}.txt").write_text(str(k))
-        memory.pipe(f"/bucket/in/{k}.txt", str(k).encode())
-    urls = [f"memory://bucket/in/{k}.txt" for k in range(5)]
-    monkeypatch.chdir(folder)
-    for number, (data, names) in enumerate(
-        [
-            (folder, [str(folder / f"{k}.txt") for k in range(5)]),
-            ("*.txt", [f"{k}.txt" for k in range(5)]),
-            ([Path("3.txt"), "1.txt"], ["3.txt", "1.txt"]),
-            (urls, urls),
-            ("memory://bucket/in", urls),
-        ]
-    ):
-        out = tmp_path / f"out{number}"
-        _, table = predicted(total, data, out, load=files_named)
-        found = [each.replace("memory:///", "memory://") for each in table["source"].to_pylist()]
-        assert found == names
-        expected = [4.0 * int(name[-5]) for name in names]
-        assert table["prediction"].to_pylist() == expected
-    (folder / "2.txt").write_text("20")
-    (folder / "00.txt").write_text("0")
-    report, table = predicted(total, folder, tmp_path / "out0", load=files_named)
-    assert (report.done, report.resumed) == (6, 4)
-    assert table["prediction"].to_pylist() == [0.0, 0.0, 4.0, 80.0, 12.0, 16.0]
 
 
 def test_files_need_a_function(tmp_path):

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from models import Factory, Numbers, total
+from models import Numbers, total
 
 import forebay
 from forebay.errors import MAX_TEXT
-from forebay.ledger.records import Counts
 from forebay.runs import processing
-from forebay.runs.ranges import read_run_state
 
 # On Python 3.12 and newer, a fork beside threads is warned of.
 pytestmark = [
@@ -96,17 +93,6 @@ def test_a_model_that_takes_another_batch_is_told_what_a_batch_is(tmp_path, samp
     if samples is PAIRS:
         first = {"collate_fn": lambda samples: torch.stack([x for x, *_ in samples])}
         assert predicted(model, samples, tmp_path / "first", **first)[0].done == 20
-
-
-@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_sample_that_cannot_be_loaded_is_recorded(tmp_path, num_workers):
-    """Whole batches may be bad, also the first and the last."""
-    bad = [0, 1, 2, 3, 9, *range(24, 30), 30, 47, 48, 49]
-    data = Numbers(50, bad)
-    report, rows = predicted(total, data, tmp_path, batch_size=4, num_workers=num_workers)
-    assert rows == without(50, *bad)
-    assert [one.index for one in report.failures] == bad
-    assert {one.message for one in report.failures} == {f"no sample {k}" for k in bad}
 
 
 def test_a_part_without_a_row_has_no_file(tmp_path):
@@ -266,21 +252,6 @@ def test_a_model_that_always_fails_ends_the_run_early(tmp_path):
         predicted(model, Numbers(100), tmp_path)
     assert "missing 1 required positional argument" in str(caught.value)
     assert not list(tmp_path.glob("part-*"))
-
-
-@pytest.mark.slow
-def test_a_sample_that_kills_its_worker_is_found(tmp_path):
-    """The others of its batch are loaded again, in a worker."""
-
-    class Deadly(Numbers):
-        def __getitem__(self, index):
-            if index == 5:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super().__getitem__(index)
-
-    report, rows = predicted(total, Deadly(12), tmp_path, num_workers=1, batch_size=4)
-    assert rows == without(12, 5)
-    assert [(one.index, one.error) for one in report.failures] == [(5, "WorkerDiedError")]
 
 
 # ---- odd exceptions -----------------------------------------------------------------------------
@@ -447,21 +418,6 @@ class Mended(Numbers):
         return super().__getitem__(index)
 
 
-def test_failed_samples_are_tried_again_when_asked(tmp_path, monkeypatch):
-    """Their parts alone are done again; the others stay as they are."""
-    report, _ = predicted(total, Mended(60), tmp_path, part_size=10)
-    assert (report.done, report.failed) == (57, 3)
-    before = {path.name: path.stat().st_ino for path in tmp_path.glob("part-*")}
-    monkeypatch.setenv("STILL_BAD", "32")
-    assert predicted(total, Mended(60), tmp_path, part_size=10)[0].failed == 3
-    report, rows = predicted(total, Mended(60), tmp_path, part_size=10, retry_failed=True)
-    assert (report.done, report.failed, report.resumed) == (59, 1, 40)
-    assert rows == without(60, 32)
-    after = {path.name: path.stat().st_ino for path in tmp_path.glob("part-*")}
-    changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"part-00000.parquet", "part-00003.parquet"}
-
-
 def test_a_retry_that_goes_wrong_loses_no_prediction(tmp_path, monkeypatch):
     """A part stays until its new file takes its place."""
     predicted(total, Mended(60), tmp_path, part_size=10)
@@ -473,29 +429,6 @@ def test_a_retry_that_goes_wrong_loses_no_prediction(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         predicted(total, Mended(60), tmp_path, part_size=10, retry_failed=True, accept_changes=True)
     assert pq.read_table(tmp_path)["index"].to_pylist() == without(60, 7, 31, 32)
-
-
-@pytest.mark.slow
-def test_failed_samples_are_tried_again_by_workers_with_models(tmp_path, monkeypatch):
-    """Where a factory makes the models, too."""
-    options = {"part_size": 10, "num_workers": 1}
-    report, _ = predicted(Factory, Mended(30), tmp_path, **options)
-    assert report.failed == 1
-    monkeypatch.setenv("STILL_BAD", "")
-    report, rows = predicted(Factory, Mended(30), tmp_path, retry_failed=True, **options)
-    assert (report.failed, report.resumed, rows) == (0, 20, list(range(30)))
-
-
-def test_status_and_failures_count_samples(tmp_path):
-    """Not parts; also where no part failed as a whole."""
-    predicted(picky, Numbers(60), tmp_path)
-    with read_run_state(tmp_path) as (snapshot, failures):
-        assert (snapshot.counts, snapshot.unit) == (Counts(60, 58, 2), "sample")
-        assert [str(one) for one in failures] == [
-            "sample 17: ValueError: I do not like it",
-            "sample 40: ValueError: I do not like it",
-        ]
-        assert snapshot.text(0.0) == "58 of 60 samples done, 2 failed, 0 to do\nfinished"
 
 
 def test_a_part_that_fails_is_called_by_its_samples(tmp_path):

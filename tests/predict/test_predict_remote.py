@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from driving import published
-from models import Factory, Half, Numbers, sample_of, total
+from models import Factory, Half, Numbers, total
 
 import forebay
 
@@ -49,22 +49,6 @@ def test_a_bucket_gets_the_parts_of_a_folder(memory, parts, model, workers):
     assert report.output == f"{OUT}/"
     table = pq.read_table("/bucket/out", filesystem=memory)
     assert table["index"].to_pylist() == list(range(SAMPLES))
-
-
-def test_a_table_may_be_at_a_url(memory, tmp_path):
-    """Its rows are those of the same table in a file, and so are the parts."""
-    rows = "start_s\n" + "".join(f"{k}\n" for k in range(SAMPLES))
-    (tmp_path / "rows.csv").write_text(rows)
-    memory.pipe("/bucket/rows.csv", rows.encode())
-    found = []
-    for data in (tmp_path / "rows.csv", "memory://bucket/rows.csv"):
-        output = tmp_path / f"out{len(found)}"
-        predicted(total, output, data=data, load=sample_of)
-        found.append(published(output))
-    assert len(found[0]) == SAMPLES // PART
-    assert found[0] == found[1]
-    again = predicted(total, output, data=data, load=sample_of)
-    assert again.resumed == SAMPLES
 
 
 def test_only_what_is_not_in_the_bucket_is_done(memory, parts):

@@ -235,13 +235,15 @@ class Opaque:
     ("value", "words"),
     [
         ({"a": Opaque()}, "metadata 'a' is not JSON-serializable: Opaque"),
-        ({"a": [1, {"b": b"bytes"}]}, "metadata 'a' is not JSON-serializable: bytes"),
+        ({"a": [1, {"b": 1j}]}, "metadata 'a' is not JSON-serializable: complex"),
         ({"a": {(1, 2): 3}}, "metadata 'a' is not JSON-serializable"),
         ({"a": {1: "x", "1": "y"}}, "a dict with the keys 1 and '1', one string in JSON"),
         ([{"a": 1}, 2], "metadata must all be dicts"),
-        (pandas.DataFrame({"a": [1, 2]}), "one for each row, not a DataFrame"),
-        (pyarrow.table({"a": [1, 2]}), "one for each row, not a Table"),
-        (b"bytes", "metadata 'metadata' is not JSON-serializable"),
+        (
+            {"a": pandas.DataFrame({"a": [1, 2]})},
+            "metadata 'a' is not JSON-serializable: DataFrame",
+        ),
+        ({"a": pyarrow.table({"a": [1, 2]})}, "metadata 'a' is not JSON-serializable: Table"),
         (Opaque(), "metadata 'metadata' is not JSON-serializable"),
     ],
 )

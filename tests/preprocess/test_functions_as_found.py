@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import functions_as_found as found
 import pytest
-from crash_points import POINTS
-from driving import await_no_processes, finish, here, published, staged, start, table
+from driving import here, published
 
 import forebay
 
-FUNCTIONS = Path(found.__file__)
-CRASHES = Path(__file__).with_name("crash_points.py")
 COUNT = 6
 
 OF_FILES = (
@@ -24,9 +20,6 @@ OF_FILES = (
 OF_ROWS = ("describe",)
 OF_FOLDERS = ("to_volume", "copy_series")
 ALL = (*OF_FILES, *OF_ROWS, *OF_FOLDERS)
-# One of each kind: a file, rows, files elsewhere, a tree, a folder that inputs share, a folder.
-KILLED = ("convert", "lines_of", "convert_beside", "to_store", "separate", "to_volume")
-POINTS_KILLED = ("after the record", "in the midst of publishing", "after publishing")
 
 
 @pytest.fixture
@@ -86,35 +79,3 @@ def test_a_function_runs_as_it_is(tmp_path, inputs, name):
     assert {row["destination"] is not None for row in rows} == {names_files}
     again = run(name, "out")
     assert (again.resumed, again.done) == (COUNT, COUNT)
-
-
-@pytest.mark.full  # as in test_kills.py
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "point"),
-    [
-        pytest.param(
-            name,
-            point,
-            marks=[] if name in KILLED and point == POINTS_KILLED[at % 3] else pytest.mark.thorough,
-        )
-        for at, name in enumerate((*KILLED, *(each for each in ALL if each not in KILLED)))
-        for point in POINTS
-    ],
-)
-def test_a_killed_run_is_continued(tmp_path, inputs, name, point):
-    """Files and table are those of a run that was not killed; nothing is torn in between."""
-    run(name, "undisturbed")
-    expected = published(tmp_path / "undisturbed")
-    arguments = ["preprocess", f"{FUNCTIONS}:{name}", inputs_of(name), tmp_path / "out"]
-    options = ["--num-workers", "2", "--quiet"]
-    code, _, err = finish(start(*arguments, *options, program=(CRASHES, point)))
-    assert code in (-signal.SIGKILL, 0), err
-    await_no_processes()
-    left = published(tmp_path / "out")
-    assert left.items() <= expected.items()
-    assert here(*arguments, *options)[0] == 0
-    assert published(tmp_path / "out") == expected
-    assert table(tmp_path / "out") == table(tmp_path / "undisturbed")
-    assert not staged(tmp_path / "out")
-    assert here("verify", tmp_path / "out")[0] == 0

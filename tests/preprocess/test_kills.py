@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import select
 import signal
 from pathlib import Path
@@ -14,11 +13,8 @@ from driving import (
     PATIENCE_S,
     WORKS,
     await_no_processes,
-    call,
-    change_some,
     finish,
     here,
-    is_killed_after,
     make_inputs,
     published,
     staged,
@@ -52,41 +48,6 @@ def assert_all_whole(found, expected):
     """Whatever is published is whole, and nothing else is there."""
     torn = [name for name, body in found.items() if expected.get(name) != body]
     assert not torn
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("total", [3, 6, pytest.param(50, marks=pytest.mark.thorough)])
-def test_kills_of_the_driver_leave_no_trace(undisturbed, tmp_path, total):
-    """Every output once and whole, the same table, no staging, no process."""
-    inputs, expected, expected_table, took = undisturbed
-    output = tmp_path / "out"
-    chance = random.Random(20)
-    kills = 0
-    while kills < total:
-        process = start(*split(inputs, output), WORK_PAUSE_S="0.06")
-        # Between the first import and, now and then, the end: never where we choose.
-        if is_killed_after(chance.uniform(0, 1.3 * took + 0.3), process):
-            kills += 1
-        else:
-            change_some(inputs, 20, chance)
-        await_no_processes()
-        if output.exists():
-            assert_all_whole(published(output), expected)
-        if kills % 10 == 5 and published(output):
-            code, said = verify(output)
-            assert " 0 missing, 0 altered" in said, said
-
-    code, _, err = call(*split(inputs, output))
-    assert code == 0, err
-    assert published(output) == expected
-    assert table(output) == expected_table
-    assert not staged(output)
-    assert verify(output) == (
-        0,
-        f"{2 * INPUTS:,} outputs checked: 0 missing, 0 altered, 0 orphans\n",
-    )
-    await_no_processes()
 
 
 @pytest.mark.slow
@@ -175,15 +136,6 @@ def assert_all_done(process, output):
     assert len(published(output)) == 12
     assert not staged(output)
     await_no_processes()
-
-
-@pytest.mark.slow
-def test_each_worker_killed_in_turn_costs_nothing(waiting_run, tmp_path):
-    """Its input is tried again, alone; the others never notice."""
-    process, workers = waiting_run
-    for pid, _ in workers:
-        os.kill(pid, signal.SIGKILL)
-    assert_all_done(process, tmp_path / "out")
 
 
 @pytest.mark.slow

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-from crash_points import POINTS
-from driving import here, published, table
+from driving import published, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils import data
@@ -75,14 +73,6 @@ def test_a_subset_first_and_then_all_continues(tmp_path):
     assert table(tmp_path) == table(tmp_path / "once")
 
 
-def test_with_a_new_version_all_are_processed_again(tmp_path):
-    """As the version says, and none of them for another."""
-    items = Items("a", 40)
-    run(data.Subset(items, [30, 31]), tmp_path, version="1")
-    report = run(items, tmp_path, version="2")
-    assert rows_of(report) == expected_rows(items)
-
-
 def test_accepted_changes_keep_what_is_done_of_the_right_samples(tmp_path):
     """Although the Dataset changed."""
     run(data.Subset(Items("a", 40), [30, 31]), tmp_path)
@@ -92,20 +82,6 @@ def test_accepted_changes_keep_what_is_done_of_the_right_samples(tmp_path):
     rows = rows_of(run(changed, tmp_path, accept_changes=True))
     assert [row["index"] for row in rows] == [row["index"] for row in expected_rows(changed)]
     assert {row["index"] for row in rows if row["name"] == "a"} == {30, 31}
-
-
-def test_splits_are_parts_of_one_dataset(tmp_path):
-    """One split and then the other; the first is not in the table then, but it is done."""
-    items = Items("a", 30)
-    one, other = data.random_split(items, [10, 20])
-    run(one, tmp_path)
-    report = run(other, tmp_path)
-    assert (report.done, report.resumed) == (20, 0)
-    assert rows_of(report) == expected_rows(other)
-    report = run(data.ConcatDataset([other, one]), tmp_path)
-    assert (report.done, report.resumed) == (30, 30)
-    assert rows_of(report) == expected_rows(data.ConcatDataset([other, one]))
-    assert len(Items.loaded) == 30
 
 
 def test_names_and_numbers_in_one_table_are_strings(tmp_path):
@@ -120,16 +96,6 @@ def test_names_and_numbers_in_one_table_are_strings(tmp_path):
         assert [*dict.fromkeys(report.metadata["source"].to_pylist())] == [*dict.fromkeys(sources)]
         assert rows_of(report) == expected_rows(dataset)
     assert len(Items.loaded) == 5
-
-
-def test_another_dataset_may_be_added_before_or_behind(tmp_path):
-    """It is told apart by what it is, not by its place."""
-    one, other = Items("a", 7), Items("b", 5)
-    run(one, tmp_path)
-    for dataset in (data.ConcatDataset([other, one]), data.ConcatDataset([one, other]), one, other):
-        report = run(dataset, tmp_path)
-        assert rows_of(report) == expected_rows(dataset)
-    assert len(Items.loaded) == 12
 
 
 def test_the_table_is_that_of_a_run_that_did_all_at_once(tmp_path):
@@ -285,31 +251,3 @@ def arguments(path, name, output):
         2,
         "--quiet",
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "killed",
-    [
-        {"part": "in the midst of publishing", "whole": "after the record"},
-        *(
-            pytest.param({name: point}, marks=pytest.mark.thorough)
-            for name in ("part", "whole")
-            for point in POINTS
-        ),
-    ],
-    ids=str,
-)
-def test_a_kill_in_either_run_is_made_good(numbers, trainers, tmp_path, killed):
-    """Between the two, or in the midst of either: the outputs and the table of one run."""
-    path, expected, expected_table = numbers
-    output = tmp_path / "out"
-    for name in ("part", "whole"):
-        given = killed.get(name, "never"), *arguments(path, name, output)
-        done = trainers.run(CRASHES, *given, cwd=tmp_path)
-        assert done.code in (-signal.SIGKILL, 0), done.err
-        trainers.await_none_left()
-    code, _, err = here(*arguments(path, "whole", output))
-    assert code == 0, err
-    assert published(output) == expected
-    assert table(output) == expected_table

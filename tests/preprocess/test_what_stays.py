@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from driving import SOURCE, here, make_inputs, published
+from driving import here, make_inputs, published
 
 import forebay
 from forebay.errors import InputError
@@ -86,33 +83,6 @@ WAYS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_inputs_that_cannot_be_seen_keep_their_outputs_rows_and_state(way, memory):
-    """An empty mount point, some of the files, all: the report says which, and nothing changes."""
-    first = WAYS[way]()
-    table = first.metadata
-    files = memory.find("/away/out") if way == "bucket" else published(Path("out"))
-    calls()
-    os.rename("in", "away")
-    for there in (), (NAMES[2],):
-        for name in there:
-            os.makedirs("in", exist_ok=True)
-            os.rename(name.replace("in", "away"), name)
-        report = WAYS[way]()
-        away = [name for name in NAMES if name not in there]
-        assert (report.done, report.resumed, report.failed) == (6, 6, 0)
-        assert [each for each in NAMES if any(each in seen for seen in report.unseen)] == away
-        assert f"{len(away)} of 6 " in repr(report)
-        assert "cannot be seen now" in repr(report)
-        assert report.metadata == table
-        assert files == (memory.find("/away/out") if way == "bucket" else published(Path("out")))
-    for name in away:
-        os.rename(name.replace("in", "away"), name)
-    report = WAYS[way]()
-    assert (report.resumed, report.unseen, report.notes, calls()) == (6, (), (), [])
-
-
 def test_objects_of_a_server_that_is_down_are_not_changed(memory, monkeypatch):
     """As for files: a store that answers with errors has the objects still."""
     urls, asked = [], []
@@ -175,27 +145,6 @@ def test_a_folder_that_is_empty_or_missing_is_an_error_that_says_what_stays(inpu
 def touch(*names, ns=1_000_000_000):
     for name in names:
         os.utime(name, ns=(ns, ns))
-
-
-def test_touched_inputs_keep_their_outputs_until_each_is_done_again():
-    """Ctrl-C after the second of six leaves six outputs, two of them new."""
-    run()
-    touch(*NAMES)
-    seen = []
-
-    def interrupted(source: Path, out):
-        seen.append(len([*Path("out").glob("*.txt")]))
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-        out.file(source.name).write_text("new")
-
-    with pytest.raises(KeyboardInterrupt):
-        forebay.preprocess(
-            interrupted, NAMES, "out", num_workers=0, progress=False, accept_changes=True
-        )
-    assert seen == [6, 6, 6]
-    texts = [Path("out", Path(name).name).read_text() for name in NAMES]
-    assert (texts.count("new"), len(texts)) == (2, 6)
 
 
 def test_a_run_says_before_it_starts_how_much_changed_and_how(caplog):
@@ -320,41 +269,3 @@ def test_outputs_that_are_lost_in_a_bucket_are_made_again(memory):
     calls()
     assert run(output="memory://lost/out").resumed == 5
     assert (calls(), memory.exists("/lost/out/0002.txt")) == (["0002.txt"], True)
-
-
-KILLED = """
-import os, signal, sys
-import forebay
-from forebay.outputs import publishing
-from test_what_stays import NAMES
-
-def again(source: "Path", out):
-    out.file(source.name).write_text("new" + source.name)
-
-publish = publishing.Publisher._publish_file
-
-def killed(self, name, staged, replaces):
-    if name.endswith("3.txt"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return publish(self, name, staged, replaces)
-
-publishing.Publisher._publish_file = killed
-forebay.preprocess(again, NAMES, "out", num_workers=0, progress=False, accept_changes=True)
-"""
-
-
-def test_a_kill_in_the_middle_of_replacing_leaves_each_output_old_or_new():
-    """And the next call completes what was recorded."""
-    run()
-    touch(*NAMES)
-    path = os.pathsep.join([SOURCE, str(Path(__file__).parent)])
-    killed = subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, "PYTHONPATH": path})
-    assert killed.returncode == -signal.SIGKILL
-    texts = {name: Path("out", name).read_text() for name in map(os.path.basename, NAMES)}
-    new = [name for name, text in texts.items() if text == f"new{name}"]
-    old = [name for name, text in texts.items() if text.startswith("line")]
-    assert new
-    assert old
-    assert sorted(new + old) == sorted(texts)
-    assert here("verify", "out")[0] == 0
-    assert all(Path("out", name).read_text() == f"new{name}" for name in texts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import logging
 import os
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -47,13 +46,6 @@ def load(path):
 def outputs(batch):
     """Return a number and a tensor for each sample."""
     return {"first": batch[:, 0], "whole": batch}
-
-
-class Made(torch.nn.Module):
-    """A model that a factory makes."""
-
-    def forward(self, batch):
-        return outputs(batch)
 
 
 def cached(dataset, output, **options):
@@ -165,17 +157,6 @@ def test_samples_that_are_gone_for_a_while_are_not_made_again(tmp_path, folder, 
     assert done_with(verb, folder, out) == ["c0"]
 
 
-@pytest.mark.slow
-def test_samples_that_leave_one_after_the_other_keep_one_file(tmp_path, folder):
-    """Not one for each of the runs."""
-    out = tmp_path / "out"
-    done_with(predicted, folder, out)
-    for name in ("b0", "b1", "b2"):
-        (folder / name).unlink()
-        assert done_with(predicted, folder, out) == []
-    assert kept(out) == 1
-
-
 def test_predictions_of_files_that_cannot_be_seen_are_named_in_the_report(tmp_path, folder):
     """As `preprocess` names its inputs."""
     paths = sorted(map(str, folder.iterdir()))
@@ -184,24 +165,6 @@ def test_predictions_of_files_that_cannot_be_seen_are_named_in_the_report(tmp_pa
     report = predicted(forebay.from_ids(paths, load), tmp_path / "out")
     assert (report.done, report.unseen) == (12, (str(folder / "b3"),))
     assert str(folder / "b3") in report.notes[0]
-
-
-@VERBS
-def test_files_of_unchanged_samples_stay_as_they_are(tmp_path, folder, verb):
-    """They are not written again, if their samples are at the same places."""
-    out = tmp_path / "out"
-    verb(forebay.from_folder(folder, load), out)
-    names = sorted(each.name for each in out.iterdir() if each.is_file())
-    with ExitStack() as opened:  # or a new file could have the number of one that is gone
-        for name in names:
-            opened.enter_context((out / name).open("rb"))
-        before = {name: (out / name).stat().st_ino for name in names}
-        (folder / "b5").write_text("200")
-        (folder / "d").write_text("300")
-        verb(forebay.from_folder(folder, load), out)
-    after = {name: (out / name).stat().st_ino for name in names}
-    changed = [name for name in names if before[name] != after[name]]
-    assert changed == [names[5 if verb is cached else 1]]
 
 
 @VERBS
@@ -216,48 +179,6 @@ def test_what_has_changed_is_said(tmp_path, folder, verb, caplog):
     with caplog.at_level(logging.WARNING, "forebay"):
         verb(forebay.from_folder(folder, load), out)
     assert "of 11 samples 1 is new, 1 is changed, 2 are no longer in the dataset" in caplog.text
-
-
-@VERBS
-def test_files_that_cannot_be_seen_are_not_changed(tmp_path, folder, verb, caplog):
-    """An unmounted folder costs nothing, and when it is back, everything is as it was."""
-    out, paths = tmp_path / "out", sorted(map(str, folder.iterdir()))
-    verb(forebay.from_ids(paths, load), out)
-    before = files(out)
-    LOADED.clear()
-    folder.rename(tmp_path / "away")
-    verb(forebay.from_ids(paths, load), out)
-    assert "the files of 12 samples cannot be seen now" in caplog.text
-    assert (files(out), LOADED) == (before, [])
-    (tmp_path / "away").rename(folder)
-    verb(forebay.from_ids(paths, load), out)
-    assert (files(out), LOADED) == (before, [])
-
-
-@pytest.mark.slow
-@VERBS
-def test_an_interrupted_run_loses_nothing_of_the_one_before(tmp_path, folder, verb):
-    """What the files of the earlier run had is taken over by the run that continues."""
-    out = tmp_path / "out"
-    verb(forebay.from_folder(folder, load), out, accept_changes=True)
-    (folder / "a").write_text("100")
-    (folder / "b9").write_text("900")
-
-    def interrupted(path):
-        if path.name == "b9":
-            raise KeyboardInterrupt
-        return load(path)
-
-    for _ in range(2):
-        LOADED.clear()
-        with pytest.raises(KeyboardInterrupt):
-            verb(forebay.from_folder(folder, interrupted), out, accept_changes=True)
-    assert not {*LOADED} - {"a"}
-    LOADED.clear()
-    verb(forebay.from_folder(folder, load), out, accept_changes=True)
-    assert {"b9"} <= {*LOADED} <= {"a", "b9"}
-    verb(forebay.from_folder(folder, load), tmp_path / "fresh")
-    assert files(out) == files(tmp_path / "fresh")
 
 
 @VERBS
@@ -370,24 +291,6 @@ def test_named_samples_may_be_beside_others(tmp_path, folder):
     assert (report.done, report.resumed, LOADED) == (3, 3, [])
 
 
-def test_a_row_before_others_costs_one_prediction(tmp_path):
-    """A table's rows are known by what they say, and have their new places."""
-    seen = []
-
-    def sample(row):
-        seen.append(row["x"])
-        return torch.tensor([float(row["x"]), 0.0])
-
-    rows = [{"x": x} for x in range(10)]
-    predicted(rows, tmp_path, load=sample)
-    seen.clear()
-    report = predicted([{"x": 50}, *rows[:3], *rows[5:]], tmp_path, load=sample)
-    table = pq.read_table(tmp_path)
-    assert (seen, report.resumed) == ([50], 8)
-    assert table["x"].to_pylist() == table["first"].to_pylist() == [50, 0, 1, 2, 5, 6, 7, 8, 9]
-    assert table["index"].to_pylist() == list(range(9))
-
-
 def test_samples_that_cannot_be_cached_may_be_left_out_of_a_folder(tmp_path, folder):
     """The message says so; what is done of the others is taken over."""
     (folder / "b3").write_text("bad")
@@ -397,47 +300,6 @@ def test_samples_that_cannot_be_cached_may_be_left_out_of_a_folder(tmp_path, fol
     assert "Or leave them out of the dataset" in str(caught.value)
     (folder / "b3").unlink()
     assert done_with(cached, folder, tmp_path / "out") == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("verb", "options"), [(cached, {}), (predicted, {"model": Made})])
-def test_workers_take_over_what_was_made(tmp_path, folder, verb, options):
-    """Those that make shards, and those with models of their own."""
-    out = tmp_path / "out"
-    verb(forebay.from_folder(folder, load), out, num_workers=1, **options)
-    (folder / "a").write_text("100")
-    for name in ("b1", "b8"):  # if they are loaded again, they fail
-        status = (folder / name).stat()
-        (folder / name).write_text("?")
-        os.utime(folder / name, ns=(status.st_atime_ns, status.st_mtime_ns))
-    verb(forebay.from_folder(folder, load), out, num_workers=1, **options)
-    if verb is cached:
-        first = [float(each[0]) for each in forebay.open_cache(out)]
-    else:
-        first = pq.read_table(out)["first"].to_pylist()
-    assert first == [100.0, *map(float, range(12))]
-
-
-def test_preprocess_over_a_dataset_does_new_files_alone(tmp_path, folder):
-    """As with the files themselves."""
-
-    def save(sample, out):
-        out.file(f"{int(sample[0])}.txt").write_text("x")
-
-    def run():
-        LOADED.clear()
-        dataset = forebay.from_folder(folder, load)
-        output = tmp_path / "out"
-        forebay.preprocess(dataset, output=output, save=save, num_workers=0, progress=False)
-        return LOADED
-
-    assert len(run()) == 12
-    (folder / "a").write_text("100")
-    assert run() == ["a"]
-    (folder / "b3").write_text("300")
-    assert run() == ["b3"]
-    (folder / "b4").unlink()
-    assert run() == []
 
 
 NAMES = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(["", NOT_SEEN, "1", "2"]))

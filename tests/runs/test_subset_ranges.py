@@ -11,8 +11,6 @@ import torch
 from torch.utils import data
 
 import forebay
-from forebay.ledger.snapshot import read_entries
-from forebay.runs.ranges import numbers_to_text
 from watched import Watched
 
 
@@ -78,21 +76,6 @@ def test_a_subset_first_and_then_all_continues(tmp_path, verb):
 
 @pytest.mark.slow
 @VERBS
-@pytest.mark.parametrize("count", [8, 12])
-def test_files_whose_samples_stay_at_their_places_are_kept(tmp_path, verb, count):
-    """Those of the first samples, if they were the Subset."""
-    items, out = Items("a", 40), tmp_path / "out"
-    verb(data.Subset(items, range(count)), out)
-    Items.loaded.clear()
-    verb(data.ConcatDataset([items, Items("b", 3)]), out)
-    kept = count if verb is cached else 8
-    again = {each for each in Items.loaded if each[0] == "a" and each[1] < kept}
-    assert again <= {("a", 0)}  # which decides on the size of shards
-    assert_as_fresh(verb, data.ConcatDataset([items, Items("b", 3)]), out)
-
-
-@pytest.mark.slow
-@VERBS
 def test_samples_in_another_order_are_made_again_without_asking(tmp_path, verb, caplog):
     """They are all still there; a note says so."""
     items, out = Items("a", 30), tmp_path / "out"
@@ -136,38 +119,6 @@ def test_two_datasets_of_one_length_that_change_places_are_noticed(tmp_path, ver
         assert_as_fresh(verb, dataset, out)
 
 
-@VERBS
-def test_an_interrupted_run_over_all_continues(tmp_path, verb, monkeypatch):
-    """After a Subset; what was made by then is not made again."""
-    items, out = Items("a", 40), tmp_path / "out"
-    verb(data.Subset(items, [30, 31]), out)
-
-    def interrupted(self, index, load=Items.__getitem__):
-        if index == 25 and len(Items.loaded) > 20:
-            raise KeyboardInterrupt
-        return load(self, index)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Items, "__getitem__", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            verb(items, out, accept_changes=True)
-    Items.loaded.clear()
-    verb(items, out, accept_changes=True)
-    assert not {("a", 3), ("a", 9)} & {*Items.loaded}
-    assert_as_fresh(verb, items, out)
-
-
-def test_samples_that_cannot_be_cached_may_be_left_out(tmp_path):
-    """The others are not lost by that."""
-    items = Items("a", 40)
-    Items.refused = {3, 20}
-    with pytest.raises(forebay.FailuresError, match="2 of 40 samples could not be cached: 3, 20"):
-        cached(items, tmp_path / "out")
-    good = data.Subset(items, [at for at in range(40) if at not in Items.refused])
-    assert [int(each[1]) for each in cached(good, tmp_path / "out")] == list(good.indices)
-    assert_as_fresh(cached, good, tmp_path / "out")
-
-
 @pytest.mark.slow
 def test_shards_of_very_few_samples_do_not_decide_on_those_of_all(tmp_path):
     """All are made again where very many small files would be left."""
@@ -177,14 +128,3 @@ def test_shards_of_very_few_samples_do_not_decide_on_those_of_all(tmp_path):
     cached(items, out)
     assert len(files(out)) == 125
     assert_as_fresh(cached, items, out)
-
-
-@pytest.mark.parametrize("numbers", [[5], [7, 6], [3, 9, 4], [2**40, 1]])
-def test_the_samples_of_a_range_are_read_back(tmp_path, numbers):
-    """Whatever they are: as many are missing as there are other ones."""
-    items = Items("a", 2**41)
-    predicted(data.Subset(items, numbers), tmp_path / "out")
-    (entry,) = read_entries(tmp_path / "out" / ".forebay")
-    assert entry.identity == numbers_to_text(np.array(numbers))
-    with pytest.raises(forebay.ChangedError, match=rf"^{len(numbers) - 1 or 1} of the samples"):
-        predicted(data.Subset(items, [numbers[0] if len(numbers) > 1 else 0]), tmp_path / "out")

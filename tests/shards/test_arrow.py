@@ -144,12 +144,6 @@ def test_a_damaged_file_is_named(change, words, is_stream):
         read(change(arrow_bytes(NUMBERS, 100, is_stream=is_stream)))
 
 
-def test_an_unknown_column_is_an_error_with_the_known_ones():
-    """A column that is asked for and missing is named."""
-    with pytest.raises(InputError, match=r"no column is called 'z'\n  There are: .'x', 'y'"):
-        read(arrow_bytes(NUMBERS, 100, is_stream=False), ["z"])
-
-
 # ---- hostile -------------------------------------------------------------------------------------
 
 

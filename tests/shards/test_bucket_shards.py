@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import subprocess
 import time
-from contextlib import suppress
-from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import s3fs
 from pyarrow import parquet
-from reading import await_fetcher, await_no_fetcher, fetchers
+from reading import await_fetcher, await_no_fetcher
 from written import SAMPLES, close_connections, hashed, loader_of, sample, use, write_tar
 
 import forebay
@@ -27,7 +23,6 @@ from kit.range_faults import Fault
 from kit.range_server import RangeServer
 
 URL = "s3://bucket/tars"
-FAULTS = "slowdown", "reset", "short", "flip", "stall"
 
 pytestmark = pytest.mark.slow
 
@@ -65,55 +60,6 @@ def test_samples_are_those_of_the_files(endpoint, monkeypatch):
     assert [*samples] == [sample(at) for at in range(SAMPLES)]
 
 
-@pytest.mark.parametrize(
-    ("disk", "workers"),
-    [
-        ("300KB", 1),
-        (0, 0),
-        *(pytest.param(*each, marks=pytest.mark.thorough) for each in (("50MB", 2),)),
-    ],
-)
-def test_batches_are_those_of_files_whatever_is_on_disk(endpoint, whole, tmp_path, disk, workers):
-    """Also from the disk of an earlier job, of which every block is compared."""
-    folder = tmp_path / "kept" if disk else None
-    for _ in range(2 if disk else 1):
-        samples = opened(disk=disk, directory=folder)
-        assert ask(samples, epochs=2, num_workers=workers) == whole
-        del samples
-        gc.collect()
-        await_no_fetcher()
-        for path in (tmp_path / "kept").glob("*.block"):
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1  # somebody else wrote there
-            path.write_bytes(data)
-
-
-def test_broken_answers_change_no_batch(endpoint, whole):
-    """503, resets, short bodies, flipped bits, answers that hang: one hash."""
-    samples = opened()
-    faults = [Fault(kind, share=0.05, keys="*/train-*", seconds=0.5) for kind in FAULTS]
-    endpoint.set(faults=faults)
-    assert ask(samples, num_workers=1) == whole[:1]
-    assert {*endpoint.counters()["faults"]} >= {"slowdown", "reset", "short", "flip"}
-
-
-@pytest.mark.parametrize("who", ["fetcher", pytest.param("worker", marks=pytest.mark.thorough)])
-def test_a_kill_costs_no_batch(endpoint, whole, tmp_path, who):
-    """The fetcher is started again by whoever needs it."""
-    samples = opened(disk="200KB", directory=tmp_path / "kept")
-    buffer = forebay.Buffer(max_batches=3)
-    with loader_of(samples, 48, num_workers=1, buffer=buffer) as loader:
-        found = hashed(())
-        for number, batch in enumerate(loader):
-            if number in (1, 4):
-                pool = loader._loader_progress.pipeline.feed.pool
-                for pid in fetchers() if who == "fetcher" else [*pool.pids.values()]:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-            hashed([batch], found)
-    assert found.hexdigest() == whole[0]
-
-
 def test_columns_of_tables_in_a_bucket_make_batches(endpoint, root):
     """By windows, and with the bytes of these columns only; lengths too are a column."""
     folder, rng = root / "bucket" / "tables", np.random.default_rng(0)
@@ -137,32 +83,6 @@ def test_columns_of_tables_in_a_bucket_make_batches(endpoint, root):
     assert endpoint.counters()["bytes"] < size / 4
     rows = forebay.pack_sequences(opened("s3://bucket/tables"), "tokens", size=32)
     assert rows.lengths.tolist() == [each % 9 + 1 for each in range(2000)]
-
-
-def test_blocks_that_arrow_reads_are_held_meanwhile(endpoint, root, monkeypatch):
-    """Else another block could be written over the offsets that Arrow follows without a check."""
-    folder = root / "bucket" / "held"
-    folder.mkdir()
-    table = pa.table({"word": [f"w{each}" for each in range(400)]})
-    parquet.write_table(table, folder / "0.parquet", row_group_size=20)
-    read, were_held = bucket_reader.BucketReader._read_here, []
-
-    def read_here(self, left, found):
-        were_held.append({*left} <= {*self._local.held})
-        read(self, left, found)
-
-    monkeypatch.setattr(bucket_reader.BucketReader, "_read_here", read_here)
-    words = [f"w{each}" for each in np.random.default_rng(0).permutation(400)]
-    for dataset in (
-        opened("s3://bucket/held"),
-        forebay.from_table("s3://bucket/held/*.parquet", columns=["word"]),
-    ):
-        with forebay.DataLoader(dataset, batch_size=40, shuffle=True, seed=1) as loader:
-            batches = [batch["word"] for batch in loader]
-        assert sorted(chain.from_iterable(batches)) == sorted(words)
-        assert all(dataset[int(word[1:])]["word"] == word for word in words[:60])
-    assert were_held
-    assert all(were_held)
 
 
 def test_a_slow_bucket_is_named_as_the_cause(endpoint, tmp_path, monkeypatch):
@@ -200,27 +120,6 @@ def copied(root, tmp_path, endpoint, monkeypatch):
         yield tmp_path / "bucket" / "tars"
         gc.collect()
         await_no_fetcher()
-
-
-def test_a_shard_that_changed_is_never_mixed_in(copied):
-    """Written again, or cut, while it was read; and one that is damaged names the bytes."""
-    samples = opened()
-    assert samples[0] == sample(0)
-    path = copied / "train-004.tar"
-    body = bytearray(path.read_bytes())
-    state = path.stat()
-    write_tar(path, range(500, 580))
-    with pytest.raises(forebay.ChangedError, match=r"train-004\.tar changed after it was indexed"):
-        list(samples)
-    with pytest.raises(forebay.ChangedError, match=r"index_shards"):
-        samples.__getitems__([*range(360, 400)])
-    body[-30_000] ^= 1
-    with path.open("r+b") as file:  # the same file to the server, by name, time and size
-        file.truncate(len(body))
-        file.write(body)
-    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-    with pytest.raises(forebay.InputError, match=r"train-004\.tar: bytes .* have the checksum"):
-        list(samples)
 
 
 def test_shards_that_an_index_knows_are_not_listed(copied, tmp_path):

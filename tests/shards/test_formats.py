@@ -78,19 +78,6 @@ def test_an_unknown_column_is_named(folder):
         opened(folder, columns=["label"])[0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", WRITERS, indirect=True)
-def test_a_loader_returns_each_sample_once(folder):
-    """Shuffled by windows in two workers, each epoch has all samples, in another order."""
-    samples = opened(folder, window=2000)
-    loader = forebay.DataLoader(
-        samples, batch_size=10, shuffle=True, seed=0, num_workers=2, collate_fn=list
-    )
-    one, two = ([each["id"] for batch in loader for each in batch] for _ in range(2))
-    assert sorted(one) == sorted(two) == [*range(90)]
-    assert one != two
-
-
 @pytest.mark.parametrize("codec", COMPRESSED)
 @pytest.mark.parametrize("suffix", [".jsonl", ".mds"])
 def test_a_shard_may_be_compressed_as_a_whole(suffix, codec, tmp_path):

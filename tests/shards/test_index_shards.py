@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 
 import pytest
 from click.testing import CliRunner
@@ -11,29 +10,6 @@ from written import sample, write_tar, write_tars
 
 import forebay
 from forebay.cli import cli
-
-# Killed as it indexes the third shard, or once all are indexed, before the index is written.
-KILLED = """
-    import os, signal, sys
-    import forebay
-    from forebay.runs import index_shards
-
-    tars, index, point = sys.argv[1:]
-    work, write = index_shards.index_shard, index_shards.Folder.write
-
-    def indexed(root, listed, *others):
-        if point == "shard" and listed.name == "train-002.tar":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return work(root, listed, *others)
-
-    def written(folder, name, data):
-        if point == "index" and name == "shards.index":
-            os.kill(os.getpid(), signal.SIGKILL)
-        write(folder, name, data)
-
-    index_shards.index_shard, index_shards.Folder.write = indexed, written
-    forebay.index_shards(tars, index, num_workers=0, progress=False)
-"""
 
 
 @pytest.fixture
@@ -79,18 +55,6 @@ def test_an_index_serves_until_shards_change(tars, capfd):
     assert "gone from the index: 'train-000.tar';" in capfd.readouterr().err
 
 
-def test_a_bad_shard_fails_alone(tars):
-    """It is named, and the others are read."""
-    (tars / "train-001.tar").write_bytes(b"x" * 2000)
-    report = indexed(tars)
-    assert report.failed == 1 and "is no number" in str(report.failures[0])
-    assert [*opened(tars)] == [sample(at) for at in (*range(20), *range(40, 60))]
-    for name in ("train-000.tar", "train-002.tar"):
-        (tars / name).write_bytes(b"x" * 2000)
-    with pytest.raises(forebay.InputError, match="none of 3 shards could be indexed"):
-        indexed(tars)
-
-
 def test_where_there_is_no_index_the_error_says_how_to_make_one(tars):
     """And one that is damaged is never used."""
     with pytest.raises(forebay.InputError, match=r"there is no index"):
@@ -123,20 +87,3 @@ def test_the_command_indexes_shards_with_workers(tars):
     result = CliRunner().invoke(cli, ["index", *call, "--quiet"], standalone_mode=False)
     assert result.return_value == 0, result.output
     assert opened(tars)[59] == sample(59)
-
-
-@pytest.mark.slow
-def test_a_killed_index_is_continued(tars, tmp_path, script):
-    """Until it is finished there is none, or the one before; then it is that of one call."""
-    for point in "shard", "index":
-        assert script(KILLED, tars, tmp_path / "index", point).end().code == -signal.SIGKILL
-        with pytest.raises(forebay.InputError, match="there is no index"):
-            opened(tars)
-    report = indexed(tars)
-    assert (report.done, report.resumed, report.failed) == (3, 3, 0)
-    assert [*opened(tars)] == [sample(at) for at in range(60)]
-
-    write_tar(tars / "train-003.tar", range(60, 70))
-    assert script(KILLED, tars, tmp_path / "index", "index").end().code == -signal.SIGKILL
-    assert len(opened(tars)) == 60
-    assert indexed(tars).resumed == 4 and len(opened(tars)) == 70

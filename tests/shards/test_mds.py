@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from forebay import InputError
-from forebay.shards import format as shard_format
 from forebay.shards.mds import MdsShards
 from kit.mds_writer import encoded, mds_shard
 from kit.shard_reading import BytesShard, ReadShard
@@ -61,19 +60,6 @@ def one(encoding, value):
     ])).read([0])  # fmt: skip
     assert (found["before"], found["after"]) == ("b", 1)
     return found["x"]
-
-
-@pytest.mark.parametrize("block_bytes", [4 << 20, 50], ids=["one block", "some"])
-def test_samples_are_those_that_were_written(block_bytes, monkeypatch):
-    """In order, at random, and with some of the columns in the order that was asked for."""
-    monkeypatch.setattr(shard_format, "BLOCK_BYTES", block_bytes)
-    data = mds_shard(COLUMNS, SAMPLES)
-    shard = read(data)
-    assert len(shard) == 20
-    assert shard.read(range(20)) == SAMPLES
-    assert shard.read([3, 19, 3]) == [SAMPLES[3], SAMPLES[19], SAMPLES[3]]
-    (found,) = read(data, ["label", "id"]).read([7])
-    assert [*found.items()] == [("label", 7), ("id", -7)]
 
 
 @pytest.mark.parametrize("encoding", VALUES)

@@ -109,12 +109,6 @@ def test_row_groups_without_rows_are_no_blocks():
     assert len(read(parquet_bytes(NUMBERS[:0]))) == 0
 
 
-def test_an_unknown_column_is_an_error_with_the_known_ones():
-    """A column that is asked for and missing is named."""
-    with pytest.raises(InputError, match=r"no column is called 'z'\n  There are: .'x', 'y'"):
-        read(parquet_bytes(NUMBERS), ["z"])
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -359,7 +359,8 @@ class Ledger(LedgerFile):
             done = [one for one in done if one not in large]
         with self.transaction(is_held=is_held) as db:
             db.execute("DELETE FROM file_changes")
-            last = max((one.ordinal for one in (*done, *failed, *large)), default=0)
+            ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
+            last = max([*ordinals, *(one.ordinal for one in large)], default=0)
             new = self._write_ahead(db, last, done)
             recorded = record_results(db, done, failed, new, self.away, large)
             if recorded.rewritten:

@@ -89,7 +89,9 @@ def record_results(
         away: Done inputs that cannot be seen now: what was made of them stays in any case.
         large: Results that are recorded as failures; see `too_large`.
     """
-    ordinals = [one.ordinal for one in (*done, *failed, *large)]
+    not_done = {*(one.ordinal for one in failed), *(one.ordinal for one in large)}
+    ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
+    ordinals += [one.ordinal for one in large]
     found = _of_inputs(db, [each for each in ordinals if each not in new] if new else ordinals)
     before = {ordinal: state for ordinal, state, _ in found}
     before |= dict.fromkeys((each for each in ordinals if each in new), TODO)
@@ -98,7 +100,6 @@ def record_results(
         raise LedgerError(f"a result for input {wrong[0]}, which the ledger does not await")
     again = [ordinal for ordinal, state in before.items() if state == DONE]
     # What failed keeps the outputs of its earlier result.
-    not_done = {one.ordinal for one in (*failed, *large)}
     earlier = (text for ordinal, _, text in found if text and ordinal not in not_done)
     removals = dict.fromkeys(_given_up(db, earlier))
     claimants: dict[str, list[int]] = {}

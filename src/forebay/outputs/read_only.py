@@ -29,6 +29,8 @@ _REASONS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 class ReadOnlyFolder(OutputFolder):
     """The outputs of an earlier run, and a copy of its ledger."""
 
+    refusal: OutputError
+
     def __init__(self, path: Path, refusal: OutputError) -> None:
         self.path, self.refusal = path, refusal
         self._root = str(path)

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,9 +37,8 @@ from forebay.errors import (
     shown_location,
 )
 from forebay.failures import Failure
-from forebay.ledger.database import reading
+from forebay.ledger.database import InputRow, reading
 from forebay.ledger.records import EarlierRows
-from forebay.ledger.snapshot import read_entries
 from forebay.options import SHARD_BYTES, PreprocessOptions, Ray
 from forebay.runs.calls import settings_to_json
 from forebay.runs.fingerprint import Fingerprint
@@ -278,7 +277,7 @@ def _made(
         progress = SampleProgress(session, cut, done)
         report = session.process_inputs(progress=progress)
         if report.failed:
-            raise FailuresError(_failed_samples(report, private, samples, marks))
+            raise FailuresError(_failed_samples(report, ledger.listed(), samples, marks))
         shutil.rmtree(marks, ignore_errors=True)
     else:
         session.remember_work()
@@ -345,11 +344,13 @@ def _plan(
     return CachePlan(samples, per_shard, layout, compression)
 
 
-def _failed_samples(report: Report, folder: Path, samples: Samples, marks: Path) -> str:
+def _failed_samples(
+    report: Report, entries: Iterable[InputRow], samples: Samples, marks: Path
+) -> str:
     """Return the message for a run in which samples failed."""
     found: list[Failure] = []
     count = 0
-    for entry in read_entries(folder):
+    for entry in entries:
         failures, number = failed_in(entry)
         mark = marks / str(range_of(entry.row)[0])  # left by a worker that was killed, or died
         if (

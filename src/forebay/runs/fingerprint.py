@@ -24,7 +24,6 @@ from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from forebay.base.origins import digest_of_origins, origins_of
 from forebay.errors import LedgerError, is_credential, without_credentials
 from forebay.runs.source_code import (
     HASH,
@@ -324,17 +323,18 @@ class _Walk:
         if isinstance(value, (*_CODE, BuiltinFunctionType)):
             return code_label(value)
         state = _state_of(value)
-        if origins := origins_of(value):
-            state["origins"] = digest_of_origins(origins)
         return {code_label(type(value)): self._plain(state)} if state else type_name(value)
 
 
 def _state_of(value: Any) -> dict[str, Any]:
     """Return an object's state; of one of forebay's readers, what its origins do not say."""
-    if not origins_of(value):
+    from forebay.base.origins import digest_of_origins, origins_of
+
+    if not (origins := origins_of(value)):
         return state_of(value)
     own = {name: getattr(value, name, None) for name in ("transform", "dataset")}
-    return {name: each for name, each in own.items() if each is not None}
+    kept = {name: each for name, each in own.items() if each is not None}
+    return kept | {"origins": digest_of_origins(origins)}
 
 
 def _hidden(name: str, plain: Any) -> Any:

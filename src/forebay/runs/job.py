@@ -321,7 +321,7 @@ class PreprocessJob:
             self._parent = source[:at], Path(source[:at])
         return self._parent[1] / source[at:]
 
-    def _returned_for(self, given: Any, out: Output, name_of: _Naming) -> _Returned:
+    def _returned_for(self, given: Any, out: Output, name_of: _Naming) -> Any:
         """Return what the function returned, for a path or a row."""
         if self._calling.gives_out:
             text = self._calling.out_as_text

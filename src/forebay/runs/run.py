@@ -199,7 +199,7 @@ class Session:
             self._find_missing()
         where, watched = listing.files
         folder = None if where is None else shown_location(where)
-        known = {"kind": listing.kind, "folder": folder, "watched": watched}
+        known: dict[str, Any] = {"kind": listing.kind, "folder": folder, "watched": watched}
         known |= {"is_private": folder != where, "as_text": listing.as_text}
         self._call["call"] = json.dumps(known)
 

@@ -208,8 +208,12 @@ class ShardIndex:
         return self._row.column(name).values
 
     def _array(self, name: str) -> npt.NDArray[Any]:
-        found: npt.NDArray[Any] = self._values(name).to_numpy(zero_copy_only=True)
-        return found
+        # Not by `to_numpy`, which loads pandas where that is installed.
+        values = self._values(name)
+        dtype, buffer = np.dtype(str(values.type)), values.buffers()[1]
+        if not len(values) or buffer is None:
+            return np.empty(0, dtype)
+        return np.frombuffer(buffer, dtype, len(values), values.offset * dtype.itemsize)
 
     sizes = cached_property(lambda self: self._array("sizes"))
     formats = cached_property(lambda self: self._array("formats"))
