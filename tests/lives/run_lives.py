@@ -147,7 +147,6 @@ KNOWN = (
     ),
     Excluded("the same, of samples that are away", {"call": "cache"}, "unmount"),
     Excluded("an input that is away, and lost an output, fails", {}, "delete_output_unmounted"),
-    Excluded("the same call does not wait for one under way", {"call": "index_shards"}, "twice"),
     Excluded("samples of shards are called by numbers", {"inputs": "shards"}, "redo"),
     Excluded("what is away leaves the table if all is made again", {}, "restart_unmounted"),
     *(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,7 @@ from written import sample, write_tar, write_tars
 
 import forebay
 from forebay.cli import cli
+from forebay.runs import index_shards
 
 # Killed as it indexes the third shard, or once all are indexed, before the index is written.
 KILLED = """
@@ -33,6 +35,14 @@ KILLED = """
 
     index_shards.index_shard, index_shards.Folder.write = indexed, written
     forebay.index_shards(tars, index, num_workers=0, progress=False)
+"""
+
+SAME_CALL = """
+    import logging
+
+    logging.basicConfig(level=logging.INFO, force=True)
+    report = forebay.index_shards(*sys.argv[1:], num_workers=0, progress=False)
+    print(report.done, report.resumed)
 """
 
 
@@ -83,7 +93,7 @@ def test_a_bad_shard_fails_alone(tars):
     """It is named, and the others are read."""
     (tars / "train-001.tar").write_bytes(b"x" * 2000)
     report = indexed(tars)
-    assert report.failed == 1 and "is no number" in str(report.failures[0])
+    assert report.failed == 1 and "no header of a member" in str(report.failures[0])
     assert [*opened(tars)] == [sample(at) for at in (*range(20), *range(40, 60))]
     for name in ("train-000.tar", "train-002.tar"):
         (tars / name).write_bytes(b"x" * 2000)
@@ -123,6 +133,26 @@ def test_the_command_indexes_shards_with_workers(tars):
     result = CliRunner().invoke(cli, ["index", *call, "--quiet"], standalone_mode=False)
     assert result.return_value == 0, result.output
     assert opened(tars)[59] == sample(59)
+
+
+@pytest.mark.slow
+def test_the_same_call_waits_for_one_under_way(tars, tmp_path, script, monkeypatch):
+    """Ranks that index together: one does it, and the others find it done."""
+    work, others = index_shards.index_shard, []
+
+    def meanwhile(*given):
+        if not others:
+            others.append(script(SAME_CALL, tars, tmp_path / "index"))
+            said = tmp_path / "stderr"
+            while not (said.exists() and said.read_text()):
+                time.sleep(0.01)
+        return work(*given)
+
+    monkeypatch.setattr(index_shards, "index_shard", meanwhile)
+    assert indexed(tars).resumed == 0
+    code, out, err = others[0].end()
+    assert (code, out) == (0, "3 3\n") and "the same call is running" in err
+    assert [*opened(tars)] == [sample(at) for at in range(60)]
 
 
 @pytest.mark.slow
