@@ -126,10 +126,15 @@ EXCLUDED = (
 KNOWN = (
     Excluded("predictions keep Decimals as strings", {"call": "predict", "returns": "typed"}),
     Excluded(
-        "a cache waits for its own commit, and does not say which samples failed",
-        {"call": "cache", "failing": "raises dies"},
+        "a file that was left open is not noticed where names are mended",
+        {"leaves": "list", "failing": "open"},
     ),
-    Excluded("the same call does not wait for one under way", {"call": "index_shards"}, "twice"),
+    Excluded(
+        "rows are missing after a kill with a model that fails",
+        {"call": "predict", "failing": "model"},
+        "kill",
+    ),
+    Excluded("a value that fails in one column is none in others", {"failing": "odd"}),
 )
 
 

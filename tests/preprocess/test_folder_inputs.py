@@ -33,6 +33,7 @@ def patients(tmp_path, monkeypatch):
 
 def to_volume(folder, out):
     """Make one file of a folder."""
+    folder = Path(folder)
     assert folder.is_dir()
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     (out / f"{folder.name}.nii").write_text("|".join(path.read_text() for path in files))
@@ -63,12 +64,8 @@ def test_a_changed_folder_is_processed_again_alone(tmp_path, patients, listed):
     """For a file that is added, changed, hidden, below it, or removed; otherwise nothing is."""
 
     def work(given, out):
-        return to_volume(
-            given
-            if isinstance(given, os.PathLike)
-            else patients / str(os.path.basename(given["path"])),
-            out,
-        )
+        listed = given["path"] if isinstance(given, dict) else given
+        return to_volume(patients / os.path.basename(listed), out)
 
     report = run(work, listed(patients), tmp_path / "out")
     assert (report.done, report.failures) == (3, ())

@@ -258,7 +258,10 @@ def test_rows_of_two_kinds_fail_their_input():
         yield 7
 
     report = run(mixed, "in/0000.txt", retries=0)
-    assert "metadata must all be dicts, but one of" in report.failures[0].message
+    assert (
+        "metadata must all be dicts, or records with fields, but one of"
+        in report.failures[0].message
+    )
 
 
 # ---- folders with a past ------------------------------------------------------------------------

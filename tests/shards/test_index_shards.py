@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +11,15 @@ from written import sample, write_tar, write_tars
 
 import forebay
 from forebay.cli import cli
+from forebay.runs import index_shards
+
+SAME_CALL = """
+    import logging
+
+    logging.basicConfig(level=logging.INFO, force=True)
+    report = forebay.index_shards(*sys.argv[1:], num_workers=0, progress=False)
+    print(report.done, report.resumed)
+"""
 
 
 @pytest.fixture
@@ -87,3 +97,40 @@ def test_the_command_indexes_shards_with_workers(tars):
     result = CliRunner().invoke(cli, ["index", *call, "--quiet"], standalone_mode=False)
     assert result.return_value == 0, result.output
     assert opened(tars)[59] == sample(59)
+
+
+@pytest.mark.slow
+def test_the_same_call_waits_for_one_under_way(tars, tmp_path, script, monkeypatch):
+    """Ranks that index together: one does it, and the others find it done."""
+    work, others = index_shards.index_shard, []
+
+    def meanwhile(*given):
+        if not others:
+            others.append(script(SAME_CALL, tars, tmp_path / "index"))
+            said = tmp_path / "stderr"
+            while not (said.exists() and said.read_text()):
+                time.sleep(0.01)
+        return work(*given)
+
+    monkeypatch.setattr(index_shards, "index_shard", meanwhile)
+    assert indexed(tars).resumed == 0
+    code, out, err = others[0].end()
+    assert (code, out) == (0, "3 3\n") and "the same call is running" in err
+    assert [*opened(tars)] == [sample(at) for at in range(60)]
+
+
+@pytest.mark.slow
+def test_a_killed_index_is_continued(tars, tmp_path, script):
+    """Until it is finished there is none, or the one before; then it is that of one call."""
+    for point in "shard", "index":
+        assert script(KILLED, tars, tmp_path / "index", point).end().code == -signal.SIGKILL
+        with pytest.raises(forebay.InputError, match="there is no index"):
+            opened(tars)
+    report = indexed(tars)
+    assert (report.done, report.resumed, report.failed) == (3, 3, 0)
+    assert [*opened(tars)] == [sample(at) for at in range(60)]
+
+    write_tar(tars / "train-003.tar", range(60, 70))
+    assert script(KILLED, tars, tmp_path / "index", "index").end().code == -signal.SIGKILL
+    assert len(opened(tars)) == 60
+    assert indexed(tars).resumed == 4 and len(opened(tars)) == 70

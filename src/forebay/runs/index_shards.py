@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from typing import Any, Literal
 from forebay.base.file_stores import Folder, Store, folder_at
 from forebay.base.files import is_url
 from forebay.base.formatting import counted
+from forebay.base.process import is_worker
 from forebay.caching.stores import ObjectStore, bucket_at, fsspec_bucket
 from forebay.errors import InputError, short_tracebacks, shown_location
 from forebay.observe.progress import note
@@ -114,7 +115,6 @@ class _ShardIndexing:
 
     root: str
     form: ShardFormat | None
-    owner: int = field(default_factory=os.getpid)
     _store: ObjectStore | None = None
 
     def __call__(self, row: dict[str, Any], out: Path) -> dict[str, int]:
@@ -123,8 +123,7 @@ class _ShardIndexing:
             register_format(self.form)  # a worker may be a new interpreter
         if self._store is None and is_url(self.root):
             # The process that starts others must not have the threads of obstore.
-            is_worker = os.getpid() != self.owner
-            self._store = bucket_at(self.root) if is_worker else fsspec_bucket(self.root)
+            self._store = bucket_at(self.root) if is_worker() else fsspec_bucket(self.root)
         listed = Listed(str(row["shard"]), int(row["bytes"]), str(row["tag"]))
         name = None if self.form is None else self.form.name
         shard = index_shard(self.root, listed, name, self._store)
