@@ -44,14 +44,6 @@ def row_alone(source: Path, out: Any) -> dict[str, int]:
     return {"bytes": len(source.read_bytes())}
 
 
-def burn(source: Path, out: Any) -> dict[str, int]:
-    """Use 5 ms of processor time, then copy the input."""
-    until = time.process_time() + 0.005
-    while time.process_time() < until:
-        pass
-    return copy_alone(source, out)
-
-
 def split(source: Path, out: Any) -> Iterator[dict[str, Any]]:
     """Write each line to a file in the input's own folder, as slowly as `WORK_PAUSE_S` says."""
     for number, line in enumerate(source.read_text().splitlines()):
