@@ -32,13 +32,6 @@ def nothing(source: Any, out: Any) -> None:
     """Make nothing and say nothing."""
 
 
-def copy_alone(source: Path, out: Any) -> dict[str, int]:
-    """Copy the input, without a note of it."""
-    body = source.read_bytes()
-    out.file(source.name).write_bytes(body)
-    return {"bytes": len(body)}
-
-
 def row_alone(source: Path, out: Any) -> dict[str, int]:
     """Return a row, and write no file."""
     return {"bytes": len(source.read_bytes())}
