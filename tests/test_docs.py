@@ -193,25 +193,10 @@ print(x)
 """
 
 
-def test_a_program_keeps_its_lines_and_leaves_out_what_is_excused() -> None:
-    """Blocks with a reason are left out; the rest stand where they stood."""
-    lines = program(SAMPLE).splitlines()
-    assert {number: line for number, line in enumerate(lines, 1) if line} == {
-        3: "x = 1",
-        15: "print(x)",
-    }
-
-
 def test_an_excuse_needs_a_reason() -> None:
     """A bare "not run" is no reason."""
     bare = SAMPLE.replace("<!-- not run: needs a cluster -->", "<!-- not run: -->")
     assert "1 / 0" in program(bare)
-
-
-def test_commands_are_found() -> None:
-    """The prompt and the comment are not part of a command."""
-    found = [words for block in blocks(SAMPLE) for words in commands(block)]
-    assert found == [["forebay", "status", "here/"]]
 
 
 @pytest.mark.parametrize(("x", "right"), [(1, True), (2, False)])
@@ -233,11 +218,3 @@ def test_times_and_rates_may_differ_and_nothing_else() -> None:
     assert agrees("in 3 min 20 s", "in 8 s")
     assert not agrees("9 done in 0.4 s", "8 done in 0.4 s")
     assert not agrees("9 done", "9 done, 1 failed")
-
-
-def test_anchors_are_those_of_github() -> None:
-    """Punctuation goes, blanks become hyphens."""
-    assert anchors("# From torch's `DataLoader`\ntext\n## 2. Why?\n") == {
-        "from-torchs-dataloader",
-        "2-why",
-    }

@@ -168,55 +168,6 @@ def test_a_program_without_a_handler_ends_with_its_workers(script, tmp_path, nam
     assert list(folder.iterdir()) == []
 
 
-BEGIN = """
-import preempted
-
-folder = Path(sys.argv[1])
-os.environ.update(SIGNAL="SIGTERM", PROGRAM=str(os.getpid()))
-options = {"num_workers": 2, "progress": False}
-"""
-JOBS = {
-    "preprocess": """
-def work(source, out):
-    if source.stem in ("20", "40"):
-        preempted.signal_once(folder / f"{source.stem}.marker")
-    out.file(source.name).write_text(source.stem)
-
-report = forebay.preprocess(work, folder / "*.txt", folder / "out", **options)
-print(report.done, report.failed)
-""",
-    "predict": """
-data = preempted.Signalling(folder)
-report = forebay.predict(torch.nn.Identity(), data, folder / "out", batch_size=4, **options)
-print(report.done, report.failed)
-""",
-    "cache": """
-cached = forebay.cache(preempted.Signalling(folder), folder / "out", **options)
-print(sum(each.item() == at ** 2 for at, each in enumerate(cached)), 0)
-""",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("job", JOBS)
-def test_a_job_without_a_handler_ends_and_the_same_call_continues(script, tmp_path, job):
-    """Nothing failed because of it, nothing is torn, and no file of the first run is left."""
-    for at in range(60):
-        (tmp_path / f"{at:02}.txt").write_text("x" * at)
-    codes = []
-    while codes[-1:] != [0]:  # two workers may have sent the signals that ended a run
-        assert codes == len(codes) * [-signal.SIGTERM] and len(codes) <= 3
-        code, out, err = script(BEGIN + JOBS[job], tmp_path).end()
-        assert err == ""
-        codes.append(code)
-    assert len(codes) > 1
-    assert out == ("60 0\n" if job == "preprocess" else "96 0\n")
-    if job == "preprocess":
-        names = sorted(each.name for each in (tmp_path / "out").glob("*.txt"))
-        assert names == [f"{at:02}.txt" for at in range(60)]
-        assert not any((tmp_path / "out" / ".forebay" / "staging").glob("*/*"))
-
-
 # ---- stopped, and continued ----------------------------------------------------------------------
 
 

@@ -78,35 +78,6 @@ def test_a_folder_of_ones_own_images_is_trained_on(run, tmp_path):
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_folder_is_a_class_and_each_look_at_an_image_is_another(tmp_path):
-    """Labels follow the folders' names; augmentation is drawn again each time."""
-    part("make_images", "train_images.py")(tmp_path, 4, classes=("cat", "dog"))
-    (tmp_path / "cat" / "notes.txt").write_text("no image")
-    dataset = part("ImageFolder", "train_images.py")(tmp_path)
-    assert dataset.classes == ["cat", "dog"]
-    assert [label for _, label in dataset.images] == [0, 0, 1, 1]
-    image, label = dataset[2]
-    again, _ = dataset[2]
-    assert label == 1
-    assert not torch.equal(image, again)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [(640, 400), (300, 2000), (90, 60)], ids=str)
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_any_jpeg_becomes_a_square_of_floats(tmp_path, size, mode):
-    """Wide, tall and small images, in colour, grey or for print, come out alike."""
-    (tmp_path / "any").mkdir()
-    Image.new(mode, size, 128 if mode == "L" else (128,) * len(mode)).save(
-        tmp_path / "any" / "flat.JPEG"
-    )
-    image, _ = part("ImageFolder", "train_images.py")(tmp_path)[0]
-    assert image.shape == (3, 224, 224)
-    assert image.dtype == torch.float32
-    assert image.is_contiguous()
-    assert image.std(dim=(1, 2)).max() < 0.05, "one colour stays one colour"
-
-
 # ---- images, decoded on a GPU -------------------------------------------------------------------
 
 
@@ -126,54 +97,6 @@ def test_images_are_decoded_by_workers_where_no_decoder_is(run, tmp_path):
     assert printed.startswith("on cpu; decoded by workers, with Pillow\n")
     first, last = losses(printed)
     assert last < first, "it learns"
-
-
-def test_no_decoder_is_looked_for_where_there_is_no_gpu():
-    """One that works on the CPU would decode in the trainer's thread."""
-    assert part("decoder_for", "train_images_on_gpu.py")("cpu") is None
-
-
-@pytest.mark.slow
-def test_a_batch_of_files_becomes_a_batch_of_squares(tmp_path):
-    """Files of all sizes, packed in workers: floats around zero, equal for equal seeds alone."""
-    part("make_images", "train_images.py")(tmp_path, 6)
-    dataset = part("EncodedFolder", "train_images_on_gpu.py")(tmp_path)
-    augment = part("Augment", "train_images_on_gpu.py")("cpu", decoded)
-    batch = forebay.collate.packed()([dataset[at] for at in range(6)])
-    (images, labels), (same, _), (other, _) = [
-        augment(batch, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
-    ]
-    assert (images.shape, images.dtype) == ((6, 3, 224, 224), torch.float32)
-    assert images.mean().abs() < 1.5
-    assert labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert torch.equal(images, same)
-    assert not torch.equal(images, other)
-
-
-@pytest.mark.parametrize("size", [(640, 400), (300, 2000), (90, 60), (1, 1)], ids=str)
-def test_a_square_is_cut_from_an_image_of_any_size(size):
-    """Wide, tall and small ones; one colour stays one colour."""
-    cropped = part("cropped", "train_images_on_gpu.py")
-    image = torch.full((3, *size), 128, dtype=torch.uint8)
-    squares = cropped([image] * 3, torch.Generator().manual_seed(0))
-    assert squares.shape == (3, 3, 224, 224)
-    assert torch.allclose(squares, torch.tensor(128.0), atol=0.01)
-
-
-def test_images_are_mirrored_and_recoloured_one_by_one():
-    """Some are flipped and others not; values stay from 0 to 1."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.arange(48, dtype=torch.uint8).reshape(16, 3, 1, 1) * 5 + torch.tensor([0, 10])
-    flipped = part("flipped", "train_images_on_gpu.py")(images, generator)
-    kept = (flipped == images).flatten(1).all(1)
-    assert torch.equal(flipped[~kept], images[~kept].flip(3))
-    assert 0 < kept.sum() < 16
-    before = images.clone()
-    recoloured = part("recoloured", "train_images_on_gpu.py")(images, generator)
-    assert torch.equal(images, before), "the batch itself is left alone"
-    assert recoloured.min() >= 0
-    assert recoloured.max() <= 1
-    assert len(set((recoloured / images.div(255).clamp(min=0.01))[:, 0, 0, 0].tolist())) > 10
 
 
 @pytest.mark.slow
@@ -224,20 +147,6 @@ def test_ids_are_trained_and_validated_side_by_side(run, tmp_path):
     assert float(results[-1][0]) > 70
 
 
-def test_each_id_is_in_one_part_with_a_label_and_a_file(tmp_path):
-    """The partition holds every ID once, and a sample is its file's tensor and its label."""
-    partition, labels = part("make_data", "train_ids.py")(tmp_path, 20)
-    every = partition["train"] + partition["validation"]
-    assert len(partition["train"]) == 15
-    assert sorted(every) == sorted(set(every)) == sorted(labels)
-    assert sorted(path.stem for path in tmp_path.glob("*.pt")) == sorted(every)
-    samples = part("Samples", "train_ids.py")(tmp_path, partition["validation"], labels)
-    tensor, label = samples[1]
-    wanted = partition["validation"][1]
-    assert torch.equal(tensor, torch.load(tmp_path / f"{wanted}.pt", weights_only=True))
-    assert label == labels[wanted]
-
-
 # ---- what a batch looks like --------------------------------------------------------------------
 
 
@@ -270,12 +179,3 @@ def test_words_are_padded_to_the_longest_of_their_batch(run, tmp_path):
     text = part("TEXT", "padded_words.py").split()
     assert sorted(words) == sorted(text)
     assert words != text, "they are shuffled"
-
-
-def test_padding_is_no_letter():
-    """A shorter word's row is filled with zeros, and its length says where."""
-    words = part("Words", "padded_words.py")(["abc", "z"])
-    batch = part("padded", "padded_words.py")([words[0], words[1]])
-    assert batch.values.tolist() == [[1, 2, 3], [26, 0, 0]]
-    assert batch.lengths.tolist() == [3, 1]
-    assert part("spelled", "padded_words.py")(batch) == ["abc", "z"]

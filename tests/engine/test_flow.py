@@ -7,10 +7,8 @@ from scripted import BOOM, CRASH, Script, check, started
 
 from forebay.engine.commands import (
     DeliverResult,
-    DropTask,
     FetchTasks,
     Finish,
-    ReportFailure,
     SendTasks,
     StartWorker,
 )
@@ -22,7 +20,6 @@ from forebay.pools.events import (
     ResultsReleased,
     TaskFailed,
     TaskFinished,
-    TasksForgotten,
     TasksQueued,
     TasksReturned,
     WorkerDied,
@@ -34,18 +31,6 @@ def test_workers_start_together_and_no_more_than_there_is_work_for() -> None:
     """Three tasks on eight allowed workers start three."""
     script = Script(3, num_workers=8)
     assert [command.incarnation for command in script.of(StartWorker)] == [0, 1, 2]
-
-
-def test_nothing_is_sent_before_a_worker_is_there() -> None:
-    """A starting worker gets no task."""
-    assert Script(3).of(SendTasks) == []
-
-
-def test_each_free_worker_gets_the_next_task() -> None:
-    """Tasks go out in the order of the source, to whoever is free."""
-    script = started(5)
-    assert script.of(SendTasks) == [SendTasks(0, ((0, 1),)), SendTasks(1, ((1, 1),))]
-    assert SendTasks(1, ((2, 1),)) in script.finish(1, 1)
 
 
 def test_long_tasks_are_never_bound_to_a_busy_worker() -> None:
@@ -91,31 +76,6 @@ def test_answers_may_wait_while_none_of_them_changes_anything() -> None:
     while len(held[1]) > 1:
         can_wait = finish(1)
     assert not can_wait
-
-
-def test_a_failure_that_nobody_heard_of_is_forgotten_too() -> None:
-    """In order, a failed task waits for its turn; forgetting it ends it."""
-    script = started(3, in_order=True)
-    script.say(TaskFailed(1, 1, 1, BOOM, 0.1))
-    assert script.say(TasksForgotten(2)) == [DropTask(1)]
-    assert DropTask(0) in script.finish(0, 0)
-
-
-def test_results_are_delivered_as_they_come_without_order() -> None:
-    """Without `in_order` a result is handed over at once."""
-    script = started(3)
-    script.finish(1, 1)
-    assert [result.task for result in script.of(DeliverResult)] == [1]
-
-
-def test_results_wait_for_their_turn_in_order() -> None:
-    """With `in_order` the second result waits for the first, failures too."""
-    script = started(3, in_order=True)
-    script.finish(1, 1)
-    assert script.of(DeliverResult) == []
-    script.say(TaskFailed(0, 0, 1, BOOM, 0.1))
-    ends = [command for command in script.log if isinstance(command, ReportFailure | DeliverResult)]
-    assert [end.task for end in ends] == [0, 1]
 
 
 def test_with_order_what_is_awaited_is_tried_again_first() -> None:
@@ -266,13 +226,6 @@ def test_the_source_is_read_as_work_is_needed() -> None:
     flow.handle([TasksQueued((0, 1, 2, 3), ended=False)], 0.0)
     assert FetchTasks(3) not in flow.handle([WorkerStarted(0)], 0.0)
     assert FetchTasks(2) in flow.handle([TaskFinished(0, 0, 1, "r", 1, 0.1)], 0.0)
-
-
-def test_an_empty_source_finishes_at_once() -> None:
-    """No task, no worker, no wait."""
-    flow = Flow(Limits(num_workers=2, slots=4, lookahead=4))
-    flow.start(0.0)
-    assert flow.handle([TasksQueued((), ended=True)], 0.0) == [Finish()]
 
 
 def test_an_illegal_move_tells_the_tasks_story() -> None:

@@ -16,7 +16,6 @@ from forebay.engine.commands import (
     ReportRetry,
     SendTasks,
     SetAlarm,
-    StartWorker,
 )
 from forebay.engine.limits import MAX_DEATHS_IN_A_ROW, MAX_SIGNALLED
 from forebay.failures import Failure
@@ -41,20 +40,6 @@ def test_a_dead_worker_blames_its_first_unanswered_task_alone() -> None:
     assert [failure.task for failure in script.of(ReportFailure)] == [held[0]]
     script.say(WorkerStarted(2))
     assert script.held_by(2)[0] == held[1]
-
-
-def test_a_dead_worker_is_replaced() -> None:
-    """As many workers as before, under new numbers."""
-    script = started(10)
-    script.say(WorkerDied(0, CRASH))
-    assert [command.incarnation for command in script.of(StartWorker)] == [0, 1, 2]
-
-
-def test_an_idle_worker_that_dies_blames_nobody() -> None:
-    """Without an unanswered task there is no suspect."""
-    script = started(1)
-    script.say(WorkerDied(1, CRASH))
-    assert script.of(ReportFailure) == script.of(ReportRetry) == []
 
 
 def test_an_external_death_costs_no_attempt() -> None:
@@ -84,23 +69,6 @@ def test_a_worker_that_was_asked_for_its_stacks_has_not_been_told_to_end() -> No
     script.say(WorkerDied(0, CRASH, signalled=True))
     (failed,) = script.of(ReportFailure)
     assert failed.failure.kind == "timeout"
-
-
-def test_an_exception_is_tried_again_as_often_as_allowed() -> None:
-    """`retries` more tries, then the failure is final."""
-    script = started(1, retries=1, num_workers=1)
-    script.say(TaskFailed(0, 0, 1, BOOM, 0.1))
-    assert script.of(ReportRetry) == [ReportRetry(0, 1, BOOM)]
-    script.say(TaskFailed(0, 0, 2, BOOM, 0.1))
-    assert script.of(ReportFailure) == [ReportFailure(0, 2, 0.1, BOOM)]
-    assert script.of(Finish) == [Finish()]
-
-
-def test_a_final_failure_is_not_tried_again() -> None:
-    """A missing file will be missing next time."""
-    script = started(1, retries=5, num_workers=1)
-    script.say(TaskFailed(0, 0, 1, BOOM, 0.1, final=True))
-    assert script.of(ReportFailure) == [ReportFailure(0, 1, 0.1, BOOM)]
 
 
 def test_a_suspect_is_tried_again_alone_after_everything_else() -> None:
@@ -218,16 +186,6 @@ def test_an_answer_that_overtakes_the_kill_counts() -> None:
     assert script.of(ReportFailure) == []
 
 
-def test_late_answers_are_dropped() -> None:
-    """An answer from a worker that is gone, or for an attempt that is over, changes nothing."""
-    script = started(2, retries=1)
-    script.say(WorkerDied(0, CRASH))
-    assert script.finish(0, 0) == []
-    assert script.finish(1, 1, attempt=7) == []
-    assert script.finish(99, 1) == []
-    assert script.of(DeliverResult) == []
-
-
 def test_a_job_that_cannot_be_set_up_ends_the_run() -> None:
     """An exception before the first task will not go away by starting again."""
     script = Script(3)
@@ -257,17 +215,6 @@ def test_workers_that_die_together_are_one_misfortune() -> None:
         script.finish(number, task)
     assert script.of(GiveUp) == []
     assert len(script.of(DeliverResult)) == many
-
-
-def test_many_tasks_that_kill_their_workers_do_not_end_the_run() -> None:
-    """Each death is laid to a task and used up, however many come in a row."""
-    script = Script(3 * MAX_DEATHS_IN_A_ROW, num_workers=1, retries=0)
-    for number in range(3 * MAX_DEATHS_IN_A_ROW):
-        script.say(WorkerStarted(number))
-        script.say(WorkerDied(number, CRASH))
-    assert script.of(GiveUp) == []
-    assert len(script.of(ReportFailure)) == 3 * MAX_DEATHS_IN_A_ROW
-    assert script.of(Finish) == [Finish()]
 
 
 @pytest.mark.parametrize("failure_ends_worker", [True, False])

@@ -6,10 +6,8 @@ import pytest
 from scripted import CRASH, Script, started
 
 from forebay.engine.commands import (
-    Command,
     DeliverResult,
     Finish,
-    ReportRetry,
     SendTasks,
     StartWorker,
     StopWorker,
@@ -30,27 +28,6 @@ def busy(workers: int, tasks: int = 100, **limits: object) -> Script:
     for incarnation in range(workers):
         script.say(WorkerStarted(incarnation))
     return script
-
-
-def test_growing_starts_workers_under_the_next_worker_ids() -> None:
-    """They get work as soon as they have started."""
-    script = busy(1)
-    assert script.say(WorkersResized(3)) == [StartWorker(1, 1), StartWorker(2, 2)]
-    assert script.say(WorkerStarted(2)) == [SendTasks(2, ((1, 1),))]
-
-
-def test_idle_surplus_workers_are_stopped_at_once() -> None:
-    """Those with the highest worker IDs."""
-    script = busy(4, tasks=1)
-    assert script.say(WorkersResized(2)) == [StopWorker(2), StopWorker(3)]
-
-
-def test_a_worker_that_has_not_started_is_stopped_at_once() -> None:
-    """What it still reports changes nothing, not even its death."""
-    script = Script(5, num_workers=2)
-    assert script.say(WorkersResized(1)) == [StopWorker(1)]
-    assert script.say(WorkerStarted(1)) == []
-    assert script.say(WorkerDied(1, CRASH)) == []
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -105,30 +82,6 @@ def test_a_surplus_worker_that_is_needed_again_is_kept() -> None:
     assert script.say(WorkersResized(2)) == []
     assert script.finish(1, 1)[-1] == SendTasks(1, ((3, 1),))
     assert StopWorker(2) in script.finish(2, 2)
-
-
-def test_the_worker_id_of_a_stopped_worker_is_used_again() -> None:
-    """By a new incarnation."""
-    script = busy(2)
-    script.say(WorkersResized(1))
-    script.finish(1, 1)
-    assert script.say(WorkersResized(2)) == [StartWorker(2, 1)]
-
-
-def test_a_surplus_worker_that_dies_is_not_replaced() -> None:
-    """The task that it ran is tried again by the others."""
-    script = busy(2, retries=1, in_order=True)
-    script.say(WorkersResized(1))
-    death: list[Command] = script.say(WorkerDied(1, CRASH))
-    assert death == [ReportRetry(1, 1, CRASH)]
-    assert SendTasks(0, ((1, 2),)) in script.finish(0, 0)
-
-
-def test_a_worker_that_dies_while_others_are_surplus_is_replaced() -> None:
-    """There are to be as many as were asked for."""
-    script = busy(3, retries=1, in_order=True)
-    script.say(WorkersResized(1))
-    assert StartWorker(3, 0) in script.say(WorkerDied(0, CRASH))
 
 
 def test_a_death_beside_surplus_workers_may_be_caused_by_their_tasks() -> None:

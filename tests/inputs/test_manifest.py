@@ -24,7 +24,6 @@ from forebay.inputs.manifests import check_columns, open_manifest
 from forebay.inputs.search import folder_identity
 from forebay.ledger.identity import NOT_SEEN
 from forebay.ledger.records import Input
-from forebay.runs.samples import sample_listing, samples_of
 
 
 @pytest.fixture
@@ -87,15 +86,6 @@ def test_a_generator_can_be_walked_twice_and_a_set_is_sorted(folder):
     assert sources({"c", Path("a"), "b"}) == ["a", "b", "c"]
 
 
-def test_every_iteration_looks_at_the_files_again(folder):
-    """A listing holds no stale identity."""
-    write("a", "1")
-    listing = list_inputs(["a"])
-    before = next(iter(listing)).identity
-    write("a", "22")
-    assert next(iter(listing)).identity == stamp("a") != before
-
-
 @pytest.mark.parametrize("bad", [None, 3, b"a", {"path": "a"}])
 def test_an_element_that_is_no_path_is_named_by_its_position(bad):
     """The message says where in the list it is and what it is."""
@@ -107,22 +97,6 @@ def test_an_element_that_is_no_path_is_named_by_its_position(bad):
 def test_inputs_that_are_no_paths_at_all_are_refused(bad):
     """Nothing is iterated that was not meant to be."""
     assert refused(bad).startswith(f"inputs: got {type(bad).__name__} instead of paths\n")
-
-
-def test_no_inputs_are_refused(folder):
-    """An empty list, an empty folder and an empty Dataset are mistakes."""
-    assert refused([]).startswith("inputs: the list is empty\n")
-    write("d/.hidden")
-    assert refused("d").startswith("d: no files in this folder (hidden ones are left out)\n")
-    with pytest.raises(InputError, match="the Dataset has 0 samples"):
-        sample_listing(samples_of([]))
-
-
-def test_a_dataset_is_listed_by_its_indices():
-    """An index has a source, and nothing to look at."""
-    listing = sample_listing(samples_of([7, 8]))
-    assert list(listing) == [Input("0"), Input("1")]
-    assert (listing.kind, listing.description) == ("indices", "a Dataset of 2 samples")
 
 
 def test_a_folder_is_listed_sorted_by_whole_path_without_what_is_hidden(folder):
@@ -194,28 +168,6 @@ def test_a_name_with_glob_characters_that_exists_is_taken_literally(folder):
     write("[x]/a")
     assert sources("take[1].wav") == ["take[1].wav"]
     assert sources("[x]") == ["[x]/a"]
-
-
-def test_one_file_is_one_input_and_a_missing_one_is_refused(folder):
-    """A single name must exist: there is no other input to go on with."""
-    write("a.wav")
-    assert list(list_inputs("a.wav")) == [Input("a.wav", None, stamp("a.wav"))]
-    for name in ("gone.wav", "gone.csv", "gone/", "", "a\0b", "a.wav/b"):
-        assert ": no such file or folder\n" in refused(name)
-    assert str(folder) in refused("gone")
-
-
-def test_a_name_that_is_not_utf8_is_refused_and_shown_escaped(folder):
-    """The table could not hold it; the message itself must be printable."""
-    try:
-        with open(b"bad\xff.wav", "wb"):
-            pass
-    except OSError:
-        pytest.skip("this file system takes UTF-8 alone")
-    for inputs in (".", "*.wav", [os.fsdecode(b"bad\xff.wav")]):
-        message = refused(inputs)
-        assert message.splitlines()[0].endswith("bad\\udcff.wav': its name is not UTF-8")
-        assert message.isascii()
 
 
 # ---- URLs --------------------------------------------------------------------------------------

@@ -27,14 +27,6 @@ def test_the_beginning_of_a_run_is_one_commit(tmp_path):
         assert (tmp_path / NAME).stat().st_size > 0
 
 
-def test_without_a_run_everything_is_committed_at_once(tmp_path):
-    """Such as by commands that only look."""
-    with Ledger.open(tmp_path) as ledger:
-        assert (tmp_path / NAME).stat().st_size > 0
-        ledger.enrol(INPUTS, [], complete=True)
-        assert ledger._commits == 2
-
-
 def test_what_was_left_to_the_next_commit_survives_its_failure(tmp_path):
     """A block that raises takes only its own changes with it; the end commits the others."""
     with Ledger.open(tmp_path, call="this call") as ledger:

@@ -76,14 +76,6 @@ def test_an_input_listed_twice_is_named_with_both_positions(ledger, earlier):
     assert ledger.counts().total == len(earlier)
 
 
-def test_rows_with_one_path_are_different_inputs(ledger):
-    """A manifest's input is its row; equal rows are duplicates."""
-    rows = [Input("a.wav", '{"path": "a.wav", "start": 0}'), Input("a.wav", '{"start": 1}')]
-    assert ledger.enrol(rows, ("path", "start"), True).new == 2
-    with pytest.raises(InputError, match=r"row .* at positions 1 and 3"):
-        ledger.enrol([*rows, rows[0]], ("path", "start"), True)
-
-
 def test_a_listing_that_raises_changes_nothing(ledger):
     """An error halfway through the listing leaves the ledger as it was."""
     ledger.enrol(paths("a", "b"), ("x",), True)
@@ -214,15 +206,6 @@ def test_long_results_come_page_by_page_and_as_often_as_asked(ledger):
 
 
 # ---- the file ---------------------------------------------------------------------------------
-
-
-def test_a_file_that_is_no_database_is_damaged(tmp_path):
-    """A truncated ledger is reported as damaged and left as it is."""
-    (tmp_path / "ledger.sqlite").write_bytes(b"no database at all, just text" * 100)
-    with pytest.raises(LedgerError, match="is damaged") as caught:
-        Ledger.open(tmp_path)
-    assert "move the whole output folder away" in str(caught.value)
-    assert (tmp_path / "ledger.sqlite").read_bytes().startswith(b"no database")
 
 
 def test_a_ledger_that_lost_its_end_is_damaged(tmp_path):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import mmap
 import random
 import time
 from dataclasses import replace
 
 import pytest
 import torch
-from computing import compute_in_threads
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from forebay import AutoWorkers, Buffer, DataLoader, Diagnosis
-from forebay.base.formatting import byte_size, short_number
+from forebay.base.formatting import byte_size
 from forebay.buffer import buffer_of
 from forebay.observe.causes import Causes
 from forebay.observe.diagnosis import LEAST_STEPS, OTHER_RATE, diagnose
@@ -174,13 +172,6 @@ def test_a_processor_that_is_the_limit_has_no_number_of_workers():
     assert "have 2 cores: no number of workers helps" in str(found)
 
 
-def test_a_quota_of_a_part_of_a_core_counts():
-    """Half a core is busy with one worker that is slowed down by its quota."""
-    found = told([0.005] * 200, replace(workers(1), cores=0.5), 0.04, cpu=0.5, queued=0.5)
-    assert found.cause == "cpu"
-    assert "have 0.5 cores" in str(found)
-
-
 def test_strangers_on_the_cores():
     """Two workers on two cores wait for them two thirds of the time."""
     setup = replace(workers(2), cores=2)
@@ -211,14 +202,6 @@ def test_storage_that_serves_each_worker_as_fast():
     assert found.expected_rate is not None
 
 
-def test_storage_where_it_cannot_be_told_gives_no_number():
-    """One worker is never next to another."""
-    found = told([0.01] * 200, workers(1), jittered(0.03, 200))
-    assert (found.cause, found.expected_rate) == ("storage", None)
-    assert "cannot be told" in str(found)
-    assert "Try num_workers=" in str(found)
-
-
 def test_waits_for_a_network_are_for_several_samples_at_once():
     """With the rate that this gives, also for one worker; up to what the rest of a batch takes."""
     steps, waits = [0.01] * 200, jittered(0.2, 200)
@@ -237,15 +220,6 @@ def test_a_dataset_that_cannot_have_it_and_a_disk_are_not_told_so():
     found = told([0.01] * 200, workers(1), jittered(0.2, 200), cpu=0.02)
     assert (found.cause, list(found.advice)) == ("storage", ["num_workers"])
     assert list(reading(2, concurrency=1).advice) == ["num_workers"]
-
-
-def test_a_model_that_waits_for_storage_is_told_so():
-    """In the words of predict."""
-    setup = workers(1, consumer="the model", step="the model")
-    found = told([0.002] * 40, setup, 0.032, cpu=0.03, queued=0.05)
-    assert found.cause == "storage"
-    assert str(found).startswith("The model waits 9")
-    assert "raining" not in str(found)
 
 
 def shared_rate(workers, count, epoch, read_s):
@@ -385,28 +359,6 @@ def test_one_thread_that_a_worker_waits_for_is_none_too_many():
     assert found.cause == "cpu"
 
 
-class Threaded(Dataset):
-    """Samples that are computed in two more threads, as a library would."""
-
-    def __len__(self):
-        return 60
-
-    def __getitem__(self, index):
-        compute_in_threads(0.01)
-        return torch.zeros(2)
-
-
-@pytest.mark.slow
-def test_processor_time_of_other_threads_of_a_worker_is_measured():
-    """As much as they used, which is 20 ms a sample."""
-    with DataLoader(Threaded(), batch_size=1, num_workers=1) as loader:
-        for _ in loader:
-            pass
-        evidence = loader.diagnose().evidence
-    assert evidence["threads_s"] > 0.015
-    assert evidence["cpu_s"] < evidence["threads_s"]
-
-
 @pytest.mark.parametrize(
     ("setup", "faults", "words"),
     [
@@ -437,31 +389,6 @@ def test_time_in_the_system_is_no_cause_if_it_is_little_or_cores_are_free():
     assert (found.cause, "system" in str(found)) == ("workers", False)
 
 
-class Faulty(Dataset):
-    """Samples made in memory that the system clears for each of them."""
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        memory = mmap.mmap(-1, 16 << 20)
-        for at in range(0, len(memory), mmap.PAGESIZE):
-            memory[at] = 1
-        memory.close()
-        return torch.zeros(2)
-
-
-@pytest.mark.slow
-def test_page_faults_of_a_worker_are_measured():
-    """One for each page of 4 KiB; some of the processor time is in the system, and all not."""
-    with DataLoader(Faulty(), batch_size=1, num_workers=1) as loader:
-        for _ in loader:
-            pass
-        evidence = loader.diagnose().evidence
-    assert 3500 < evidence["faults"] < 6000  # what is under way at either end is not counted
-    assert 0.0 < evidence["system_s"] <= evidence["cpu_s"] + 0.002
-
-
 def test_cores_that_are_idle_are_not_missing():
     """Workers that get what they wait for at the same time wait for a core at the same time."""
     setup, more = replace(workers(2), cores=2), {"cpu": 1 / 3, "queued": 2 / 3}
@@ -480,15 +407,6 @@ def test_bursts_need_a_deeper_buffer():
     assert found.expected_rate == pytest.approx(16 / 0.315, rel=0.05)
     deep = workers(2, requests=2 * found.advice["prefetch_factor"])
     assert told(steps, deep, 0.03).cause == "healthy"
-
-
-def test_bursts_on_disturbed_cores_need_a_deeper_buffer_first():
-    """That gives more than an end of the other programs, and is a matter of one argument."""
-    setup = replace(workers(2), cores=2)
-    steps = ([0.001] * 15 + [0.3]) * 20
-    found = told(steps, setup, 0.03, cpu=0.6, queued=0.3)
-    assert found.cause == "buffer"
-    assert told([0.01] * 200, setup, 0.03, cpu=0.6, queued=0.3).cause == "contention"
 
 
 def test_a_buffer_is_advised_in_bytes():
@@ -525,42 +443,12 @@ def test_slow_samples_are_told_from_slow_workers():
     assert "slow samples, such as sample 29, of up to 240 ms" in str(found)
 
 
-def test_slow_samples_that_are_not_all_among_the_slowest_percent():
-    """One sample in thirty, none as slow as another: still a few slow samples, not "unknown"."""
-    times = jittered(0.002, 300)
-    for number in range(29, 300, 30):
-        times[number] = 0.5 + number / 1e5
-    setup = workers(2, batch_size=1)
-    trace = trace_of([0.01] * 300, setup, times, slow=dict(enumerate(times)))
-    found = diagnose(Measured(*trace), setup)
-    assert found.cause == "skew"
-    assert found.advice["prefetch_factor"] > 2
-    assert found.expected_rate > 1.1 * found.rate
-
-
-def test_strangers_on_the_cores_without_workers():
-    """The trainer's process makes the batches, and waits for a core most of that time."""
-    setup = replace(workers(0), cores=2)
-    steps, batches = trace_of([0.005] * 200, setup, 0.1, cpu=0.2, queued=0.8)
-    steps = [each._replace(trainer_queued_s=0.08 * each.taken) for each in steps]
-    found = diagnose(Measured(steps, batches), setup)
-    assert (found.cause, found.advice) == ("contention", {})
-    assert found.expected_rate == pytest.approx(40, rel=0.02)
-    assert "makes the batches itself" in str(found)
-    assert "other programs use the 2 cores" in str(found)
-
-
 def test_no_rate_is_promised_where_other_programs_slow_the_trainer_down():
     """Workers would compete with these programs as well."""
     setup = replace(workers(0), cores=2)
     found = told([0.005] * 200, setup, 0.03, cpu=0.6, queued=0.4)
     assert (found.cause, found.expected_rate) == ("workers", None)
     assert "Try num_workers=" in str(found)
-
-
-def test_rates_of_thousands_are_written_out():
-    """No exponent in a sentence."""
-    assert "the loader could make 10,000 batches/s" in str(told([0.02] * 50, workers(0), 1e-4))
 
 
 def test_epochs_that_begin_slowly():
@@ -636,22 +524,6 @@ def test_the_rate_of_the_whole_run_is_named_if_it_is_another():
         other
     )
     assert other.rate == rate
-
-
-def test_a_real_loader_names_both_rates():
-    """A pause between epochs is in the rate of its report, and not in that of its steps.
-
-    They stand beside the rate to be expected, which a very busy machine leaves open.
-    """
-    loader = DataLoader(Sleepy(40, 0.01), batch_size=1, num_workers=0)
-    for epoch in range(2):
-        for _ in loader:
-            pass
-        time.sleep(0.5 * (1 - epoch))
-    found, whole = loader.diagnose(), loader._loader_progress.trace.snapshot()["rate"]
-    assert whole < found.rate
-    words = f"({short_number(whole)} over the whole run, start and pauses included)"
-    assert (words in str(found)) == (found.expected_rate is not None)
 
 
 def test_records_that_contradict_each_other():
@@ -785,15 +657,6 @@ def test_pauses_between_epochs_count_neither_as_steps_nor_as_waits():
     assert found.cause == "healthy"
 
 
-def test_extra_numbers_only_add_to_the_evidence():
-    """They appear, and change nothing."""
-    trace = trace_of(STEPS, workers(2), 0.03)
-    plain = diagnose(Measured(*trace), workers(2))
-    seen = diagnose(Measured(*trace), workers(2), extra={"pressure_cpu": 0.9})
-    assert seen.evidence == {**plain.evidence, "pressure_cpu": 0.9}
-    assert replace(seen, evidence={}) == replace(plain, evidence={})
-
-
 def test_sampled_records_stand_for_several_steps():
     """Where only each tenth was recorded, rate and waits are those of all."""
     steps, batches = trace_of([0.0001] * 2000, workers(2), 0.0004)
@@ -920,14 +783,6 @@ def test_a_real_loader_with_too_few_workers(arguments):
     assert found.cause not in ("healthy", "consumer")
     assert found.wait_share > 0.5
     assert found.evidence["batch_s"] >= 0.02
-
-
-def test_a_real_loader_without_workers():
-    """The trainer's own sleeping is told as such."""
-    found = trained(DataLoader(Sleepy(40, 0.01), batch_size=1))
-    assert found.wait_share > 0.5
-    assert found.cause in ("workers", "contention")  # as long as other programs use the cores
-    assert found.cause == "contention" or found.advice["num_workers"] >= 1
 
 
 def test_diagnosing_is_possible_at_any_time():

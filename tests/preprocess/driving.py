@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -80,24 +79,6 @@ def finish(process: Any) -> tuple[int, str, str]:
     """Wait for a started command; return its exit code and what it printed on both streams."""
     out, err = process.communicate(timeout=PATIENCE_S)
     return process.returncode, out, err
-
-
-def is_killed_after(seconds: float, process: Any) -> bool:
-    """Kill a driver after some time, unless it succeeds before that; tell whether it was killed."""
-    try:
-        process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return True
-    assert process.returncode == 0
-    return False
-
-
-def change_some(inputs: Path, count: int, chance: random.Random) -> None:
-    """Make some inputs count as changed, so that the next run has work to do."""
-    for path in chance.sample(sorted(inputs.iterdir()), count):
-        path.touch()
 
 
 def call(*arguments: Any, **others: Any) -> tuple[int, str, str]:

@@ -493,11 +493,3 @@ def test_what_stands_there_already_is_never_overwritten(three, output, kind):
     assert "exists already" in failure.message
     assert place.is_dir() if kind == "folder" else place.read_text() == "the user's own"
     assert other.read_text() == "the user's own"
-
-
-def test_a_users_own_file_survives_a_fresh_start(three, output):
-    """Starting over removes what forebay made, and nothing else."""
-    run(copy, three, output)
-    (output / "notes.txt").write_text("mine")
-    run(copy, three, output, resume=False)
-    assert (output / "notes.txt").read_text() == "mine"

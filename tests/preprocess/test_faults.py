@@ -60,12 +60,6 @@ def fail_all(source, out):
     raise ValueError(f"no to {source.name}")
 
 
-def fail_in_the_middle(source, out):
-    out.file(f"{source.stem}-0").write_text("kept?")
-    yield {"destination": "?"}
-    raise RuntimeError("half-way")
-
-
 class OwnError(Exception):
     """An error of the user's own, with more than one argument."""
 
@@ -114,18 +108,6 @@ def test_a_hang_and_a_crash_come_with_the_python_stack(inputs, tmp_path, fault):
 
 
 @pytest.mark.slow
-def test_all_faults_at_once_are_told_apart(inputs, tmp_path):
-    """One run meets them all; each input gets its own."""
-    for number, fault in enumerate(BLAME):
-        fault_at(inputs, number, fault)
-    report = run(meet_fault, inputs, tmp_path / "out", timeout=HANG_S, retries=0)
-    assert [(failure.kind, failure.error) for failure in report.failures] == [
-        blame[:2] for blame in BLAME.values()
-    ]
-    assert (report.done, report.failed) == (5, 7)
-
-
-@pytest.mark.slow
 def test_many_inputs_that_kill_their_worker_do_not_sink_the_run(tmp_path):
     """Thirty of sixty die, also one after another: thirty are blamed and thirty are done."""
     inputs = make_inputs(tmp_path / "in", 60)
@@ -134,14 +116,6 @@ def test_many_inputs_that_kill_their_worker_do_not_sink_the_run(tmp_path):
     report = run(meet_fault, inputs, tmp_path / "out", retries=1)
     assert (report.done, report.failed) == (30, 30)
     assert {failure.kind for failure in report.failures} == {"crash"}
-
-
-def test_what_a_failing_input_made_is_not_published(inputs, tmp_path):
-    """A generator that fails half-way leaves none of its files."""
-    report = run(fail_in_the_middle, [inputs / "0000.txt"], tmp_path / "out", num_workers=1)
-    assert report.failed == 1
-    assert published(tmp_path / "out") == {}
-    assert not staged(tmp_path / "out")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -492,26 +466,6 @@ def test_twenty_inputs_that_kill_their_worker_stop_the_run_too(tmp_path):
         fault_at(inputs, number, "os._exit")
     with pytest.raises(FailuresError, match="first 20 inputs all failed alike, with WorkerDied"):
         run(meet_fault, inputs, tmp_path / "out", retries=0)
-
-
-@pytest.mark.slow
-def test_the_failures_table_is_read_from_outside(inputs, tmp_path):
-    """`failures` of the report and of the command line are the same."""
-    report = run(fail_odd, inputs, tmp_path / "out")
-    _, out, _ = call("failures", tmp_path / "out")
-    assert out.splitlines() == [str(failure) for failure in report.failures]
-
-
-@pytest.mark.slow
-def test_a_fault_mended_is_a_failure_gone(inputs, tmp_path):
-    """The same call again, with the input mended, does that input alone."""
-    fault_at(inputs, 5, "raise")
-    first = run(meet_fault, inputs, tmp_path / "out")
-    fault_at(inputs, 5, "fine")
-    second = run(meet_fault, inputs, tmp_path / "out")
-    assert (first.failed, second.failed, second.resumed) == (1, 0, 11)
-    assert (tmp_path / "out" / "0005.txt").read_text() == "whole fine"
-    assert run(copy, inputs, tmp_path / "other").done == 12
 
 
 def test_a_folder_that_cannot_be_looked_into_is_left_to_the_listing(monkeypatch, tmp_path):

@@ -139,14 +139,6 @@ def assert_all_done(process, output):
 
 
 @pytest.mark.slow
-def test_a_killed_zygote_is_replaced(waiting_run, tmp_path):
-    """Its workers go with it; nobody is blamed and everything is done."""
-    process, workers = waiting_run
-    os.kill(workers[0][1], signal.SIGKILL)
-    assert_all_done(process, tmp_path / "out")
-
-
-@pytest.mark.slow
 def test_a_zygote_and_a_worker_killed_together_are_replaced(waiting_run, tmp_path):
     """Both at once, the worker first."""
     process, workers = waiting_run

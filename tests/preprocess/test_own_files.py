@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from click.testing import CliRunner
 from driving import make_inputs, published
-from works import copy, row_alone
+from works import copy
 
 import forebay
 from forebay.base import files
@@ -20,7 +20,6 @@ from forebay.ledger.ledger import Ledger
 from forebay.outputs import publishing
 from forebay.outputs.folder import OutputFolder
 from forebay.runs import metadata_table as write
-from forebay.runs.preprocess import retry
 
 
 def run(work, inputs, output, **options):
@@ -80,24 +79,6 @@ def test_a_table_of_another_format_is_not_the_runs_either(three, output):
             run(copy, three, output, metadata="csv", **options)
     assert run(copy, three, output, resume=False).done == 3
     assert (output / "metadata.csv").read_text() == "the user's own"
-
-
-def test_the_runs_own_table_is_replaced(three, output):
-    """By later runs, by a retry and after a restart, in any of its formats."""
-    for form in ("csv", "parquet"):
-        run(partial(fail_for, "0001"), three, output, metadata=form, version="1")
-    (three / "more.txt").write_text("more")
-    assert run(row_alone, three, output, metadata="csv", version="1").metadata.num_rows == 4
-    report = run(row_alone, three, output, metadata="csv", resume=False)
-    assert report.metadata.num_rows == 4
-    assert not (output / "metadata.parquet").exists()  # it was the earlier run's
-    retry(row_alone, output, num_workers=0, progress=False)
-
-
-def fail_for(stem, source, out):
-    if source.stem == stem:
-        raise ValueError(stem)
-    return {"bytes": 0}
 
 
 def test_a_table_that_was_put_there_meanwhile_is_left_alone(three, output):

@@ -244,15 +244,6 @@ def test_a_manifests_rows_come_as_dicts_and_stay_columns(tmp_path, output):
     ]
 
 
-def test_a_table_is_the_next_stages_manifest(inputs, output, tmp_path):
-    """What one stage wrote, the next one reads."""
-    first = run(copy, inputs, output)
-    second = run(
-        lambda row, out: {"again": row["destination"]}, first.metadata_path, tmp_path / "2"
-    )
-    assert second.metadata["again"].to_pylist() == [str(output / f"{n:04d}.txt") for n in range(6)]
-
-
 # ---- the same bytes -----------------------------------------------------------------------------
 
 WAYS = [(0, "process"), (1, "process"), (2, "process"), (1, "thread"), (2, "thread")]
@@ -522,14 +513,6 @@ def test_a_version_accepts_changes_while_it_stays_the_same(inputs, output, caplo
     assert run(nothing, inputs, output, version="7").resumed == 0
 
 
-def test_a_new_version_redoes_everything(inputs, output, tmp_path):
-    """Without a change of the code too."""
-    run(copy, inputs, output, version="1")
-    report = run(copy, inputs, output, version="2")
-    assert (report.done, report.resumed) == (6, 0)
-    assert len(calls(tmp_path)) == 12
-
-
 def test_impossible_settings_are_refused_before_anything_is_made(inputs, output):
     """No folder, no ledger."""
     with pytest.raises(OptionError, match="num_workers=-1"):
@@ -546,19 +529,6 @@ def test_a_report_survives_a_working_directory(inputs, tmp_path, monkeypatch):
     os.chdir(tmp_path.parent)
     assert report.metadata.num_rows == 6
     assert json.loads(json.dumps(report.metadata["source"].to_pylist()))[0] == "in/0000.txt"
-
-
-def test_inputs_that_cannot_be_used_do_not_cost_the_earlier_outputs(tmp_path):
-    """Starting over looks at the whole listing before it removes anything."""
-    manifest = tmp_path / "rows.csv"
-    manifest.write_text("input\na\nb\n")
-    run(named_by_row, manifest, tmp_path / "out")
-    before = sorted(path.name for path in (tmp_path / "out").glob("*.txt"))
-    assert before == ["a.txt", "b.txt"]
-    manifest.write_text("input\na\nb\na\n")
-    with pytest.raises(InputError, match="listed twice"):
-        run(named_by_row, manifest, tmp_path / "out", resume=False)
-    assert sorted(path.name for path in (tmp_path / "out").glob("*.txt")) == before
 
 
 def test_retrying_a_run_that_did_not_begin_says_what_to_call(tmp_path):
@@ -581,10 +551,6 @@ def test_retrying_with_changed_code_keeps_what_is_done(tmp_path):
     report = retry(copy_under_its_name, tmp_path / "out", accept_changes=True, progress=False)
     assert (report.done, report.failed) == (2, 0)
     assert (tmp_path / "out" / "good").stat() == done
-
-
-def named_by_row(row, out):
-    out.file(f"{row['input']}.txt").write_text("x")
 
 
 def fails_if_bad(source, out):

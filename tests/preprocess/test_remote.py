@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
 import threading
 import time
 from contextlib import contextmanager
@@ -79,11 +78,6 @@ def tell(source: Path, out):
     return {"path": str(source), "suffix": source.suffix, "text": source.read_text()}
 
 
-def one_name(source: Path, out):
-    out.file("same.txt").write_text(source.name)
-    out.file(f"{source.stem}.own").write_text(source.name)
-
-
 # ---- outputs ------------------------------------------------------------------------------------
 
 
@@ -107,14 +101,6 @@ def test_nothing_stays_on_the_local_disk_but_the_ledger(memory, inputs, tmp_path
     assert names <= {"ledger.sqlite", "ledger.sqlite-journal", "lock", "lock.1"}
 
 
-def test_a_second_call_does_nothing_again(memory, inputs):
-    """All is done already, and known to be."""
-    run(copy, inputs)
-    report = run(copy, inputs)
-    assert (report.done, report.resumed) == (6, 6)
-    assert len(calls(inputs.parent)) == 6
-
-
 def test_a_changed_input_is_redone_and_its_old_objects_go(memory, inputs):
     """What it made before is removed, whatever it is called."""
     run(split, inputs)
@@ -130,14 +116,6 @@ def test_a_restart_removes_what_was_there(memory, inputs):
     report = run(copy, inputs, resume=False)
     assert (report.done, report.resumed) == (6, 0)
     assert sorted(objects(memory)) == sorted(path.name for path in inputs.iterdir())
-
-
-def test_two_inputs_that_claim_a_name_both_fail(memory, inputs):
-    """No object of either stays, though both had uploaded theirs."""
-    report = run(one_name, inputs)
-    assert {failure.kind for failure in report.failures} == {"output"}
-    assert (report.done, report.failed) == (0, 6)
-    assert objects(memory) == {}
 
 
 def test_an_input_that_fails_at_its_very_end_has_uploaded_nothing(memory, inputs):
@@ -157,15 +135,6 @@ def test_others_files_are_not_overwritten(memory, inputs):
     with pytest.raises(OutputError, match=r"holds files, such as 'thesis.tex', but no ledger"):
         run(copy, inputs)
     assert objects(memory) == {"thesis.tex": b"years of work"}
-
-
-def test_an_emptied_bucket_is_filled_again(memory, inputs):
-    """What the local ledger knows of outputs that are gone counts for nothing."""
-    run(copy, inputs)
-    memory.rm("/bucket", recursive=True)
-    report = run(copy, inputs)
-    assert (report.done, report.resumed) == (6, 0)
-    assert len(objects(memory)) == 6
 
 
 def test_a_url_of_this_machine_is_a_folder(inputs, tmp_path):
@@ -601,26 +570,6 @@ def test_a_killed_run_is_continued_on_any_machine(bucket, undisturbed, machine, 
     machine(place)
     code, _, err = here(*arguments(inputs, url, "split_unless_held"))
     assert code == 0, err
-    assert_finished(bucket, undisturbed)
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_leaves_its_ledger_in_the_bucket(bucket, undisturbed, machine):
-    """After Ctrl-C another machine knows all that was done, and redoes none of it."""
-    inputs, _, _ = undisturbed
-    url = f"s3://{bucket.name}/out"
-    with started(inputs, url) as process:
-        os.kill(process.pid, signal.SIGINT)
-        code, _, err = finish(process)
-    assert code == 130, err
-    run = json.loads(bucket.read(f"out/{RUN}"))
-    assert run["state"] == "ended"
-    known = known_done(url)
-    machine("there")
-    assert known_done(url) == known > 0
-    code, said, err = here(*arguments(inputs, url, "split_unless_held"))
-    assert code == 0, err
-    assert f"({known} by earlier runs)" in said
     assert_finished(bucket, undisturbed)
 
 

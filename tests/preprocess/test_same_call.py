@@ -213,16 +213,3 @@ def test_a_process_that_waits_ends_with_ctrl_c(tmp_path, launch):
     assert "KeyboardInterrupt" in finish(second)[2]
     (tmp_path / "gate").touch()
     assert finish(first)[:2] == (0, "3 1\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("others", [["0003.txt"], ["restart"]])
-def test_another_call_does_not_wait(tmp_path, launch, others):
-    """Other inputs, or another meaning: the folder is busy."""
-    first = launch("preprocess")
-    reach_gate(tmp_path, first)
-    code, _, err = finish(launch("preprocess", *others))
-    assert code == 1
-    assert f"BusyError: another run holds {tmp_path / 'out' / '.forebay'}: pid {first.pid}" in err
-    (tmp_path / "gate").touch()
-    assert finish(first)[:2] == (0, "3 1\n")

@@ -32,24 +32,9 @@ def nothing(source: Any, out: Any) -> None:
     """Make nothing and say nothing."""
 
 
-def copy_alone(source: Path, out: Any) -> dict[str, int]:
-    """Copy the input, without a note of it."""
-    body = source.read_bytes()
-    out.file(source.name).write_bytes(body)
-    return {"bytes": len(body)}
-
-
 def row_alone(source: Path, out: Any) -> dict[str, int]:
     """Return a row, and write no file."""
     return {"bytes": len(source.read_bytes())}
-
-
-def burn(source: Path, out: Any) -> dict[str, int]:
-    """Use 5 ms of processor time, then copy the input."""
-    until = time.process_time() + 0.005
-    while time.process_time() < until:
-        pass
-    return copy_alone(source, out)
 
 
 def split(source: Path, out: Any) -> Iterator[dict[str, Any]]:

@@ -122,18 +122,6 @@ def test_a_sample_is_known_by_one_key_in_all_calls(datasets):
     assert len({*keys.values()}) == len(keys)
 
 
-@given(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=60), st.randoms())
-def test_equal_names_are_numbered_in_the_order_of_the_dataset(names, chance):
-    """Whichever of them are selected, in whichever order."""
-    whole = Items("x", len(names))
-    whole.source_of = names.__getitem__
-    rows = [each.row for each in sample_listing(samples_of(whole))]
-    assert rows == [f"0 {names[: at + 1].count(name)} {name}" for at, name in enumerate(names)]
-    chosen = chance.sample(range(len(names)), chance.randint(1, len(names)))
-    listed = sample_listing(samples_of(data.Subset(whole, chosen)))
-    assert [each.row for each in listed] == [rows[at] for at in chosen]
-
-
 def test_a_name_that_is_not_asked_for_may_be_missing():
     """One that raises is an error only where its sample is selected."""
     whole = Items("x", 3)
@@ -144,21 +132,6 @@ def test_a_name_that_is_not_asked_for_may_be_missing():
         list(sample_listing(samples_of(data.Subset(whole, [1]))))
 
 
-def test_a_sample_that_comes_again_has_a_number_more():
-    """With and without names."""
-    listed = sample_listing(samples_of(data.Subset(Items("x", 9), [7, 8, 7, 7])))
-    assert list(listed) == [Input("7"), Input("8"), Input("7#2"), Input("7#3")]
-    both = data.ConcatDataset([Items("x", 2), Named("c", 1), Items("y", 1)])
-    listed = sample_listing(samples_of(data.Subset(both, [1, 2, 3, 1, 2])))
-    assert [each[:2] for each in listed] == [
-        ("1", "1"),
-        ("c 0", "1 1 c 0"),
-        ("3", "3"),
-        ("1#2", "1#2"),
-        ("c 0", "1 1#2 c 0"),
-    ]
-
-
 class Odd(data.Subset):
     """A Subset that makes its samples itself."""
 
@@ -167,12 +140,6 @@ class Odd(data.Subset):
 
     def __getitems__(self, indices):
         return [-index for index in indices]
-
-
-class Calm(data.Subset):
-    """A Subset that finds its samples as any other."""
-
-    note = "mine"
 
 
 NO_INDICES = {
@@ -201,22 +168,6 @@ def test_what_cannot_be_looked_through_is_a_base_itself(make):
     found = samples_of(dataset)
     assert found.bases == (dataset,)
     assert found.places == range(len(dataset))
-
-
-def test_a_subclass_that_only_selects_is_looked_through():
-    """An attribute more changes nothing."""
-    whole = Items("x", 9)
-    assert made_of(Calm(whole, [4])) == [(whole, 4)]
-
-
-def test_wrappers_are_no_part_of_the_work():
-    """Neither their code nor their indices; nor is the code of a library's Dataset."""
-    whole = Items("x", 9)
-    for dataset in (data.Subset(whole, [1]), data.ConcatDataset([whole, data.Subset(whole, [2])])):
-        assert described(dataset) == described(whole)
-    stacked = described(data.StackDataset(data.Subset(whole, [1])))
-    assert [label for label, _ in stacked.bases[0].code] == ["test_samples.py:Items"]
-    assert described(data.TensorDataset(torch.zeros(3))).bases[0].code == ()
 
 
 def test_datasets_that_are_added_or_left_out_are_no_change():
@@ -269,17 +220,6 @@ def test_equal_lambdas_of_different_code_are_different_datasets():
     assert difference(first, again) == ""
     assert [each.code for each in first.bases] == [each.code for each in again.bases[::-1]]
     assert first.bases[0].code != first.bases[1].code
-
-
-def test_a_dataset_keeps_its_numbers_in_whatever_order():
-    """A new one comes behind; one that grew has its new samples behind all others."""
-    a, b = Items("a", 4), Items("b", 3)
-    known, samples = numbered((), a)
-    assert (samples.numbers, samples.extents) == ([0], [((0, 4),)])
-    known, samples = numbered(known, data.ConcatDataset([b, a]))
-    assert (samples.numbers, samples.extents) == ([1, 0], [((4, 3),), ((0, 4),)])
-    assert samples.keys().tolist() == [4, 5, 6, 0, 1, 2, 3]
-    assert numbered(known, b)[1].keys().tolist() == [4, 5, 6]
 
 
 class Growing(Items):

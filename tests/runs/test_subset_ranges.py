@@ -110,15 +110,6 @@ def test_what_was_made_of_other_samples_is_not_removed_unasked(tmp_path, verb):
     assert_as_fresh(verb, other, out)
 
 
-@VERBS
-def test_two_datasets_of_one_length_that_change_places_are_noticed(tmp_path, verb):
-    """With a version, too, which accepts changes, but takes no sample for another."""
-    one, other, out = Items("a", 8), Items("b", 8), tmp_path / "out"
-    for dataset in (data.ConcatDataset([one, other]), data.ConcatDataset([other, one])):
-        verb(dataset, out, version="1")
-        assert_as_fresh(verb, dataset, out)
-
-
 @pytest.mark.slow
 def test_shards_of_very_few_samples_do_not_decide_on_those_of_all(tmp_path):
     """All are made again where very many small files would be left."""

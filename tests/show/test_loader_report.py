@@ -137,14 +137,6 @@ def test_every_figure_is_in_the_data(tmp_path) -> None:
     assert {each.key for each in figures_of("run")} <= set(totals)
 
 
-@pytest.mark.parametrize(("num_workers", "noun"), [(1, "worker"), (2, "workers")])
-def test_one_worker_is_not_workers(monkeypatch, num_workers, noun) -> None:
-    """Each figure has its noun below it."""
-    summary = summary_of(filled(monkeypatch, 60, num_workers, steps=30))
-    text = check_self_contained(page_of(summary)).text
-    assert text[text.index(noun) - 1] == str(num_workers)
-
-
 @pytest.mark.slow
 def test_a_week_with_many_workers_stays_small(monkeypatch) -> None:
     """Under 300 KB, and 256 workers share 32 lanes."""
@@ -190,41 +182,6 @@ def test_the_verdict_is_the_first_thing_to_be_read() -> None:
     assert first_sentence("One line") == ("One line", "")
 
 
-def test_the_wait_for_the_first_batch_is_a_part_of_the_run(monkeypatch) -> None:
-    """The run lasts from the first epoch's beginning, however long the loader was there before."""
-    monkeypatch.setattr(tracing.time, "perf_counter", lambda: 0.0)
-    trace = Trace()
-    trace.begin(100.0)
-    trace.began_epoch(0, 100.0, 0.5)
-    trace.made(timing(0, 102.0, 1.4), 10)
-    trace.taken(100.5, 1.5, ready=0)
-    trace.made(timing(0, 103.0, 0.1), 10)
-    trace.taken(104.0, 0.0, ready=1)
-    trace.begin(200.0)  # another epoch of the same run
-    summary = summary_of(trace)
-    totals = summary["totals"]
-    assert (totals["seconds"], totals["wait_share"], totals["rate"]) == (4, 0.5, 0.5)
-    chart = parts_of(summary)["Share of time that training waited"]
-    shares = series_of(chart)["wait"]
-    assert sum(filter(None, shares)) / 100 * 0.25 == pytest.approx(
-        2
-    )  # spans of a quarter of a second
-
-
-def test_work_of_several_spans_fills_them(monkeypatch) -> None:
-    """A batch that took 2 s shows as a worker busy for 2 s, not for the last span only."""
-    monkeypatch.setattr(tracing.time, "perf_counter", lambda: 0.0)
-    trace = Trace()
-    trace.num_workers = 1
-    trace.made(timing(0, 0.2, 0.1), 10)
-    trace.made(timing(0, 2.9, 2.0), 10)
-    trace.taken(2.9, 0.05, ready=1)
-    lanes = parts_of(summary_of(trace))["Busy making batches: a gap is a worker without work"]
-    busy = lanes["lanes"]["0"]
-    assert busy[:3] == [0.4, 0.0, 0.0]
-    assert busy[4:11] == [1.0] * 7
-
-
 # ---- files -------------------------------------------------------------------------------------
 
 
@@ -258,19 +215,6 @@ def test_a_write_that_fails_leaves_the_earlier_report(tmp_path, monkeypatch) -> 
         write_report(report, path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_device_is_among_the_settings(tmp_path) -> None:
-    """Two runs that differ in it are told apart."""
-    paths = []
-    for number, device in enumerate((None, "cpu")):
-        with forebay.DataLoader(Slow(), batch_size=4, device=device) as loader:
-            paths.append(loader.report(tmp_path / f"{number}.html"))
-    found = forebay.compare(*paths).settings
-    assert [(each.name, each.first, each.second) for each in found] == [
-        ("device", "", "cpu"),
-        ("device_transform", "", "None"),
-    ]
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path) -> None:

@@ -147,22 +147,6 @@ class Factory:
         return model(batch)
 
 
-def test_a_run_with_nothing_left_to_do_has_a_report(tmp_path, inputs) -> None:
-    """It says so."""
-    settings = {"num_workers": 0, "progress": False}
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "1.txt").write_text("x")
-    for _ in range(2):
-        report = forebay.preprocess(work, tmp_path / "one", tmp_path / "out", **settings)
-    page = check_self_contained(report.save(tmp_path / "run.html").read_text())
-    assert "done by earlier runs" in page.text
-    data = TensorDataset(torch.arange(4))
-    for _ in range(2):
-        report = forebay.predict(model, data, tmp_path / "p", **settings)
-    page = check_self_contained(report.save(tmp_path / "run.html").read_text())
-    assert "Nothing was left to be done." in page.text
-
-
 def test_groups_are_bounded_and_text() -> None:
     """The most frequent first; what exceeds the bound is counted together."""
     failures = [
@@ -189,18 +173,6 @@ def test_groups_are_bounded_and_text() -> None:
 
 
 # ---- the record --------------------------------------------------------------------------------
-
-
-def test_workers_that_process_inputs_at_once_are_busy_as_many_times(monkeypatch) -> None:
-    """Two of four threads at work are half of the worker."""
-    now = [0.0]
-    monkeypatch.setattr(observe_record.time, "monotonic", lambda: now[0])
-    trace = RunTrace()
-    trace.num_workers, trace.at_once = 1, 4
-    now[0] = 3.0
-    trace.took([(0, 3.0), (1, 3.0)])
-    trace.ended(2, 0)
-    assert trace.snapshot()["busy_share"] == 0.5
 
 
 def test_a_long_run_takes_no_more_memory_than_a_short_one(monkeypatch) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from forebay.observe import record as tracing
 from forebay.observe.record import Trace
 from forebay.show.live_page import SECONDS, RecentWork, add_seconds
-from forebay.show.top import ASCII, UNICODE, View, headline, screen, signs_for
+from forebay.show.top import ASCII, UNICODE, View, screen, signs_for
 from timings import timing
 
 LOADER = {
@@ -68,12 +68,6 @@ def test_a_loader_is_shown_with_its_buffer_waits_and_workers() -> None:
     ]
 
 
-def test_a_loader_that_has_just_begun() -> None:
-    """There are no 30 seconds yet of which it could have waited a part."""
-    lines = shown(LOADER | {"waits": "9" * 3, "began": 97.0})
-    assert any(line.endswith("last 3 s: 41.2 batches/s, training waited 38%") for line in lines)
-
-
 def test_a_run_is_shown_with_its_counts_and_workers() -> None:
     """What `forebay status` tells, and the workers."""
     assert shown(RUN) == [
@@ -81,12 +75,6 @@ def test_a_run_is_shown_with_its_counts_and_workers() -> None:
         "preprocess /data/out",
         "1,000 of 2,010 inputs done · 10 failed · 10 inputs/s · 1 min 40 s left · 8 workers",
     ]
-
-
-def test_rare_figures_are_shown_where_there_are_some() -> None:
-    """Those of the whole run, beside the rates of the last seconds."""
-    assert "training waited 38% · 2 restarts" in shown(LOADER | {"restarts": 2})[3]
-    assert shown(RUN | {"retries": 1})[2].endswith("8 workers · 1 retry")
 
 
 def test_plain_characters_where_the_terminal_has_no_others() -> None:
@@ -98,42 +86,10 @@ def test_plain_characters_where_the_terminal_has_no_others() -> None:
     assert signs_for("utf-8") is UNICODE
 
 
-def test_a_buffer_without_a_limit_in_bytes_counts_batches() -> None:
-    """And one without any limit has no bar."""
-    page = LOADER | {"max_bytes": None, "max_batches": 24, "refill_below": 6}
-    assert f"{'█' * 7}│{'█' * 7}{'░' * 15} 12 of 24 batches ready" in "\n".join(shown(page))
-    assert "buffer   500 MB, 12 ready" in shown(LOADER | {"max_bytes": None})
-
-
 def test_a_loader_that_is_quiet() -> None:
     """Nothing was made or taken for a while: the training may validate, or hang."""
     assert "nothing new for 40 s" in shown(LOADER, now=140.0)[0]
     assert "nothing new" not in shown(LOADER, now=103.0)[0]
-
-
-def test_only_as_many_workers_as_fit_are_shown_one_by_one() -> None:
-    """As many as fit are shown one by one."""
-    lines = shown(LOADER | {"num_workers": 64, "lanes": ["5" * 30] * 64})
-    assert lines[-1].strip() == "and 48 more workers"
-    assert sum(line.startswith("worker ") for line in lines) == 16
-
-
-def test_what_does_not_fit_is_counted() -> None:
-    """Loaders and runs are shown whole, but for the first one; the last line counts the others."""
-    one, every = shown(RUN), shown(RUN, RUN, RUN)
-    assert shown(RUN, RUN, RUN, rows=len(every)) == every
-    more = "{} more: `forebay top PID` shows one process"
-    assert shown(RUN, RUN, RUN, rows=len(every) - 1) == [*one, "", *one, more.format(1)]
-    assert shown(RUN, RUN, RUN, rows=len(one) + 1) == [*one, more.format(2)]
-    assert shown(RUN, RUN, RUN, rows=len(one)) == [*one[:-1], more.format(2)]
-    assert shown(RUN, rows=2) == one[:2]
-
-
-def test_the_headline_counts_loaders_and_runs() -> None:
-    """Also nothing."""
-    views = [View.of(LOADER), View.of(RUN), View.of(RUN)]
-    assert headline(views, "12:00:00", UNICODE) == "forebay top · 1 loader, 2 runs · 12:00:00"
-    assert headline([], "12:00:00", UNICODE) == "forebay top · nothing · 12:00:00"
 
 
 @pytest.mark.parametrize("columns", [1, 20, 40, 60, 80, 300])
@@ -143,16 +99,6 @@ def test_no_line_is_longer_than_the_terminal(columns) -> None:
         assert all(
             len(line) <= columns for line in shown(LOADER, RUN, columns=columns, signs=signs)
         )
-
-
-@pytest.mark.parametrize("columns", [20, 30, 60])
-@pytest.mark.parametrize("page", [LOADER, RUN], ids=["loader", "run"])
-def test_sentences_and_facts_are_wrapped(page, columns) -> None:
-    """A narrow terminal cuts off none of what a wide one shows, other than bars."""
-    words = [line for line in shown(page) if not line.startswith(("buffer", "waits", "worker"))]
-    narrow = " ".join(shown(page, columns=columns)).split()
-    short = [word for word in " ".join(words).split() if len(word) <= columns]
-    assert [word for word in narrow if word in short][: len(short)] == short
 
 
 JSON = st.recursive(
@@ -195,21 +141,6 @@ def trace(monkeypatch):
     return trace
 
 
-def test_work_is_shown_in_the_seconds_in_which_it_was_done(trace) -> None:
-    """A batch that took from 1.0 to 3.5, a wait from 3.0 to 3.5; nothing is counted twice."""
-    recent = RecentWork()
-    for now in (1.0, 2.0, 3.0):
-        recent.update(trace, now)
-    trace.made(timing(1, 3.5, 2.5), 10)
-    trace.taken(3.0, 0.5, ready=1)
-    for now in (3.5, 5.0, 6.0):
-        found = recent.update(trace, now)
-    assert found["lanes"] == ["000000", "099400"]
-    assert found["waits"] == "000400"
-    assert found["wait_share"] == pytest.approx(0.5 / 6)
-    assert found["rate"] == pytest.approx(1 / 6)
-
-
 def test_only_the_last_seconds_are_kept(trace) -> None:
     """For a week, the digits stay `SECONDS` long, and what is old is forgotten."""
     recent = RecentWork()
@@ -221,28 +152,6 @@ def test_only_the_last_seconds_are_kept(trace) -> None:
     assert found["wait_share"] == pytest.approx(0.25)
     assert found["rate"] == pytest.approx(1.0)
     assert len(recent._waits) <= SECONDS + 1
-
-
-def test_seconds_count_however_seldom_a_page_is_written(trace) -> None:
-    """A batch in ten seconds: rate and waits are those of the last 30 seconds, not of 30 pages."""
-    recent = RecentWork()
-    for second in range(10, 2000, 10):
-        trace.taken(second - 9.0, 9.0 if second > 1000 else 0.0, ready=0)
-        found = recent.update(trace, float(second))
-        if second == 1030:
-            break
-    assert found["rate"] == pytest.approx(0.1)
-    assert found["wait_share"] == pytest.approx(0.9)
-
-
-def test_fast_batches_count_all(trace) -> None:
-    """Ten batches a millisecond, of which a record keeps one: a worker busy 90 % of the time."""
-    recent = RecentWork()
-    for number in range(20_000):
-        trace.made(timing(0, number * 1e-4, 0.9e-4), 10)
-        if number % 10_000 == 9_999:
-            found = recent.update(trace, (number + 1) * 1e-4)
-    assert found["lanes"][0] == "88"
 
 
 @given(

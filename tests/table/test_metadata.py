@@ -94,33 +94,11 @@ def test_columns_are_the_manifests_then_source_destination_and_the_users(tmp_pat
     assert table.column_names == ["path", "label", "source", "destination", "z", "b"]
 
 
-def test_a_table_is_the_next_stages_manifest(tmp_path):
-    """Its `source` becomes `origin`, and its `destination` the next `source`."""
-    row = {"source": "a.wav", "destination": "a.flac", "rate": 16000}
-    table = table_of_rows(tmp_path, [("a.flac", row, [{"destination": "a.npy"}])], row)
-    expected = {"rate": 16000, "origin": "a.wav", "source": "a.flac", "destination": "a.npy"}
-    assert table.to_pylist() == [expected]
-
-
-def test_the_origin_stays_over_three_stages(tmp_path):
-    """A table that has the column keeps its values, wherever it stands."""
-    row = {"origin": "a.wav", "source": "a.flac", "destination": "a.npy"}
-    table = table_of_rows(tmp_path, [("a.npy", row, [{"destination": "a.pt"}])], row)
-    assert table.to_pylist() == [{"origin": "a.wav", "source": "a.npy", "destination": "a.pt"}]
-
-
 def test_a_manifest_without_paths_keeps_its_own_source(tmp_path):
     """Where an input has no path, the column `source` is what the manifest says, or null."""
     records = [("", {"source": "radio"}, [{}])]
     assert table_of_rows(tmp_path, records, ["source"])["source"].to_pylist() == ["radio"]
     assert table_of_rows(tmp_path, [("", {"n": 1}, [{}])], ["n"])["source"].to_pylist() == [None]
-
-
-def test_the_sources_of_a_dataset_are_numbers(tmp_path):
-    """An index stays an integer."""
-    table = table_of_rows(tmp_path, [(k, None, [{"x": 1}]) for k in range(3)])
-    assert types(table)["source"] == "int64"
-    assert table["source"].to_pylist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -168,19 +146,6 @@ def test_a_struct_with_hundreds_of_fields_is_data_not_a_type(tmp_path):
     assert json.loads(table["x"][7].as_py()) == {"word7": 1}
 
 
-def test_floats_that_are_no_numbers_stay(tmp_path):
-    """NaN and the infinities are floats; JSON has no such number, so there they are null."""
-    values = [math.nan, math.inf, -math.inf, 1.0]
-    records = [("s", None, [{"x": value, "y": [value]} for value in values])]
-    for form in ("parquet", "csv"):
-        table = table_of_rows(tmp_path, records, form=form)
-        assert types(table)["x"] == "double"
-        assert str(table["x"].to_pylist()) == str(values)
-    table = table_of_rows(tmp_path, records, form="jsonl")
-    assert table["x"].to_pylist() == [None, None, None, 1.0]
-    assert table["y"].to_pylist() == [[None], [None], [None], [1.0]]
-
-
 def test_joining_kinds_does_not_depend_on_their_order():
     """Any order of values ends in the same type, up to the order of fields."""
     values = [None, 1, 2.5, "a", True, [1], [None], {"a": 1}, {"b": [2.5]}, 1 << 70, {}]
@@ -191,17 +156,6 @@ def test_joining_kinds_does_not_depend_on_their_order():
     assert common_kind(INT, FLOAT) is FLOAT
     assert common_kind(STR, INT) == MIXED
     assert final_kind(Kind("list", NULL)) == Kind("list", STR)
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_the_same_rows_are_the_same_bytes(tmp_path, form):
-    """Nothing of the time, the path or the run is in the file."""
-    records = [(f"{k}.wav", None, [{"x": k, "y": [1.5] * k}]) for k in range(5)]
-    paths = [tmp_path / f"metadata.{form}", tmp_path / "other" / f"table.{form}"]
-    paths[1].parent.mkdir()
-    for path in paths:
-        write(path, records)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 @pytest.mark.parametrize("form", FORMATS)
