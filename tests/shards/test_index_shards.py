@@ -117,20 +117,3 @@ def test_the_same_call_waits_for_one_under_way(tars, tmp_path, script, monkeypat
     code, out, err = others[0].end()
     assert (code, out) == (0, "3 3\n") and "the same call is running" in err
     assert [*opened(tars)] == [sample(at) for at in range(60)]
-
-
-@pytest.mark.slow
-def test_a_killed_index_is_continued(tars, tmp_path, script):
-    """Until it is finished there is none, or the one before; then it is that of one call."""
-    for point in "shard", "index":
-        assert script(KILLED, tars, tmp_path / "index", point).end().code == -signal.SIGKILL
-        with pytest.raises(forebay.InputError, match="there is no index"):
-            opened(tars)
-    report = indexed(tars)
-    assert (report.done, report.resumed, report.failed) == (3, 3, 0)
-    assert [*opened(tars)] == [sample(at) for at in range(60)]
-
-    write_tar(tars / "train-003.tar", range(60, 70))
-    assert script(KILLED, tars, tmp_path / "index", "index").end().code == -signal.SIGKILL
-    assert len(opened(tars)) == 60
-    assert indexed(tars).resumed == 4 and len(opened(tars)) == 70
