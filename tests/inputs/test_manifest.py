@@ -205,19 +205,6 @@ def test_one_file_is_one_input_and_a_missing_one_is_refused(folder):
     assert str(folder) in refused("gone")
 
 
-def test_a_name_that_is_not_utf8_is_refused_and_shown_escaped(folder):
-    """The table could not hold it; the message itself must be printable."""
-    try:
-        with open(b"bad\xff.wav", "wb"):
-            pass
-    except OSError:
-        pytest.skip("this file system takes UTF-8 alone")
-    for inputs in (".", "*.wav", [os.fsdecode(b"bad\xff.wav")]):
-        message = refused(inputs)
-        assert message.splitlines()[0].endswith("bad\\udcff.wav': its name is not UTF-8")
-        assert message.isascii()
-
-
 # ---- URLs --------------------------------------------------------------------------------------
 
 
