@@ -46,6 +46,25 @@ class Drawing(Plain):
         return random.random() + numpy.random.rand() + torch.rand(1).item()
 
 
+class OwnOrder(Plain):
+    """Shuffles with a generator that it owns, equal in all workers."""
+
+    def __init__(self, library: str) -> None:
+        self.rng: Any = {
+            "numpy": numpy.random.default_rng,
+            "RandomState": numpy.random.RandomState,
+            "random": random.Random,
+            "torch": lambda seed: torch.Generator().manual_seed(seed),
+        }[library](3)
+
+    def order(self) -> list[int]:
+        if isinstance(self.rng, torch.Generator):
+            return torch.randperm(COUNT, generator=self.rng).tolist()
+        items = list(range(COUNT))
+        self.rng.shuffle(items)
+        return items
+
+
 class Epochs(Plain):
     """Has an order for each epoch that `set_epoch` names."""
 
@@ -104,6 +123,10 @@ class StickyEpochs(Sticky, Epochs):
         self.loaded = state["at"], state["epoch"]
 
 
+class StatefulDrawing(Stateful, Drawing):
+    """Has a state, and draws for each sample."""
+
+
 class StickyDrawing(Sticky, Drawing):
     """Keeps a state that was loaded, and draws for each sample."""
 
@@ -146,6 +169,28 @@ class OnwardFrom(Plain):
         self.at, self.given = state["at"], state["given"]
 
 
+class OwnIterator(Plain):
+    """Is its own iterator, begins anew in `__iter__`, and has a state."""
+
+    at = 0
+
+    def __iter__(self) -> Any:
+        self.at, self.items = 0, own_part(self.order())
+        return self
+
+    def __next__(self) -> Any:
+        if self.at >= len(self.items):
+            raise StopIteration
+        self.at += 1
+        return torch.tensor([self.items[self.at - 1], self.drawn()], dtype=torch.float64)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
 class Forgetful(Stateful):
     """Has a shuffle buffer that is not in its state."""
 
@@ -157,6 +202,16 @@ class Forgetful(Stateful):
                 yield held.pop(rng.randrange(4))
         rng.shuffle(held)
         yield from held
+
+
+class WithArguments(Plain):
+    """Has a state with arguments, as LitData's and Mosaic's streams."""
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        return {"n": num_samples, "from_beginning": from_beginning}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("nobody asked for it")
 
 
 class SeededByTorch(Plain):
@@ -207,12 +262,21 @@ def seed_worker(_: int) -> None:
 
 
 KINDS: dict[str, Any] = {
+    "plain": Plain,
     "drawing": Drawing,
+    "own numpy": lambda: OwnOrder("numpy"),
+    "own RandomState": lambda: OwnOrder("RandomState"),
+    "own random": lambda: OwnOrder("random"),
+    "own torch": lambda: OwnOrder("torch"),
+    "set_epoch": Epochs,
+    "stateful": Stateful,
     "sticky": Sticky,
     "sticky set_epoch": StickyEpochs,
+    "stateful drawing": StatefulDrawing,
     "sticky drawing": StickyDrawing,
     "global order": GlobalOrder,
     "onward": OnwardFrom,
+    "own iterator": OwnIterator,
     "forgetful": Forgetful,
     "seed_worker": SeededByTorch,
     "info.seed": SeededByInfo,
@@ -220,7 +284,7 @@ KINDS: dict[str, Any] = {
 }
 # Those whose samples, or order, need a seed to be the same again.
 NEED_SEED = {
-    *("drawing", "sticky drawing", "global order", "forgetful"),
+    *("drawing", "stateful drawing", "sticky drawing", "global order", "forgetful"),
     *("seed_worker", "info.seed"),
 }
 

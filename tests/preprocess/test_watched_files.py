@@ -121,7 +121,8 @@ def in_place(path):
     return {"text": path.read_text()}
 
 
-def beside(folder):
+def beside(path):
+    folder = Path(path)
     (folder / "more").mkdir(exist_ok=True)
     (folder / "more" / "series.nii").write_text("x" * len([*folder.glob("*.image")]))
     return {"n": len([*folder.iterdir()])}
