@@ -201,14 +201,12 @@ class Output(os.PathLike[str]):
             return {}
         files, inodes = dict[str, tuple[str, int]](), set[int]()
         maybe_open: dict[tuple[int, int], str] = {}
-        found = self._found()
+        found, references, held = self._found(), self._folders.references, list[str]()
         leases = len(found) <= MOST_LEASES
         for name, path in found.items():
             try:
-                status = closed_status(path) if leases else None
-                if status is None:
-                    status = os.lstat(path)
-                    maybe_open[status.st_dev, status.st_ino] = name
+                known = closed_status(path, references) if leases else None
+                status, holds = known or (os.lstat(path), False)
             except FileNotFoundError:
                 raise _never_written(name) from None
             if (status.st_mode & 0o170000) != 0o100000:
@@ -217,13 +215,21 @@ class Output(os.PathLike[str]):
             if status.st_nlink == 1 and status.st_ino in inodes:
                 raise _same_file(name)
             inodes.add(status.st_ino)
+            if known is None:
+                maybe_open[status.st_dev, status.st_ino] = name
+            elif holds:
+                held.append(name)
             files[name] = path, status.st_size
         if maybe_open and was_open(maybe_open, function):
             return self.collect(function)  # with the sizes that the files have now
-        references = self._folders.references
-        for name, (path, size) in files.items():
-            if references.are_in(path, size):
-                files[name] = path, references.mend(path, name, can_be=not self._is_alone)
+        for name in maybe_open.values():
+            path, size = files[name]
+            with open(path, "rb", buffering=0) as file:
+                if references.are_in(path, size, file.fileno()):
+                    held.append(name)
+        for name in held:
+            path, _ = files[name]
+            files[name] = path, references.mend(path, name, can_be=not self._is_alone)
         return files
 
     def settled(self, files: Mapping[str, tuple[str, int]]) -> Mapping[str, tuple[str, int]]:
@@ -245,13 +251,14 @@ class Output(os.PathLike[str]):
                 self._move_out(others)
         if self._own is None:
             return self._paths
-        if not os.path.lexists(self._own):
+        try:
+            left = _files_in(self._own)
+        except FileNotFoundError:
             raise OutputError(
                 "the function removed its output folder\n"
                 "  Nothing of this input was kept. Write into the folder that it was given; where "
                 "there is nothing to write, leave it empty."
-            )
-        left = _files_in(self._own)
+            ) from None
         if not left:
             _refuse_beside(self._own)
         for name, path in self._paths.items():

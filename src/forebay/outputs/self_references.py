@@ -37,19 +37,15 @@ class SelfReferences:
     def _paths(self) -> re.Pattern[bytes]:
         return re.compile(re.escape(self._mark) + rb"[.-]\d+")
 
-    def are_in(self, path: str, size: int) -> bool:
-        """Return whether a text file holds such a path."""
+    def are_in(self, path: str, size: int, descriptor: int) -> bool:
+        """Return whether a text file, which is open for reading, holds such a path."""
         if size > MOST_BYTES or path.rpartition(".")[2].lower() in _BINARY:
             return False
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = os.read(descriptor, _HEAD_BYTES)
-            if b"\0" in data:
-                return False
-            if size > len(data):
-                data += os.read(descriptor, size)
-        finally:
-            os.close(descriptor)
+        data = os.read(descriptor, _HEAD_BYTES)
+        if b"\0" in data:
+            return False
+        if size > len(data):
+            data += os.read(descriptor, size)
         return self._mark in data
 
     def mend(self, path: str, name: str, *, can_be: bool) -> int:

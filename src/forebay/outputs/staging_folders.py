@@ -114,10 +114,12 @@ class StagingFolders:
         path = f"{self.root}/{own_folder(self._run, self._worker, self._own)}"
         spare, self._spare = self._spare, None
         if spare is not None:
-            with suppress(OSError):
+            try:
                 os.rename(spare, path)
                 if not os.listdir(path):
                     return path
+            except OSError:
+                pass
             return self.own()
         os.mkdir(path)
         return path
@@ -170,8 +172,10 @@ _SIGNAL = int(signal.SIGURG)
 MOST_LEASES = 8
 
 
-def closed_status(path: str) -> os.stat_result | None:
+def closed_status(path: str, references: SelfReferences) -> tuple[os.stat_result, bool] | None:
     """Return the status of a file that nobody has open for writing; None if that is not known.
+
+    Also return whether paths of the staging folders are in it.
 
     Linux grants a lease for reading on such a file alone, if the file system has leases.
     """
@@ -183,7 +187,8 @@ def closed_status(path: str) -> os.stat_result | None:
         # If somebody opens the file meanwhile, the kernel sends a signal; this one is ignored.
         fcntl.fcntl(descriptor, _SETSIG, _SIGNAL)
         fcntl.fcntl(descriptor, _SETLEASE, fcntl.F_RDLCK)
-        return os.fstat(descriptor)
+        status = os.fstat(descriptor)
+        return status, references.are_in(path, status.st_size, descriptor)
     except OSError:
         return None
     finally:

@@ -211,7 +211,8 @@ class PreprocessJob:
             return self._turns.run(call, undo)
 
         def seeded() -> _Made:
-            with nullcontext() if is_worker() else self._owned.kept():
+            is_kept = not is_worker() and bool(self._owned)
+            with self._owned.kept() if is_kept else nullcontext():
                 seed_generators(seed)
                 self._owned.seed(seed)
                 return make()

@@ -26,10 +26,12 @@ class ProcessState:
         """Undo `os.chdir`, `os.umask` and `signal.alarm` of the user's function."""
         os.umask(self._mask)
         if not self._has_alarm:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        with suppress(OSError):  # the function has removed the directory that it changed to
+            signal.alarm(0)
+        try:
             if os.getcwd() == self._directory:
                 return
+        except OSError:  # the function has removed the directory that it changed to
+            pass
         if self._directory is not None:
             with suppress(OSError):
                 os.chdir(self._directory)
