@@ -57,10 +57,10 @@ tell()
 """
 # What a program defines and does, what it does afterwards, and how many modules are loaded between.
 PROGRAMS = {
-    "preprocess": (WORK, PREPROCESS, ASK, 75),
-    "loader": (SQUARES, LOADER, "", 73),
+    "preprocess": (WORK, PREPROCESS, ASK, 84),
+    "loader": (SQUARES, LOADER, "", 86),
     "open_cache": ("", OPEN_CACHE, "", 30),
-    "predict": (SQUARES, PREDICT, ASK, 141),
+    "predict": (SQUARES, PREDICT, ASK, 145),
 }
 
 

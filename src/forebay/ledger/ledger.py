@@ -429,14 +429,10 @@ class Ledger(LedgerFile):
         """
         with reading("outputs"):
             for ordinal, outputs in outputs_of(self.rows, "1"):
-                for name, size in files_of(outputs):
-                    yield name, size, ordinal
+                yield from ((name, size, ordinal) for name, size in files_of(outputs))
 
     def mark_todo(self, ordinals: Iterable[int]) -> int:
-        """Make done inputs todo again, and return how many of these were done.
-
-        Their outputs stay until those of the next results are there.
-        """
+        """Make done inputs todo again, whose outputs stay for now; return how many were done."""
         with self.transaction() as db:
             return mark_todo(db, ordinals)
 

@@ -89,9 +89,8 @@ def record_results(
         away: Done inputs that cannot be seen now: what was made of them stays in any case.
         large: Results that are recorded as failures; see `too_large`.
     """
-    not_done = {*(one.ordinal for one in failed), *(one.ordinal for one in large)}
-    ordinals = [*(one.ordinal for one in done), *(one.ordinal for one in failed)]
-    ordinals += [one.ordinal for one in large]
+    ordinals = [*map(attrgetter("ordinal"), (*done, *failed, *large))]
+    not_done = {*ordinals[len(done) :]}
     found = _of_inputs(db, [each for each in ordinals if each not in new] if new else ordinals)
     before = {ordinal: state for ordinal, state, _ in found}
     before |= dict.fromkeys((each for each in ordinals if each in new), TODO)
@@ -112,8 +111,8 @@ def record_results(
     winners = [one for one in done if one.ordinal not in clashes] if clashes else [*done]
     losers = [one for one in done if one.ordinal in clashes] if clashes else []
     # What is still staged is removed there; its name was never taken.
-    unkept = (*losers, *large)
-    removals |= {file.staged or file.name: None for one in unkept for file in one.outputs}
+    removals |= {file.staged or file.name: None for one in losers for file in one.outputs}
+    removals |= {file.staged or file.name: None for one in large for file in one.outputs}
     withdrawn = clashes.keys() - before.keys()
     lost = _recorded(db, withdrawn)
     removals |= {name: None for holder in lost for name in holder.names}
@@ -135,11 +134,8 @@ def record_results(
     file_changes = _file_changes(winners, removals)
     add_file_changes(db, file_changes)
     failed_before = sum(state == FAILED for state in before.values())
-    change_counts(
-        db,
-        done=len(winners) - len(again) - len(withdrawn),
-        failed=len(all_failed) - failed_before,
-    )
+    more_done = len(winners) - len(again) - len(withdrawn)
+    change_counts(db, done=more_done, failed=len(all_failed) - failed_before)
     return Recorded(file_changes, all_failed, rewritten)
 
 

@@ -19,15 +19,17 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from forebay.base.formatting import counted
 from forebay.base.process import is_worker
 from forebay.loading.audit_plan import Difference, is_due, words_of
-from forebay.loading.audit_process import AuditProcess
-from forebay.loading.fetch import MapFetcher
 from forebay.loading.kind import LoaderKind
-from forebay.loading.messages import AuditedSample, BatchRequest, BatchSpec
-from forebay.loading.second_maker import MadeBefore, SecondMaker
+from forebay.loading.messages import AuditedSample, BatchRequest
+
+if TYPE_CHECKING:  # imported where a loader needs it
+    from forebay.loading.audit_process import AuditProcess
+    from forebay.loading.second_maker import MadeBefore, SecondMaker
 
 # How long the end of the first epoch waits for the answer; tiny samples take a few milliseconds.
 WAIT_S = 2.0
@@ -62,19 +64,24 @@ class LoaderAudit:
         is_wanted = kind.is_audited and not is_worker() and not self._is_hopeless
         if not is_wanted or not (is_first or is_due(since_s, self._cost_s)):
             return
+        from forebay.loading.audit_process import AuditProcess
+        from forebay.loading.fetch import MapFetcher
+        from forebay.loading.second_maker import SecondMaker
+
         began = time.perf_counter()
         self._has_begun, self._made_s, self._seed = True, made_s, kind.seed
         spec = replace(kind.spec(), fetcher=MapFetcher, concurrency=1, worker_init_fn=None)
         with suppress(OSError):  # the system refuses another process
-            self._child = AuditProcess(partial(_answering, spec))
+            self._child = AuditProcess(partial(_answering, partial(SecondMaker, spec)))
         self._cost_s = time.perf_counter() - began
 
     def add(self, request: BatchRequest, audited: tuple[AuditedSample, ...]) -> None:
         """Have samples of a batch made again."""
-        if self._child is not None and self._child.send(
-            MadeBefore(request._replace(slot=None), audited)
-        ):
-            self._left += 1
+        if self._child is None:
+            return
+        from forebay.loading.second_maker import MadeBefore
+
+        self._left += self._child.send(MadeBefore(request._replace(slot=None), audited))
 
     @property
     def is_pending(self) -> bool:
@@ -130,9 +137,11 @@ def _depth() -> int:
     return depth
 
 
-def _answering(spec: BatchSpec) -> Callable[[MadeBefore], tuple[int, list[Difference], float]]:
+def _answering(
+    make: Callable[[], SecondMaker],
+) -> Callable[[MadeBefore], tuple[int, list[Difference], float]]:
     """Return what makes samples again, in the fork: how many, what differs, and what it takes."""
-    second = SecondMaker(spec)
+    second = make()
 
     def answer(before: MadeBefore) -> tuple[int, list[Difference], float]:
         began = time.process_time()
