@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from forebay.base import torch_internals
-from forebay.base.batch_digests import differing, digested, leaves
+from forebay.base.batch_digests import differing, digested, shown_leaves
 from forebay.base.process import become_worker
 from forebay.errors import shortened
 from forebay.loading.audit_plan import Difference
@@ -51,7 +51,7 @@ class SecondMaker:
 
     def _found(self, task: MadeBefore, audited: AuditedSample) -> list[Difference]:
         made = self.made(task.request, audited)
-        digest, shown, found = digested(made), leaves(made), list[Difference]()
+        digest, shown, found = digested(made), shown_leaves(made), list[Difference]()
         fields = [*islice(differing(audited.digest, digest), MOST_PARTS)]
         changing: set[str] = set()
         if fields or self._is_thorough:
