@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 
 import forebay
 from forebay import DataLoader
-from forebay.loading.audit_plan import Difference, is_due, offsets_of, words_of
+from forebay.loading.audit_plan import Difference, audited_offsets, is_due, words_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:buffer= has no effect"
@@ -243,12 +243,12 @@ def test_a_batch_is_as_without_the_audit():
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 1000])
 def test_so_many_samples_are_made_again(size):
     """Five of a first epoch, and one of each later one."""
-    first = [offsets_of(step, size, is_first=True) for step in range(100)]
+    first = [audited_offsets(step, size, is_first=True) for step in range(100)]
     places = [at for each in first for at in each if at >= 0]
     assert len(places) == 5
     assert all(0 <= at < size for at in places)
     assert sum(-1 in each for each in first) == 1
-    later = [offsets_of(step, size, is_first=False) for step in range(100)]
+    later = [audited_offsets(step, size, is_first=False) for step in range(100)]
     assert later == [(0,), *[()] * 99]
 
 

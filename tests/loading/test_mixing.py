@@ -97,6 +97,7 @@ def test_weights_change_at_a_step(num_workers, buffer):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(r"ignore:epoch \d+ was left after batch \d+ and state_dict")
 def test_a_state_is_small_and_knows_the_weights():
     """After any number of epochs and changes; the weights are those of the state."""
     sizes = []

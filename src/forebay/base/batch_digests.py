@@ -82,7 +82,7 @@ def _is_alike(one: Digest, two: Digest) -> bool:
     return (one.kind, one.steps, len(one.parts)) == (two.kind, two.steps, len(two.parts))
 
 
-def leaves(value: Any) -> dict[str, str]:
+def shown_leaves(value: Any) -> dict[str, str]:
     """Return the beginning of each value of a sample or batch, by path."""
     found: dict[str, str] = {}
     waiting = [("", value)]

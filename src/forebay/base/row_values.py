@@ -7,7 +7,7 @@ same input.
     str, int, bool, None, and subclasses          as they are
     float                                         a number; for NaN see `json_value`
     dict, list, tuple, range, set                 dict, list; a set is sorted
-    dataclass, NamedTuple, attrs, pydantic        dict; see `fields_of`
+    dataclass, NamedTuple, attrs, pydantic        dict; see `record_fields`
     date, time                                    a string in ISO format
     duration                                      a string as of a `timedelta`: "1 day, 0:00:01"
     path, Decimal, Fraction, UUID, and            a string
@@ -140,7 +140,7 @@ def _of_object(value: Any, string: Callable[[str], Any] | None, is_returned: boo
         return None
     if isinstance(value, Enum):
         return json_value(value.value, string, is_returned)
-    if (record := fields_of(value)) is not None:
+    if (record := record_fields(value)) is not None:
         return json_value(record, string, is_returned)
     if is_returned and (known := marked(value)) is not None:
         return known
@@ -223,7 +223,7 @@ def _duration(nanoseconds: int) -> str:
 # ---- records -------------------------------------------------------------------------------------
 
 
-def fields_of(value: Any) -> dict[Any, Any] | None:
+def record_fields(value: Any) -> dict[Any, Any] | None:
     """Return the fields of a value by name; None for a value that has none.
 
     Those of a mapping, dataclass, NamedTuple, attrs object, pydantic model, row of a database, or

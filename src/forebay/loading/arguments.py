@@ -24,7 +24,7 @@ from forebay.base.datasets import cached_samples, getitems_of, is_made_once, is_
 from forebay.base.origins import content_digests
 from forebay.buffer import MAX_BATCHES, Buffer, capacity_shown, low_mark_of
 from forebay.columns.slicing import Slicer, slicing
-from forebay.loading.audit_plan import offsets_of
+from forebay.loading.audit_plan import audited_offsets
 from forebay.loading.changes import dataset_content
 from forebay.loading.messages import AHEAD
 from forebay.loading.samplers import length_of, takes_set_epoch
@@ -203,7 +203,7 @@ class LoaderArguments:
             return ()
         size = length_of(index) or 1 if self.auto_collation else 1
         step, is_first = epoch.batch - epoch.start.batch, epoch.start.epoch == first
-        return offsets_of(step, size, is_first=is_first)
+        return audited_offsets(step, size, is_first=is_first)
 
     @property
     def renews_workers(self) -> bool:

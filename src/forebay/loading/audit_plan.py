@@ -1,6 +1,6 @@
 """Decide which samples are made a second time, and what a difference means. PURE.
 
-offsets_of(step, size, is_first)   which samples of a batch a worker describes for the audit
+audited_offsets(step, size, is_first)  which samples of a batch a worker describes for the audit
 is_due(made_s, cost_s)             whether an epoch after the first one is audited
 Difference, words_of               what was not the same, in words
 """
@@ -20,7 +20,7 @@ _OF_FIRST, _LATER_STEPS = 3, (1, 8)
 _WHOLE = 1
 
 
-def offsets_of(step: int, size: int, *, is_first: bool) -> tuple[int, ...]:
+def audited_offsets(step: int, size: int, *, is_first: bool) -> tuple[int, ...]:
     """Return which samples of a batch are made again; -1 for the whole batch.
 
     Args:

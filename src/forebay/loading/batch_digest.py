@@ -16,7 +16,7 @@ import torch
 MOST_VALUES, MOST_NUMBERS = 64, 64
 
 
-def digest_of(batch: Any) -> int:
+def stream_digest(batch: Any) -> int:
     """Return 32 bits that depend on a batch, the same in each process."""
     found, todo, left = 0, [batch], MOST_VALUES
     while todo and left:

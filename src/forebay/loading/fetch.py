@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch.utils.data import default_collate, default_convert
 
-from forebay.base.batch_digests import digested, leaves
+from forebay.base.batch_digests import digested, shown_leaves
 from forebay.base.datasets import getitems_of
 from forebay.base.draw_detection import BatchSeeds, SeedsIfDrawn, ThreadTurns, seed_nothing
 from forebay.base.generators import OwnedGenerators
@@ -388,7 +388,7 @@ class MapFetcher(BatchFetcher):
 
     def _described(self, offset: int, made: Any, is_whole: bool) -> AuditedSample:
         others = self._owned.others or None
-        return AuditedSample(offset, digested(made), leaves(made), is_whole, others)
+        return AuditedSample(offset, digested(made), shown_leaves(made), is_whole, others)
 
     def state(self) -> WorkerState:
         """Return the state of the dataset."""

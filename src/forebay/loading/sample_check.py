@@ -19,7 +19,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from forebay.base.batch_digests import digested, leaves, not_compared, unread
+from forebay.base.batch_digests import digested, not_compared, shown_leaves, unread
 from forebay.base.datasets import getitems_of
 from forebay.base.formatting import counted
 from forebay.base.process import moved_since, read_positions
@@ -197,7 +197,7 @@ def _made(kind: LoaderKind, indices: Sequence[Any], loader: Callable[..., Any]) 
                 request = BatchRequest(asked, 0, number, at)
                 whole = {-1: batch} if collate_fn is not list else dict(enumerate(batch))
                 audited = (
-                    AuditedSample(offset, digested(each), leaves(each), is_whole, {})
+                    AuditedSample(offset, digested(each), shown_leaves(each), is_whole, {})
                     for offset, each in whole.items()
                 )
                 found.append(MadeBefore(request, (*audited,)))

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from forebay.base import torch_internals
-from forebay.base.batch_digests import differing, digested, leaves
+from forebay.base.batch_digests import differing, digested, shown_leaves
 from forebay.base.process import become_worker
 from forebay.errors import shortened
 from forebay.loading.audit_plan import Difference
@@ -42,7 +42,8 @@ class SecondMaker:
         torch_internals.seed_as_worker(spec.base_seed, count - 1, with_devices=False)
         torch_internals.set_worker_info(*known, seed_is_current=True)
         self._worker_id = count - 1
-        self._made: BatchFetcher | None = None
+        # By whether they make whole batches: the generators that collate_fn makes are found, too.
+        self._made: dict[bool, BatchFetcher] = {}
 
     def differences(self, task: MadeBefore) -> list[Difference]:
         """Return what is not the same; raise what the user's code raises."""
@@ -50,7 +51,7 @@ class SecondMaker:
 
     def _found(self, task: MadeBefore, audited: AuditedSample) -> list[Difference]:
         made = self.made(task.request, audited)
-        digest, shown, found = digested(made), leaves(made), list[Difference]()
+        digest, shown, found = digested(made), shown_leaves(made), list[Difference]()
         fields = [*islice(differing(audited.digest, digest), MOST_PARTS)]
         changing: set[str] = set()
         if fields or self._is_thorough:
@@ -69,10 +70,11 @@ class SecondMaker:
 
     def made(self, request: BatchRequest, audited: AuditedSample) -> Any:
         """Make a sample, or a whole batch, again."""
-        if self._made is None:
-            if audited.others is not None:
+        is_batch = audited.offset < 0
+        if is_batch not in self._made:
+            if audited.others is not None and not self._made:
                 become_worker()
-            self._made = self._spec.fetcher(
+            self._made[is_batch] = self._spec.fetcher(
                 self._spec,
                 self._worker_id,
                 turns=None,
@@ -81,21 +83,24 @@ class SecondMaker:
                 is_process=True,
                 names=audited.others,
             )
-        fetcher = self._made
+        fetcher = self._made[is_batch]
         if isinstance(request.index, array):  # as the planner keeps it
             request = request._replace(index=request.index.tolist())
         if audited.offset >= 0 and not audited.is_whole and self._spec.auto_collation:
             position = request.positions(len(request.index))[audited.offset]
             request = request._replace(index=[_index_at(request, audited)], position=position)
         fetcher.begin(request)
-        samples = fetcher.fetch(request)
+        samples = self._once(fetcher, request, is_batch)
         if fetcher.finds_more():
-            samples = fetcher.fetch(request)
-        if audited.offset < 0:
-            return fetcher.collate(request, samples)
-        if not self._spec.auto_collation:
+            samples = self._once(fetcher, request, is_batch)
+        if is_batch or not self._spec.auto_collation:
             return samples
         return samples[audited.offset if audited.is_whole else 0]
+
+    @staticmethod
+    def _once(fetcher: BatchFetcher, request: BatchRequest, is_batch: bool) -> Any:
+        samples = fetcher.fetch(request)
+        return fetcher.collate(request, samples) if is_batch else samples
 
 
 class _Shown(str):

@@ -32,7 +32,7 @@ from forebay.base.randomness import (
 )
 from forebay.collating.rules import collated
 from forebay.errors import OptionError, WorkerDiedError
-from forebay.loading.batch_digest import digest_of
+from forebay.loading.batch_digest import stream_digest
 from forebay.loading.fetch import BatchFetcher, EndOfDataset
 from forebay.loading.messages import LOST, STREAM, BatchRequest, BatchSpec, WorkerState
 from forebay.loading.snapshots import UnknownState, unpickled
@@ -227,7 +227,7 @@ class StreamFetcher(BatchFetcher):
         """See `BatchFetcher`; random numbers continue the worker's sequence."""
         batch = collated(self._spec.collate_fn, samples)
         if self._is_compared:
-            before, self._digest = self._digest, digest_of(batch)
+            before, self._digest = self._digest, stream_digest(batch)
             self.digests = before, self._digest
         return batch
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -33,7 +32,6 @@ from forebay.inputs.row_paths import (
 )
 from forebay.ledger.identity import AFTERWARDS
 from forebay.ledger.records import key_of
-from forebay.options import PreprocessOptions
 from forebay.outputs.output import Output, current
 from forebay.outputs.staging import Staging
 from forebay.pools.events import Answer, Assignment, Refusal
@@ -407,15 +405,6 @@ def _may_have_changed(path: str, since_ns: int) -> bool:
     except (OSError, ValueError):
         return False
     return status.st_ctime_ns >= since_ns or stat.S_ISDIR(status.st_mode)
-
-
-def job_maker(options: PreprocessOptions) -> Callable[..., PreprocessJob]:
-    """Return what makes a job with these options."""
-    if options.batch_size is None:
-        return partial(PreprocessJob, concurrency=options.at_once)
-    from forebay.runs.batched_job import BatchedJob
-
-    return partial(BatchedJob, concurrency=options.at_once, batch_size=options.batch_size)
 
 
 def name_of_work(work: Any, kind: str, save: Any) -> str:

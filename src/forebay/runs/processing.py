@@ -420,3 +420,12 @@ def workers_for(
     check = NodeCheck(work, shared, inputs)
     hosts = RayPool(Hosting(work), cluster, check, options.num_workers, say=say)
     return hosts, hosts.num_workers
+
+
+def job_maker(options: PreprocessOptions) -> Callable[..., PreprocessJob]:
+    """Return what makes a job with these options."""
+    if options.batch_size is None:
+        return partial(PreprocessJob, concurrency=options.at_once)
+    from forebay.runs.batched_job import BatchedJob
+
+    return partial(BatchedJob, concurrency=options.at_once, batch_size=options.batch_size)

@@ -16,7 +16,7 @@ from itertools import chain, islice
 from typing import Any
 
 from forebay.base.files import is_url, shown_values
-from forebay.base.row_values import fields_of, json_value, python_rows
+from forebay.base.row_values import json_value, python_rows, record_fields
 from forebay.errors import OutputError, shortened
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def files_in(returned: Any) -> tuple[list[str], Any]:
     if kind is list and returned and all(map(_is_file_with_row, returned)):
         first, metadata = (
             [each for each, _ in returned],
-            [fields_of(row) or row for _, row in returned],
+            [record_fields(row) or row for _, row in returned],
         )
     elif kind is tuple and len(returned) == 2 and _is_metadata(returned[1]):
         first, metadata = returned
@@ -62,7 +62,7 @@ def rows_of_files(places: Sequence[str], metadata: Any) -> list[dict[str, Any]] 
     """Return the rows for files that a function returned, given the `destination` of each."""
     if not any(places):  # it returned `out`: all that is in it
         return rows_returned(metadata)
-    is_one = metadata is None or fields_of(metadata) is not None
+    is_one = metadata is None or record_fields(metadata) is not None
     rows = rows_returned(metadata) or ([{}] if is_one else [])
     rows = rows * len(places) if is_one else rows
     if len(places) == 1:
@@ -155,8 +155,8 @@ def exhausted(returned: Any, name_of: Callable[[str], str | None] | None) -> Any
 def rows_returned(returned: Any) -> list[dict[Any, Any]] | None:
     """Return the rows in what a function returned, exhausting it if it is a generator.
 
-    None is returned as it is. A record (see `fields_of`) is one row, a table has its rows, and an
-    iterable of these has the rows of each; anything else is one row with the value in the column
+    None is returned as it is. A record (see `record_fields`) is one row, a table has its rows,
+    an iterable of these those of each; anything else is one row with the value in the column
     `metadata`. Of a tuple or list of an array and other values, such as (image, label), each has
     its column, `metadata_0` and so on: as one value they would have no type but JSON.
     """
@@ -200,7 +200,7 @@ def _mixed(other: type, count: int) -> TypeError:
 
 def _rows_of(value: Any) -> list[dict[Any, Any]] | None:
     """Return the rows of a record or of a table; None for anything else."""
-    if (record := fields_of(value)) is not None:
+    if (record := record_fields(value)) is not None:
         return [record]
     kind = type(value)
     is_arrow = hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "__arrow_c_array__")

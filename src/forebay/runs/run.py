@@ -49,9 +49,9 @@ from forebay.runs import notes
 from forebay.runs.calls import SETTINGS, call_id, open_place, take_folder
 from forebay.runs.commits import Commit, perform_pending
 from forebay.runs.fingerprint import Base, Fingerprint
-from forebay.runs.job import job_maker, name_of_work
+from forebay.runs.job import name_of_work
 from forebay.runs.metadata_table import LedgerTable, import_for_table
-from forebay.runs.processing import FailureBudget, Processing, workers_for
+from forebay.runs.processing import FailureBudget, Processing, job_maker, workers_for
 from forebay.runs.report import Report, run_diagnosis
 from forebay.runs.source_code import sha256_of
 from forebay.runs.user_call import USUAL, Call

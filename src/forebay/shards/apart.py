@@ -1,7 +1,7 @@
 """Run what may end its process, such as a library that is given damaged bytes, in another one.
 
     with apart():        one process for all calls in the block; it ends with the block
-        run_apart(work, data)
+        call_apart(work, data)
 
 Without such a block, as in a worker, whose death names its input, the call is made here.
 """
@@ -20,7 +20,7 @@ from importlib import import_module
 from forebay.base.process import signals_held, standard_library_first
 
 _HEAD = struct.Struct("<HQ")  # bytes of the name of a function, and of what it is given
-_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from forebay.shards.apart import serve; serve()"
+_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from forebay.shards.apart import answer; answer()"
 
 
 class EndedError(Exception):
@@ -74,7 +74,7 @@ _processes: list[_Process] = []  # of the blocks under way: the last one counts
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Have calls of `run_apart` made by another process while the block runs."""
+    """Have calls of `call_apart` made by another process while the block runs."""
     _processes.append(own := _Process())
     try:
         yield
@@ -83,14 +83,14 @@ def apart() -> Iterator[None]:
         own.close()
 
 
-def run_apart(work: Callable[[bytes], bytes], data: bytes) -> bytes:
+def call_apart(work: Callable[[bytes], bytes], data: bytes) -> bytes:
     """Return what a function of a module returns; raise EndedError if it ends its process."""
     if not _processes:
         return work(data)
     return _processes[-1].call(f"{work.__module__}:{work.__qualname__}", data)
 
 
-def serve() -> None:
+def answer() -> None:
     """Answer calls until nobody is left who makes them."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr

@@ -190,9 +190,9 @@ class ShardBlocks:
         """Return what lies in memory of a block, given its stretches; ValueError if it is wrong."""
         shard = self.index.shard_of(block)
         if codec := CODEC_NAMES[self.index.codecs[shard]]:
-            from forebay.shards.compression import decompressed  # loads Arrow
+            from forebay.shards.compression import decompressed_stream  # loads Arrow
 
-            return decompressed(data, codec)
+            return decompressed_stream(data, codec)
         number = block - self.index.first_block(shard)
         return memoryview(self.decoder(shard).prepared(number, data)).cast("B")
 

@@ -20,7 +20,7 @@ def codec_by_head(head: bytes) -> str | None:
     return next((codec for magic, codec in _MAGIC.items() if head.startswith(magic)), None)
 
 
-def decompressed(data: memoryview, codec: str) -> memoryview:
+def decompressed_stream(data: memoryview, codec: str) -> memoryview:
     """Return the content of a shard; ValueError if it is damaged, or too large."""
     parts, total = list[bytes](), 0
     try:

@@ -17,7 +17,7 @@ from forebay.base.files import location_in, open_regular
 from forebay.base.store_errors import store_advice
 from forebay.caching.stores import BucketError, ObjectStore
 from forebay.errors import InputError, shortened, shown_location
-from forebay.shards.compression import codec_by_head, decompressed
+from forebay.shards.compression import codec_by_head, decompressed_stream
 from forebay.shards.format import (
     HEAD_BYTES,
     FoundBlocks,
@@ -59,7 +59,7 @@ def index_shard(
     with _local(root, listed, store, where) as data:
         codec = codec or codec_by_head(bytes(data[:HEAD_BYTES]))
         try:
-            content = data if codec is None else decompressed(data, codec)
+            content = data if codec is None else decompressed_stream(data, codec)
         except ValueError as error:
             raise InputError(f"{where}: {error}") from error
         known = known or format_by_head(bytes(content[:HEAD_BYTES]))

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from forebay.base.table_files import refuse
 from forebay.errors import InputError
-from forebay.shards.apart import EndedError, run_apart
+from forebay.shards.apart import EndedError, call_apart
 from forebay.shards.arrow_rows import MOST_BYTES, BatchDecoder, bytes_of_batch, refuse_claim
 from forebay.shards.format import BlockDecoder, FoundBlocks, ShardFile, ShardFormat, check_names
 
@@ -65,7 +65,7 @@ class ParquetShards(ShardFormat):
         end = shard.size - 8 - length
         footer = bytes(shard.read(end, length + 8))
         try:
-            found = np.load(io.BytesIO(run_apart(find_row_groups, end.to_bytes(8) + footer)))
+            found = np.load(io.BytesIO(call_apart(find_row_groups, end.to_bytes(8) + footer)))
         except EndedError as error:
             refuse(shard.name, f"its footer ended the process that read it: {error}", _AGAIN, error)
         if words := str(found["error"]):
