@@ -140,11 +140,6 @@ KNOWN = (
         {"inputs": "rows2"},
         "unmount",
     ),
-    Excluded(
-        "another transform of shards is not noticed",
-        {"inputs": "shards", "leaves": "nothing"},
-        "version",
-    ),
     Excluded("the same, of samples that are away", {"call": "cache"}, "unmount"),
     Excluded("an input that is away, and lost an output, fails", {}, "delete_output_unmounted"),
     Excluded("samples of shards are called by numbers", {"inputs": "shards"}, "redo"),
