@@ -135,11 +135,6 @@ KNOWN = (
         "unmount",
     ),
     Excluded("a command cannot send what cannot be pickled", {"function": "lock"}, "retry"),
-    Excluded(
-        "rows are known by another column while the files of the first are away",
-        {"inputs": "rows2"},
-        "unmount",
-    ),
     Excluded("the same, of samples that are away", {"call": "cache"}, "unmount"),
     Excluded("an input that is away, and lost an output, fails", {}, "delete_output_unmounted"),
     Excluded("samples of shards are called by numbers", {"inputs": "shards"}, "redo"),
