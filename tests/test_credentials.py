@@ -415,6 +415,7 @@ SCRIPT = """
 import json, os, sys, urllib.request, logging
 import forebay, torch
 from forebay.cli import failures_command, status_command
+from pathlib import Path
 logging.basicConfig(level=logging.DEBUG)
 for name in ("asyncio", "fsspec", "fsspec.http", "urllib3", "fsspec.local"):
     logging.getLogger(name).setLevel(logging.WARNING)
@@ -433,10 +434,11 @@ def read(url):
         raise ConnectionError(f"{error} for {url}") from error
 
 def work(source, out):
+    given, source = source, Path(source)
     if source.name == "3.txt" and TOKEN:
         raise ValueError(f"{out.source} is odd")
     out.file(source.name).write_bytes(source.read_bytes())
-    return {"given": str(source), "size": source.stat().st_size}
+    return {"given": str(given), "size": source.stat().st_size}
 
 def of_row(row, out):
     out.file(row["name"]).write_bytes(read(row["url"]))
@@ -485,7 +487,7 @@ def main(workers):
     urls = [*map(signed, names), signed("gone.txt"), signed("shut.txt"), f"{BASIC}/in/shut.txt?a=1"]
     urls += [f"{BASIC}/in/{name}" for name in names[:2]]
     def named(source, out):
-        out.file(f"{len(out.source)}-{source.name}").write_bytes(source.read_bytes())
+        out.file(f"{len(out.source)}-{Path(source).name}").write_bytes(Path(source).read_bytes())
         return {"given": str(source)}
     show("files", tried(forebay.preprocess, work, urls[:8], "files", **quiet))
     show("basic", tried(forebay.preprocess, named, urls[8:], "basic", **quiet))

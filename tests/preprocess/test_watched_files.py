@@ -106,6 +106,32 @@ def test_samples_of_rows_have_all_their_files_watched(verb):
     assert made() == [11.0, 22.0, 11.0]
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["empty", "none"])
+def test_rows_stay_while_the_folder_of_one_of_their_files_is_away(there):
+    """They are known by the columns that had files before, and none is done again."""
+    for name in ("images", "masks"):
+        Path(name).mkdir()
+        for number in range(3):
+            write(f"{name}/{number}.{name[:3]}", name)
+    rows = [{"image": f"images/{k}.ima", "mask": f"masks/{k}.mas"} for k in range(3)]
+
+    def run():
+        made = lambda row: {"n": len(Path(row["image"]).read_text())}  # noqa: E731
+        return forebay.preprocess(made, rows, "out", **QUIET)
+
+    sources = run().metadata.column("source").to_pylist()
+    os.rename("images", "away")
+    if there:
+        Path("images").mkdir()
+    report = run()
+    assert (report.resumed, report.failed) == (3, 0)
+    assert report.metadata.column("source").to_pylist() == sources
+    if there:
+        Path("images").rmdir()
+    os.rename("away", "images")
+    assert run().resumed == 3
+
+
 def test_the_origin_of_a_tables_files_is_not_watched():
     """A later step is done again when its own inputs change."""
     copy = lambda path, out: out.file(path.name).write_text(path.read_text()) and None  # noqa: E731

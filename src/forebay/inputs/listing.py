@@ -10,7 +10,7 @@ import glob
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -62,6 +62,7 @@ class Listing:
         fingerprint: Changes with a large manifest that is read from any row on; "" for others.
         samples: Those of a Dataset, a `Samples`; None for other inputs.
         as_text: Whether the user listed paths as strings.
+        manifest: The table of the rows; None for other inputs.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Listing:
     fingerprint: str = ""
     samples: Any = field(default=None, repr=False, compare=False)
     as_text: bool = False
+    manifest: Manifest | None = field(default=None, repr=False, compare=False)
 
     @property
     def folder(self) -> str | None:
@@ -84,6 +86,14 @@ class Listing:
     def is_distinct(self) -> bool:
         """Return whether no input can be listed twice."""
         return self.is_search or self.kind == "indices"
+
+    def watching(self, known: Sequence[str]) -> Listing:
+        """Return this listing as read anew, with the columns of files of an earlier run."""
+        if self.manifest is None or set(known) <= set(self.files.watched):
+            return self
+        manifest = self.manifest.watching(known)
+        files = self.files._replace(watched=manifest.watched)
+        return replace(self, _walk=manifest.inputs, files=files, manifest=manifest)
 
     def through(self, check: Callable[[Iterable[Input]], Iterator[Input]]) -> Listing:
         """Return this listing with a check that every input passes through when it is listed."""
@@ -110,7 +120,8 @@ def list_inputs(inputs: object, folder: str | os.PathLike[str] | None = None) ->
 
         manifest, start = memory_manifest(inputs, folder)
         files = RowFiles(start, manifest.watched)
-        return Listing("rows", manifest.columns, manifest.name, manifest.inputs, files=files)
+        columns, name, walk = manifest.columns, manifest.name, manifest.inputs
+        return Listing("rows", columns, name, walk, files=files, manifest=manifest)
     if folder is not None:
         raise OptionError(
             f"folder={os.fspath(folder)!r} is for tables in memory, and the inputs are a "
@@ -271,6 +282,7 @@ def _rows_of(manifest: Manifest, folder: str | None) -> Listing:
         files=RowFiles(folder, manifest.watched),
         total=manifest.total,
         fingerprint=manifest.fingerprint,
+        manifest=manifest,
     )
 
 

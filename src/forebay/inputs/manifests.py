@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice, starmap
 from typing import Any, BinaryIO
@@ -68,6 +68,11 @@ class Manifest:
     fingerprint: str = ""
     watched: tuple[str, ...] = ()
     is_text: bool = False
+
+    def watching(self, known: Sequence[str]) -> Manifest:
+        """Return this table with the columns of files of an earlier run; see `file_columns`."""
+        rows = (row for row, _ in self.rows())
+        return replace(self, watched=file_columns(self.columns, rows, self.folder, known))
 
     def inputs(self, first: int = 1) -> Iterator[Input]:
         """Yield one input for each row from the `first` on, in the manifest's order."""

@@ -96,13 +96,17 @@ _FIRST_ROWS, _FIRST_COLUMNS = 8, 256
 
 
 def file_columns(
-    columns: Sequence[str], rows: Iterable[Mapping[str, Any]], folder: str | None
+    columns: Sequence[str],
+    rows: Iterable[Mapping[str, Any]],
+    folder: str | None,
+    known: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Return the columns that name files, besides one with a usual name.
 
     Args:
         rows: All of them, or the first ones.
         folder: Where relative paths may start besides the current folder; None if it is remote.
+        known: Those of an earlier run, which count while all their files are away.
     """
     has_usual = not set(PATH_COLUMNS).isdisjoint(columns)
     first, found, alike = [*islice(rows, _FIRST_ROWS)], list[str](), ""
@@ -112,10 +116,12 @@ def file_columns(
             continue
         cells = [_paths_at(row, column) for row in first]
         values = [*chain.from_iterable(cells)]
-        if 2 * sum(_is_file(each, folder) for each in values) > len(values):
-            found.append(column)
         endings = {_ending(each) for each in values}
-        if not alike and all(cells) and len(first) > 1 and len(endings) == 1 and endings != {""}:
+        are_alike = all(cells) and len(endings) == 1 and endings != {""}
+        is_known = column in known and are_alike
+        if is_known or 2 * sum(_is_file(each, folder) for each in values) > len(values):
+            found.append(column)
+        if not alike and are_alike and len(first) > 1:
             alike = column
     return tuple(found or ([alike] if alike and not has_usual else []))
 

@@ -202,6 +202,12 @@ def _reference(function: Any) -> str:
     return UNNAMED
 
 
+def earlier_watched(ledger: Ledger) -> list[str]:
+    """Return the columns of files that the earlier run of a ledger watched."""
+    with reading("the call"):
+        return [*map(str, json.loads(ledger.get_meta("call") or "{}").get("watched", ()))]
+
+
 def recorded_settings(meta: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run, each replaced by what is given for it and is not None.
 

@@ -22,7 +22,13 @@ from forebay.ledger.database import DONE, reading
 from forebay.ledger.records import Todo, key_of
 from forebay.options import PreprocessOptions, Ray
 from forebay.outputs.places import snapshot_of
-from forebay.runs.calls import inputs_text, recorded_settings, saying_what_stays, settings_to_json
+from forebay.runs.calls import (
+    earlier_watched,
+    inputs_text,
+    recorded_settings,
+    saying_what_stays,
+    settings_to_json,
+)
 from forebay.runs.fingerprint import Fingerprint, describe, describe_parts
 from forebay.runs.report import Report
 from forebay.runs.run import Session
@@ -188,6 +194,7 @@ def preprocess(
     with Session(
         work, output, options, described=described, inputs=given, settings=settings
     ) as session:
+        listing = without_outputs(listing.watching(earlier_watched(session.ledger)), output)
         call = USUAL if listing.samples is not None else call_of(work, as_text=listing.as_text)
         session.start_workers(listing.kind, inputs, files=listing.files, save=save, call=call)
         if listing.samples is not None:
