@@ -7,7 +7,6 @@ import os
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -139,8 +138,8 @@ class RunTrace(BaseTrace):
         every = [seconds for _, seconds in tasks]
         self.tasks += len(every)
         self.busy_s += sum(every)
-        for at, count in Counter(map(duration_bin, every)).items():
-            self.bins[at] += count
+        for seconds in every:
+            self.bins[duration_bin(seconds)] += 1
         if max(every, default=-1.0) > self.slowest.least:
             for task, seconds in tasks:
                 if seconds > self.slowest.least:

@@ -58,6 +58,8 @@ class Output(os.PathLike[str]):
         """
         self.source = source
         self._folders, self._locate = folders, locate
+        # Returns the final name of a path in the folder, "" for the folder, None for any other.
+        self.name_of = folders.name_of
         self._is_alone = is_alone
         self._own: str | None = None  # the folder of this input alone, once it is needed
         self._paths: dict[str, str] = {}  # final name -> staged path, in the order asked for
@@ -186,10 +188,6 @@ class Output(os.PathLike[str]):
     def asked(self) -> list[str]:
         """The names that the function gave to `file`, in their order."""
         return [*self._paths]
-
-    def name_of(self, path: str) -> str | None:
-        """Return the final name of a path in the folder, "" for the folder, None for any other."""
-        return self._folders.name_of(path)
 
     def collect(self, function: str) -> dict[str, tuple[str, int]]:
         """Return staged path and size of each file by its final name: first those asked for.

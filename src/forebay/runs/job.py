@@ -53,6 +53,7 @@ _ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 # Of strings that forebay wrote: `loads` looks for white space first, which takes as long.
 _read_json = json.JSONDecoder().raw_decode
+_NOTHING_KEPT = nullcontext()
 # Work of less is done again as soon as a hash of its file would tell that it need not be.
 HASHED_AFTER_S = 5e-4
 
@@ -187,8 +188,8 @@ class PreprocessJob:
 
     def _finds_more(self) -> bool:
         """Return whether the first input made generators, and is to be processed again."""
-        is_first, self._is_first = self._is_first, False
-        if not is_first or not self._seeds_owned or (more := self._owned.grown()) is None:
+        self._is_first = False
+        if not self._seeds_owned or (more := self._owned.grown()) is None:
             return False
         self._owned = more
         return True
@@ -209,14 +210,14 @@ class PreprocessJob:
             return self._turns.run(call, undo)
 
         def seeded() -> _Made:
-            is_kept = not is_worker() and bool(self._owned)
-            with self._owned.kept() if is_kept else nullcontext():
+            is_kept = self._owned and not is_worker()
+            with self._owned.kept() if is_kept else _NOTHING_KEPT:
                 seed_generators(seed)
                 self._owned.seed(seed)
                 return make()
 
         made = seeded()
-        if self._finds_more():
+        if self._is_first and self._finds_more():
             undo()
             made = seeded()
         return made
@@ -233,9 +234,9 @@ class PreprocessJob:
 
     def _afterwards(self, source: str, row: str | None, since_ns: int) -> str:
         """Return the identity of the files of an input, if they may have changed since a time."""
-        if not source or self._kind == "indices" or (row is None and is_url(source)):
+        if not source or self._kind == "indices":
             return ""
-        if row is None:
+        if row is None:  # a URL is no file that changes
             return seen_identity(source) if _may_have_changed(source, since_ns) else ""
         if self._folder is None:
             return ""

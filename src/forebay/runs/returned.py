@@ -162,6 +162,8 @@ def rows_returned(returned: Any) -> list[dict[Any, Any]] | None:
     """
     if returned is None:
         return None
+    if type(returned) is dict:  # the usual case
+        return [returned]
     if (rows := _rows_of(returned)) is not None:
         return rows
     kind = type(returned)
