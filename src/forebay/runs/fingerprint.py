@@ -322,11 +322,11 @@ class _Walk:
         self._add(value)
         if isinstance(value, (*_CODE, BuiltinFunctionType)):
             return code_label(value)
-        state = _state_of(value)
+        state = _state_of(value, with_origins=True)
         return {code_label(type(value)): self._plain(state)} if state else type_name(value)
 
 
-def _state_of(value: Any) -> dict[str, Any]:
+def _state_of(value: Any, *, with_origins: bool = False) -> dict[str, Any]:
     """Return an object's state; of one of forebay's readers, what its origins do not say."""
     from forebay.base.origins import digest_of_origins, origins_of
 
@@ -334,7 +334,7 @@ def _state_of(value: Any) -> dict[str, Any]:
         return state_of(value)
     own = {name: getattr(value, name, None) for name in ("transform", "dataset")}
     kept = {name: each for name, each in own.items() if each is not None}
-    return kept | {"origins": digest_of_origins(origins)}
+    return kept | {"origins": digest_of_origins(origins)} if with_origins else kept
 
 
 def _hidden(name: str, plain: Any) -> Any:
