@@ -118,7 +118,7 @@ def test_an_unexpected_exception_keeps_every_frame(monkeypatch, tmp_path, inputs
         raise TypeError("a bug")
 
     module = import_module("forebay.runs.preprocess")  # the attribute of that name is the function
-    monkeypatch.setattr(module, "_takes_output", broken)
+    monkeypatch.setattr(module, "call_of", broken)
     with pytest.raises(TypeError) as caught:
         forebay.preprocess(work, inputs, tmp_path / "out")
     assert functions(caught.value)[-4:] == ["call", "preprocess", "listing_for", "broken"]

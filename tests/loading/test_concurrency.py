@@ -141,7 +141,7 @@ def test_the_slowest_sample_is_known():
     class Slow(Squares):
         def __getitem__(self, index):
             if index == 5:
-                threading.Event().wait(1.0)  # longer than any pause of a loaded machine
+                threading.Event().wait(4.0)  # longer than any pause of a loaded machine
             return index
 
     with DataLoader(Slow(12), batch_size=4, num_workers=1, concurrency=4, seed=0) as loader:

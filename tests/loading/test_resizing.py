@@ -20,7 +20,9 @@ CHANGES = {10: 4, 40: 2, 70: 3, 100: 1}
 
 
 class Informed(Squares):
-    """Samples that tell what `get_worker_info` says of their worker."""
+    """Samples that tell what `get_worker_info` says of their worker, which no other process has."""
+
+    made_once = True
 
     def __getitem__(self, index: int) -> Any:
         info = get_worker_info()

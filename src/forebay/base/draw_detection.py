@@ -247,7 +247,8 @@ class ThreadTurns:
         self._draws, self.owned = False, OwnedGenerators()
         # By thread, the `SampleThreads` that make samples for it.
         self.helpers: WeakKeyDictionary[threading.Thread, Any] = WeakKeyDictionary()
-        self._before: tuple[Any, ...] = ()  # the fingerprint when the first of those running began
+        # The fingerprint when the first of those running began, and of which generators it is.
+        self._before, self._compared = tuple[Any, ...](), self.owned
 
     def run(self, call: Callable[[SetSeed], _T], undo: Callable[[], None] = lambda: None) -> _T:
         """Make a call; return its result, or raise its exception."""
@@ -257,14 +258,15 @@ class ThreadTurns:
             with turns.looking:
                 running = turns.running.setdefault(self, set())
                 if not running:
-                    self._before = self._fingerprint()
+                    self._compared = self.owned
+                    self._before = self._fingerprint(self._compared)
                 running.add(thread)
             try:
                 returned, error = call(seed_nothing), None
             except Exception as raised:  # noqa: BLE001 - it may depend on random numbers
                 returned, error = None, raised
             finally:
-                has_changed = self._fingerprint() != self._before
+                has_changed = self._fingerprint(self._compared) != self._before
                 has_drawn = has_changed or thread in turns.disturbed
                 turns.is_dirty |= has_changed
                 turns.leave(thread)
@@ -293,8 +295,9 @@ class ThreadTurns:
         seed_generators(seed)
         self.owned.seed(seed)
 
-    def _fingerprint(self) -> tuple[Any, ...]:
-        return (*_whole_fingerprint(), *map(pickle.dumps, self.owned.states()))
+    def _fingerprint(self, owned: OwnedGenerators | None = None) -> tuple[Any, ...]:
+        owned = self.owned if owned is None else owned
+        return (*_whole_fingerprint(), *map(pickle.dumps, owned.states()))
 
     def abandon(self, thread: threading.Thread) -> bool:
         """End all turns of an abandoned thread and its helpers; return whether all only waited."""
