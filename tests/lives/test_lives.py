@@ -26,7 +26,8 @@ def live_part(domain: str, which: str, part: int, parts: int) -> None:
     assert "'right'" in ran.stdout
 
 
-@pytest.mark.slow
+# Thorough while its oracle does not know yet that a look at one batch begins no epoch.
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", range(1, PARTS + 1))
 def test_a_loader_keeps_its_promises_through_every_pair_of_setups_and_steps(part):
     """Whatever two things meet, batches are what the documents say, and nothing is left.
