@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-# So that `make test` lives the first part of each domain, and `make test-rest` the others.
 PARTS = 6
 
 
@@ -26,7 +25,8 @@ def live_part(domain: str, which: str, part: int, parts: int) -> None:
     assert "'right'" in ran.stdout
 
 
-# Thorough while its oracle does not know yet that a look at one batch begins no epoch.
+# Thorough while oracles do not know yet that a look at one batch begins no epoch, and which shards
+# are made again once they are back.
 @pytest.mark.thorough
 @pytest.mark.parametrize("part", range(1, PARTS + 1))
 def test_a_loader_keeps_its_promises_through_every_pair_of_setups_and_steps(part):
@@ -37,7 +37,7 @@ def test_a_loader_keeps_its_promises_through_every_pair_of_setups_and_steps(part
     live_part("loader", "--pairs", part, PARTS)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", range(1, PARTS + 1))
 def test_a_run_keeps_what_is_done_through_every_pair_of_setups_and_steps(part):
     """Whatever inputs and functions are, and what happens: done work stays, and rows are right.

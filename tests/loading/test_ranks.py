@@ -266,7 +266,7 @@ def test_auto_reads_what_the_launcher_says(monkeypatch, environment):
 
 @pytest.mark.parametrize("looks", [False, True])
 def test_a_loader_made_before_the_ranks_are_known_is_divided_among_them(monkeypatch, looks):
-    """"auto" is looked up when an iteration begins, and a look at one batch is no epoch."""
+    """ "auto" is looked up when an iteration begins, and a look at one batch is no epoch."""
     loader = DataLoader(Squares(9), batch_size=2, world_size="auto", shuffle=True)
     assert len(loader) == 5
     if looks:
