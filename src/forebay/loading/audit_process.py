@@ -69,10 +69,13 @@ class AuditProcess:
         until, found = time.monotonic() + seconds, list[Any]()
         while not found:
             left = max(until - time.monotonic(), 0.0)
-            ready, _, _ = select.select([self._get], [], [], left)
+            try:
+                ready, _, _ = select.select([self._get], [], [], left)
+                data = os.read(self._get, 1 << 16) if ready else b""
+            except OSError:  # closed meanwhile, as the interpreter exits
+                return None
             if not ready:
                 break
-            data = os.read(self._get, 1 << 16)
             if not data:
                 return None
             self._received += data
