@@ -200,13 +200,18 @@ def _items(value: Any, base: Any) -> Iterator[tuple[str, Any]]:
             yield f"[{name}]", each
 
 
-def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables around a function, its defaults, and the globals that its code names."""
+def variables_around(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables around a function that have a value, with their names."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            yield f".{name}", cell.cell_contents
+            yield name, cell.cell_contents
         except ValueError:  # not assigned yet
             continue
+
+
+def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables around a function, its defaults, and the globals that its code names."""
+    yield from ((f".{name}", each) for name, each in variables_around(function))
     yield ".__defaults__", function.__defaults__
     yield ".__kwdefaults__", function.__kwdefaults__
     yield ".__dict__", vars(function)
@@ -214,7 +219,7 @@ def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
     if package in _LIBRARIES:
         return
     names, kinds = (
-        _names_in(function.__code__),
+        names_in(function.__code__),
         generator_kinds() if _is_installed(package) else object,
     )
     for name in names:
@@ -274,9 +279,9 @@ def _is_installed(package: str) -> bool:
 
 
 @functools.cache
-def _names_in(code: CodeType) -> tuple[str, ...]:
+def names_in(code: CodeType) -> tuple[str, ...]:
     """Return the names that some code, and the code within it, looks up."""
-    inner = [name for each in code.co_consts if type(each) is CodeType for name in _names_in(each)]
+    inner = [name for each in code.co_consts if type(each) is CodeType for name in names_in(each)]
     return (*dict.fromkeys((*code.co_names, *inner)),)
 
 

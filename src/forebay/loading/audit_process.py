@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import pickle
@@ -19,6 +18,7 @@ from typing import Any, NoReturn
 from forebay.base.libraries import one_thread
 from forebay.base.process import die_with
 from forebay.pools.worker import flush_streams
+from forebay.pools.worker_files import own_position
 from forebay.pools.zygote_handle import driver_ends, handlers_deferred, whole_recursion_limit
 
 # What a message may have: more would make who sends it wait.
@@ -160,11 +160,6 @@ def _isolate(*kept: int) -> None:
             os.dup2(null, number)
             continue
         try:
-            flags = fcntl.fcntl(number, fcntl.F_GETFL) & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)
-            own = os.open(f"/proc/self/fd/{number}", flags)
+            own_position(number)
         except OSError:  # it may not be opened any more
             os.dup2(null, number)
-            continue
-        os.lseek(own, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
-        os.dup2(own, number)
-        os.close(own)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.base.generator_search import attributes_of, generator_kinds
+from forebay.base.generator_search import attributes_of, generator_kinds, variables_around
 from forebay.base.torch_internals import version_of
 from forebay.loading.samplers import length_of
 
@@ -93,8 +93,7 @@ def _held(value: Any, kind: type, found: list[Any]) -> Iterable[Any]:
     if issubclass(kind, type | ModuleType):
         return ()
     if kind is FunctionType:
-        cells = [each.cell_contents for each in value.__closure__ or () if _is_filled(each)]
-        return [*cells, *(value.__defaults__ or ())]
+        return [*(each for _, each in variables_around(value)), *(value.__defaults__ or ())]
     if kind is functools.partial:
         return [value.func, *value.args, *value.keywords.values()]
     if kind is MethodType:
@@ -111,11 +110,3 @@ def _held(value: Any, kind: type, found: list[Any]) -> Iterable[Any]:
             inside = [part for item in items for part in item] if base is dict else [*items]
             return inside if kind is base else [*inside, *attributes_of(value, kind).values()]
     return attributes_of(value, kind).values()
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - it raises if there is none
-    except ValueError:
-        return False
-    return True

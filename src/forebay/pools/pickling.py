@@ -13,11 +13,12 @@ import operator
 import pickle
 import sys
 from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import cloudpickle
 
+from forebay.base.generator_search import names_in, variables_around
 from forebay.errors import OptionError, shortened
 
 _CACHED = type(functools.cache(len))
@@ -120,11 +121,10 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
         yield f"the object of the method {thing.__qualname__!r}", thing.__self__
     function = getattr(thing, "__wrapped__", None) if type(thing) is _CACHED else thing
     if isinstance(function, FunctionType):
-        name, cells = function.__qualname__, function.__closure__ or ()
-        for variable, cell in zip(function.__code__.co_freevars, cells, strict=True):
-            with_value = [each.cell_contents for each in (cell,) if _is_filled(each)]
-            yield from ((f"the variable {variable!r} of {name}", each) for each in with_value)
-        for variable in dict.fromkeys(_names(function.__code__)):
+        name = function.__qualname__
+        for variable, value in variables_around(function):
+            yield f"the variable {variable!r} of {name}", value
+        for variable in names_in(function.__code__):
             if variable in function.__globals__:
                 yield f"the global variable {variable!r} of {name}", function.__globals__[variable]
         for each in function.__defaults__ or (), function.__kwdefaults__ or {}:
@@ -139,19 +139,3 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
 def _items(of: str, values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     pairs = values.items() if isinstance(values, dict) else enumerate(values)
     return ((f"{of}, at {shortened(repr(key))},", value) for key, value in pairs)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the global names and attributes that code uses, and that of functions within it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

@@ -20,14 +20,18 @@ def read_on_alone() -> None:
 
 
 def _open_again(descriptor: int) -> None:
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    is_read_only = flags & os.O_ACCMODE == os.O_RDONLY
-    if descriptor <= 2 or not (is_read_only and stat.S_ISREG(os.fstat(descriptor).st_mode)):
+    if descriptor <= 2 or not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return
-    position = os.lseek(descriptor, 0, os.SEEK_CUR)
+    if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        own_position(descriptor)
+
+
+def own_position(descriptor: int) -> None:
+    """Open a file again, so that this process alone moves its position; raise OSError if not."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     own = os.open(f"/proc/self/fd/{descriptor}", flags | os.O_CLOEXEC)
     try:
-        os.lseek(own, position, os.SEEK_SET)
+        os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
         os.dup2(own, descriptor, inheritable=os.get_inheritable(descriptor))
     finally:
         os.close(own)
