@@ -50,7 +50,7 @@ def generator_kinds() -> tuple[type, ...]:
     return tuple(kinds)
 
 
-def _state_of(generator: Any) -> Any:
+def owner_of_state(generator: Any) -> Any:
     """Return what has the state: a Generator and its bit generator have one."""
     bits = getattr(generator, "bit_generator", None)
     return bits or getattr(generator, "_bit_generator", None) or generator
@@ -61,7 +61,7 @@ def _other_states() -> set[int]:
     numpy_random, torch = numpy_and_torch()
     found: list[Any] = [random._inst]
     if numpy_random is not None:
-        found += [_state_of(numpy_random.mtrand._rand), numpy_random.get_bit_generator()]
+        found += [owner_of_state(numpy_random.mtrand._rand), numpy_random.get_bit_generator()]
     if torch is not None:
         found.append(torch.default_generator)
     for name, *attributes in _LEFT_ALONE:
@@ -104,7 +104,7 @@ class Search:
                 continue
             known[id(value)] = value
             if issubclass(kind, self._kinds):
-                state = _state_of(value)
+                state = owner_of_state(value)
                 if id(state) not in others and _counts(value):
                     others.add(id(state))
                     found[path] = value
@@ -368,14 +368,14 @@ def others_in_process(found: Iterable[Any], names: Mapping[int, str]) -> dict[st
     Args:
         names: What some are called already, by ID.
     """
-    known, left = {id(_state_of(each)) for each in found} | _other_states(), dict[int, Any]()
+    known, left = {id(owner_of_state(each)) for each in found} | _other_states(), dict[int, Any]()
     # A Generator rather than its bit generator, which is listed, too.
     every = sorted(
-        (*_earlier, *_listed(gc.get_objects())), key=lambda each: each is _state_of(each)
+        (*_earlier, *_listed(gc.get_objects())), key=lambda each: each is owner_of_state(each)
     )
     for each in every:
-        if id(_state_of(each)) not in known and _counts(each):
-            known.add(id(_state_of(each)))
+        if id(owner_of_state(each)) not in known and _counts(each):
+            known.add(id(owner_of_state(each)))
             left[id(each)] = each
     others, counts = dict[str, Any](), Counter[str]()
     holders = gc.get_referrers(*left.values()) if left else []

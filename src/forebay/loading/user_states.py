@@ -18,6 +18,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from forebay.base.datasets import defines
+from forebay.base.generator_search import owner_of_state
+from forebay.base.generators import generator_state, set_state
 from forebay.errors import OptionError
 from forebay.loading.snapshots import UnknownState
 
@@ -144,9 +146,8 @@ def generators_of(thing: Any) -> dict[str, Any]:
     """Return the random generators that a sampler or a stream owns, by their path from it."""
     found, known = {}, set[int]()
     for path, each in parts_of(thing, with_samples=False):
-        bits = getattr(each, "bit_generator", getattr(each, "_bit_generator", each))
-        if isinstance(each, GENERATORS) and id(bits) not in known:
-            known.add(id(bits))
+        if isinstance(each, GENERATORS) and id(owner := owner_of_state(each)) not in known:
+            known.add(id(owner))
             found[path] = each
     return found
 
@@ -175,12 +176,11 @@ def restore_generators(thing: Any, saved: Mapping[str, Any]) -> None:
 def _saved(generator: Any) -> Any:
     if isinstance(generator, torch.Generator):
         return state_of_generator(generator)
+    state = generator_state(generator)
     if isinstance(generator, random.Random):
-        version, numbers, gauss = random.Random.getstate(generator)
+        version, numbers, gauss = state
         return [version, list(numbers), gauss]
-    if isinstance(generator, np.random.RandomState):  # with the second of two normal numbers
-        return _plain(generator.get_state(legacy=False))
-    return _plain(generator.bit_generator.state)
+    return _plain(state)
 
 
 def _set(generator: Any, state: Any) -> None:
@@ -188,11 +188,9 @@ def _set(generator: Any, state: Any) -> None:
         set_generator(generator, state)
     elif isinstance(generator, random.Random):
         version, numbers, gauss = state
-        random.Random.setstate(generator, (version, tuple(numbers), gauss))
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(_arrays(state))
+        set_state(generator, (version, tuple(numbers), gauss))
     else:
-        generator.bit_generator.state = _arrays(state)
+        set_state(generator, _arrays(state))
 
 
 def _plain(value: Any) -> Any:
