@@ -11,14 +11,12 @@ copy of everything.
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from forebay.base.formatting import counted
@@ -26,6 +24,7 @@ from forebay.base.process import is_worker
 from forebay.loading.audit_plan import Difference, is_due, words_of
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import AuditedSample, BatchRequest
+from forebay.options import depth_in_forebay
 
 if TYPE_CHECKING:  # imported where a loader needs it
     from forebay.loading.audit_process import AuditProcess
@@ -105,7 +104,7 @@ class LoaderAudit:
                 self.differences.extend(found)
         if self.differences and not self._has_warned:
             self._has_warned = True
-            warnings.warn(words_of(self.differences, self._seed), stacklevel=_depth())
+            warnings.warn(words_of(self.differences, self._seed), stacklevel=depth_in_forebay())
 
     def end(self, wait_s: float = 0.0) -> None:
         """End the child, after the answers that come within some time."""
@@ -126,15 +125,6 @@ class LoaderAudit:
             return ""
         made = counted(self.samples, "sample")
         return f"Of {made} made a second time, not all were the same: {self.differences[0]}."
-
-
-def _depth() -> int:
-    """Return the stacklevel of the caller's own code."""
-    frame: FrameType | None = sys._getframe(1)
-    depth = 1
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("forebay."):
-        frame, depth = frame.f_back, depth + 1
-    return depth
 
 
 def _answering(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import select
 import signal
 import stat
@@ -17,12 +16,10 @@ from typing import Any, NoReturn
 
 from forebay.base.libraries import one_thread
 from forebay.base.process import die_with
-from forebay.pools.worker import flush_streams
+from forebay.pools.worker import Channel, flush_streams
 from forebay.pools.worker_files import own_position
 from forebay.pools.zygote_handle import driver_ends, handlers_deferred, whole_recursion_limit
 
-# What a message may have: more would make who sends it wait.
-MOST_BYTES = 60_000
 # How long a child that is told to end may take, and how long to wait between two looks.
 END_S, LOOK_S = 1.0, 0.002
 
@@ -53,43 +50,30 @@ class AuditProcess:
             os.close(tasks)
             os.close(answers)
         os.set_blocking(self._put, False)
-        self._received = b""
+        self._channel = Channel(self._get, self._put)
         self.close = weakref.finalize(self, _end, driver, pid, self._put, self._get)
 
     def send(self, message: Any) -> bool:
-        """Send a message; return whether it was small enough, and there was room."""
+        """Send a message, now or later; return whether it can be sent."""
         try:
-            data = pickle.dumps(message)
-            return len(data) < MOST_BYTES and os.write(self._put, _framed(data)) > 0
-        except Exception:  # noqa: BLE001 - of an index of the user's own class, or no room
+            self._channel.queue(message)
+            self._channel.flush()
+        except Exception:  # noqa: BLE001 - of an index of the user's own class; closed at exit
             return False
+        return True
 
     def received(self, seconds: float) -> list[Any] | None:
         """Return the answers that are there, or come within some time; None if it has ended."""
-        until, found = time.monotonic() + seconds, list[Any]()
-        while not found:
-            left = max(until - time.monotonic(), 0.0)
-            try:
-                ready, _, _ = select.select([self._get], [], [], left)
-                data = os.read(self._get, 1 << 16) if ready else b""
-            except OSError:  # closed meanwhile, as the interpreter exits
-                return None
-            if not ready:
-                break
-            if not data:
-                return None
-            self._received += data
-            while len(self._received) >= 4:
-                end = 4 + int.from_bytes(self._received[:4], "little")
-                if len(self._received) < end:
+        channel, until = self._channel, time.monotonic() + seconds
+        try:
+            while not (found := channel.receive_nowait()) and not channel.ended:
+                full = [channel.outgoing] if channel.flush() else []
+                left = max(until - time.monotonic(), 0.0)
+                if not any(select.select([channel], full, [], left)):
                     break
-                found.append(pickle.loads(self._received[4:end]))  # noqa: S301 - of this program
-                self._received = self._received[end:]
-        return found
-
-
-def _framed(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "little") + data
+        except OSError:  # closed meanwhile, as the interpreter exits
+            return None
+        return found or (None if channel.ended else [])
 
 
 def _end(driver: int, pid: int, put: int, get: int) -> None:
@@ -126,13 +110,9 @@ def _serve(
         _isolate(tasks, answers)
         os.nice(5)
         warnings.simplefilter("ignore")
-        answer = prepare()
-        with os.fdopen(tasks, "rb") as file:
-            while header := file.read(4):
-                message = pickle.loads(file.read(int.from_bytes(header, "little")))  # noqa: S301
-                data = _framed(pickle.dumps(answer(message)))
-                while data:
-                    data = data[os.write(answers, data) :]
+        answer, channel = prepare(), Channel(tasks, answers)
+        while True:  # until the trainer closes its end
+            channel.send(answer(channel.receive()))
     finally:
         os._exit(0)
 
