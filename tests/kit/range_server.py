@@ -71,6 +71,18 @@ REFUSALS = {
 BACKLOG = 1024
 
 
+def environment_of(url: str) -> dict[str, str]:
+    """Return what S3 clients read from the environment, for buckets at an address."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
 class RangeServer:
     """A server in a process of its own; it ends with the block, and with the process that began it.
 
@@ -117,14 +129,7 @@ class RangeServer:
     @property
     def environment(self) -> dict[str, str]:
         """What S3 clients read from the environment."""
-        return {
-            "AWS_ENDPOINT_URL": self.url,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "NO_PROXY": "127.0.0.1",
-        }
+        return environment_of(self.url)
 
     def set(self, **settings: Any) -> None:
         """Replace all settings; sequences begin anew, and the counters are zero.

@@ -23,7 +23,7 @@ import forebay
 from kit.mds_writer import write_mds
 from kit.range_connections import Loop
 from kit.range_faults import Settings
-from kit.range_server import BACKLOG, Service, control
+from kit.range_server import BACKLOG, Service, control, environment_of
 
 from . import loader_data as data
 
@@ -151,14 +151,7 @@ class Bucket:
     @property
     def environment(self) -> dict[str, str]:
         """What S3 clients read from the environment."""
-        return {
-            "AWS_ENDPOINT_URL": self.url,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "NO_PROXY": "127.0.0.1",
-        }
+        return environment_of(self.url)
 
     def fault(self, kind: str, count: int, seconds: float) -> None:
         """Answer some of the next requests with a fault."""
