@@ -112,6 +112,13 @@ def test_so_many_samples_are_made_at_once(way):
     assert [each.tolist() for each in found[0]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_generators_that_samples_do_not_draw_from_keep_none_waiting():
+    """Wherever the program has them: samples that wait for each other are still made at once."""
+    kept = [torch.Generator(), numpy.random.default_rng(1), random.Random(1)]
+    found = batches_of(Meeting(8, 8), 1, batch_size=4, shuffle=False, concurrency=8, num_workers=1)
+    assert len(found[0]) == 2 and len(kept) == 3
+
+
 # ---- failures ------------------------------------------------------------------------------------
 
 

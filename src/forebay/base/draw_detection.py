@@ -297,7 +297,7 @@ class ThreadTurns:
 
     def _fingerprint(self, owned: OwnedGenerators | None = None) -> tuple[Any, ...]:
         owned = self.owned if owned is None else owned
-        return (*_whole_fingerprint(), *map(pickle.dumps, owned.states()))
+        return (*_whole_fingerprint(), *map(_bytes_of_state, owned.states()))
 
     def abandon(self, thread: threading.Thread) -> bool:
         """End all turns of an abandoned thread and its helpers; return whether all only waited."""
@@ -382,6 +382,11 @@ def _whole_fingerprint() -> tuple[Any, ...]:
         None if array_state is None else (array_state[1].tobytes(), *array_state[2:]),
         None if tensor_state is None else tensor_state.numpy().tobytes(),
     )
+
+
+def _bytes_of_state(state: Any) -> bytes:
+    """Return the state of a generator as bytes: a pickled tensor has an address in it."""
+    return state.numpy().tobytes() if hasattr(state, "numpy") else pickle.dumps(state)
 
 
 def _random_memory() -> tuple[Any, Any]:
