@@ -3,7 +3,7 @@
     Search             what objects reach, each with a path: attributes, items, closures, defaults,
                        and the globals that the code of a function names
     others_in_process  what the collector lists besides, in a worker, wherever it is kept
-    freeze             lists it before a fork: the collector does not list what is frozen
+    noted, freeze      list it before a fork: the collector does not list what is frozen
 
 A worker has little else than what the user's function reaches. What it has of the trainer's, it has
 a copy of, which may be seeded.
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import random
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import compress
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
@@ -316,6 +318,23 @@ def _hold_any(values: Iterable[Any]) -> bool:
 _earlier: list[Any] = []
 
 
+@contextmanager
+def noted(finds: bool = True) -> Iterator[None]:
+    """Have a process that is forked in the block know the generators of this one.
+
+    To list them there would copy the memory of all objects. What the program has frozen is not
+    listed; what of it a dataset reaches is found all the same.
+    """
+    process = os.getpid()
+    if finds:
+        _earlier[:] = _listed(gc.get_objects())
+    try:
+        yield
+    finally:
+        if os.getpid() == process:
+            _earlier.clear()
+
+
 def freeze(*, finds: bool) -> None:
     """Exempt the objects of this process from collection, which would copy what workers share.
 
@@ -338,28 +357,19 @@ def freeze(*, finds: bool) -> None:
 
 def _listed(objects: list[Any]) -> list[Any]:
     """Return the generators among objects; those of torch, of what these refer to."""
-    types = set(map(type, objects))
+    of_type = [*map(type, objects)]
+    types = set(of_type)
     kinds = {each for each in types if issubclass(each, generator_kinds())}
-    found = [*compress(objects, map(kinds.__contains__, map(type, objects)))]
+    found = [*compress(objects, map(kinds.__contains__, of_type))]
     _, torch = numpy_and_torch()
     if torch is not None:
-        holders = {each for each in types if _may_hold(each)}
-        some = compress(objects, map(holders.__contains__, map(type, objects)))
+        sized = [*compress(objects, map({*_CONTAINERS}.__contains__, of_type))]
         # Of a long container, the collector's own walk is told by what reaches it.
-        held = gc.get_referents(*(each for each in some if not _is_long(each)))
+        short = compress(sized, map(MANY_ITEMS.__ge__, map(len, sized)))
+        others = {each for each in types.difference(_CONTAINERS) if _is_users(each)} | {CellType}
+        held = gc.get_referents(*short, *compress(objects, map(others.__contains__, of_type)))
         found += compress(held, map({torch.Generator}.__contains__, map(type, held)))
     return found
-
-
-def _may_hold(kind: type) -> bool:
-    """Return whether objects of a class may refer to a generator of torch."""
-    if kind in _CONTAINERS or kind is CellType:
-        return True
-    return _is_users(kind)
-
-
-def _is_long(value: Any) -> bool:
-    return type(value) in (dict, list, tuple) and len(value) > MANY_ITEMS
 
 
 def others_in_process(found: Iterable[Any], names: Mapping[int, str]) -> dict[str, Any]:

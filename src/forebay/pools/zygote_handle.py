@@ -35,6 +35,7 @@ from operator import methodcaller
 from types import FrameType
 from typing import Any, Literal
 
+from forebay.base.generator_search import noted
 from forebay.base.libraries import one_thread
 from forebay.base.process import (
     descriptors_for_workers,
@@ -73,7 +74,8 @@ def fork(
     flush_streams()  # or the child would print the buffered output again
     driver, pid, handled = os.getpid(), 0, handled_signals()
     try:
-        with one_thread(), handlers_deferred(), whole_recursion_limit():
+        finds = getattr(job, "finds_generators", False)
+        with noted(finds), one_thread(), handlers_deferred(), whole_recursion_limit():
             pid = os.fork()
         if pid == 0:
             gc.freeze()  # no object of the driver may be finalized here
