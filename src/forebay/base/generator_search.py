@@ -319,15 +319,14 @@ _earlier: list[Any] = []
 
 
 @contextmanager
-def noted(finds: bool = True) -> Iterator[None]:
+def noted() -> Iterator[None]:
     """Have a process that is forked in the block know the generators of this one.
 
     To list them there would copy the memory of all objects. What the program has frozen is not
     listed; what of it a dataset reaches is found all the same.
     """
     process = os.getpid()
-    if finds:
-        _earlier[:] = _listed(gc.get_objects())
+    _earlier[:] = _listed(gc.get_objects())
     try:
         yield
     finally:

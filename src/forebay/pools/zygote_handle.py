@@ -74,8 +74,8 @@ def fork(
     flush_streams()  # or the child would print the buffered output again
     driver, pid, handled = os.getpid(), 0, handled_signals()
     try:
-        finds = getattr(job, "finds_generators", False)
-        with noted(finds), one_thread(), handlers_deferred(), whole_recursion_limit():
+        known = noted() if getattr(job, "finds_generators", False) else nullcontext()
+        with known, one_thread(), handlers_deferred(), whole_recursion_limit():
             pid = os.fork()
         if pid == 0:
             gc.freeze()  # no object of the driver may be finalized here

@@ -24,7 +24,6 @@ from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from forebay.base.generator_search import variables_around
 from forebay.errors import LedgerError, is_credential, without_credentials
 from forebay.runs.source_code import (
     HASH,
@@ -219,8 +218,9 @@ class _Walk:
             return True
         if isinstance(value, FunctionType):
             self._put(self.code, code_label(value), source_of(value))
-            for name, each in variables_around(value):
-                self._add_parameter(name, each)
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                with suppress(ValueError):  # not filled yet
+                    self._add_parameter(name, cell.cell_contents)
             self._add_names(value, value.__code__)
             return True
         text, code = class_source(value)
