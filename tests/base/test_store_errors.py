@@ -38,6 +38,13 @@ OWN_CERTIFICATE = OSError(
     "Generic HTTP error: error sending request\n\nDebug source:\nGeneric { source: "
     "invalid peer certificate: UnknownIssuer }"
 )
+# Of a request that took 429 ms, for a key of numbers.
+SLOW = OSError(
+    "Lacked the privileges for path a/503/404: Error performing GET http://h/b in 429.08219ms - "
+    "Server returned non-2xx status code: 403 Forbidden: <Error><Code>ExpiredToken</Code><Message>"
+    'Old</Message><Resource>/b/a/503</Resource></Error>\n\nDebug source:\nP { path: "a/503/404", '
+    "elapsed: 429.08219ms, status: 403 }"
+)
 UNKNOWN = ValueError("Protocol not known: nonsense")
 
 
@@ -52,6 +59,7 @@ UNKNOWN = ValueError("Protocol not known: nonsense")
             "endpoint and the ne",
         ),
         (FORBIDDEN, DENIED, str(FORBIDDEN), "your credentials, .* is of no use"),
+        (SLOW, DENIED, "ExpiredToken: Old", "your credentials"),
         (PermissionError("no"), DENIED, "no", "your credentials"),
         (UNKNOWN, REFUSED, "Protocol not known: nonsense", "s3fs"),
         (ImportError("Install s3fs to access S3"), REFUSED, "Install s3fs to access S3", "s3fs"),

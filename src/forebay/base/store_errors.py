@@ -53,6 +53,11 @@ _refused = re.compile(
     re.I,
 ).search
 _url = re.compile(r"https?://[^\s,\"'<>)]+")
+# Where a number is no status: in a URL, a path, and in what time a request took.
+_no_status = re.compile(
+    rf"{_url.pattern}|\b\d+(?:\.\d+)?(?:ns|[µμ]s|ms|s)\b"
+    r"|\b(?:path|location):? \"?[^\s\",]+|<Resource>[^<]*"
+)
 _code = re.compile(r"<Code>([^<]+)</Code>(?:\s*<Message>([^<]*)</Message>)?").search
 _MOST_CHARACTERS = 300
 
@@ -61,8 +66,7 @@ def store_error_kind(error: BaseException) -> str:
     """Return the kind of an exception of any library."""
     if isinstance(error, FileNotFoundError):
         return MISSING
-    # A number in a URL is no status.
-    text = _url.sub("", f"{type(error).__name__}: {error}")
+    text = _no_status.sub("", f"{type(error).__name__}: {error}")
     if _throttled(text):
         return THROTTLED
     if isinstance(error, PermissionError) or _denied(text):
