@@ -52,6 +52,7 @@ def live_all(
                 if life is None:
                     is_over = True
                     break
+                domain.prepare_for(life)
                 end, guard = _start_guard(domain, life, patience)
                 under_way[end] = (guard, life, time.monotonic())
             for end in select.select(list(under_way), [], [])[0] if under_way else ():

@@ -120,6 +120,10 @@ class Domain(Protocol):
         """Import what all lives use, in the process that is forked for each of them."""
         ...
 
+    def prepare_for(self, life: Life) -> None:
+        """Start what a life shares with others, in the same process."""
+        ...
+
     def live(self, life: Life, folder: Path, say: Say) -> None:
         """Live a life in an empty folder.
 

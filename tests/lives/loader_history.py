@@ -13,7 +13,16 @@ from typing import Any
 from . import left, loader_sets
 from .life import Life, Say, Step, WrongError
 from .loader_more import MoreSteps
-from .loader_oracle import STREAMS, TOLD, Oracle, Position, is_plain, is_seeded, steps_of
+from .loader_oracle import (
+    STREAMS,
+    TOLD,
+    Oracle,
+    Position,
+    is_drawn_again,
+    is_plain,
+    is_seeded,
+    steps_of,
+)
 from .loader_plans import Plan
 from .loader_trainer import DiedError, Raised, Taken, Took, Trainer
 
@@ -104,6 +113,7 @@ class History(MoreSteps):
         else:
             self.oracle.at = saved[1]
         at = self.oracle.at
+        at.first, at.began = at.batch, len(at.seen)
         state = saved and saved[0]
         said = {"told": at.told, "version": at.version, "order": at.order}
         plan = Plan(self.setup, self.folder, **said, is_resumed=bool(state))
@@ -171,11 +181,11 @@ class History(MoreSteps):
 
     def _leave(self, draw: int) -> None:
         if self.is_open:
-            self._right(self._trainer().ask("leave"))
-            self._judge_left()
+            self._judge_left(self._right(self._trainer().ask("leave")))
 
-    def _judge_left(self) -> None:
-        self.oracle.left()
+    def _judge_left(self, epoch: int) -> None:
+        if self.oracle.left(self.setup, epoch) and is_drawn_again(self.setup):
+            self.oracle.at.branch = self._branch()
         self.oracle.at.is_clean = False
         self.is_open, self.was_left = False, True
 
@@ -220,6 +230,8 @@ class History(MoreSteps):
             choices["world"] = ("1", "2", "3")
         if is_seeded(setup):
             choices["buffer"] = ("none", "bytes", "batches")
+        if is_seeded(setup) and setup["world"] == "1" and setup["buffer"] != "disk":
+            choices["backend"] = ("process", "thread")
         return choices
 
     def _continue(self, setup: dict[str, str], draw: int) -> None:
@@ -298,15 +310,14 @@ class History(MoreSteps):
             # What its `set_epoch` says is the loader's epoch, too.
             at.told += 1 + draw % 3
             self._right(self._trainer().ask("set_epoch", at.told))
-            at.epoch, at.batch, at.seen, at.is_clean = at.told, 0, [], False
+            at.moved_to(at.told)
             self.was_left = False
         elif self.setup["data"] in TOLD or self.setup["sampler"] == "told":
             self._right(self._trainer().ask("set_epoch", epoch))
             self.oracle.at.told = epoch
         elif self._has_own_sampler() and is_seeded(self.setup):
             self._right(self._trainer().ask("set_own_epoch", epoch))
-            at = self.oracle.at
-            at.epoch, at.batch, at.seen, at.is_clean = epoch, 0, [], False
+            self.oracle.at.moved_to(epoch)
             self.was_left = False
 
     def _has_own_sampler(self) -> bool:
@@ -354,7 +365,7 @@ class History(MoreSteps):
         if took.ended:
             self.oracle.ended(self.setup)
         else:
-            self._judge_left()
+            self._judge_left(took.epoch)
 
     def _kill_worker(self, draw: int) -> None:
         """Kill a process that has made samples."""
@@ -416,8 +427,8 @@ class History(MoreSteps):
         self._take_most(2)
 
     def _silence(self, draw: int) -> None:
-        """The next answers of the bucket stop in the middle for a while."""
-        self._bucket().fault("stall", 1 + draw % 2, 0.2)
+        """The next answers of the bucket stop in the middle for a moment, or for seconds."""
+        self._bucket().fault("stall", 1 + draw % 2, 4.0 if draw // 2 % 4 == 1 else 0.2)
         self._take_most(2)
 
     # --- comparisons

@@ -215,6 +215,10 @@ def prepare() -> None:
     rehearse(AXES)
 
 
+def prepare_for(life: Life) -> None:
+    """Loaders share nothing."""
+
+
 def live(life: Life, folder: Path, say: Say) -> None:
     """Live a life in an empty folder."""
     from .loader_history import History

@@ -54,6 +54,12 @@ def is_seeded(setup: Setup) -> bool:
     return setup["seed"] != "none" or setup["world"] != "1"
 
 
+def is_drawn_again(setup: Setup) -> bool:
+    """Return whether each iteration draws an order of its own, as with torch."""
+    draws_by_itself = setup["sampler"] == "drawn" or setup["holder"] == "sampler"
+    return draws_by_itself or setup["data"] == "stream-shuffled" or not is_seeded(setup)
+
+
 def workers_of(setup: Setup) -> int:
     """Return how many parts a stream has."""
     return max(1, int(setup["workers"])) if setup["workers"] != "auto" else 1
@@ -86,6 +92,9 @@ class Position:
         sources: Of a mixture, all samples of each source so far.
         is_whole: Whether no epoch was left before its end.
         is_clean: Whether nothing but taking batches has happened.
+        first: Where the first iteration since the loader was made, or a state loaded, began in its
+            epoch; None once that is over.
+        began: How many samples of the epoch had come then.
     """
 
     epoch: int = 0
@@ -98,6 +107,14 @@ class Position:
     sources: dict[str, list[int]] = field(default_factory=lambda: {"a": [], "b": []})
     is_clean: bool = True
     is_whole: bool = True
+    first: int | None = 0
+    began: int = 0
+
+    def moved_to(self, epoch: int) -> None:
+        """The loader was told to begin an epoch."""
+        self.epoch, self.batch, self.seen, self.is_clean = epoch, 0, [], False
+        if self.first is not None:
+            self.first, self.began = 0, 0
 
 
 class Oracle:
@@ -236,7 +253,7 @@ class Oracle:
             self._judge_mix(setup, name)
         else:
             self._judge_whole(setup, name, seen)
-        at.epoch, at.batch, at.seen = at.epoch + 1, 0, []
+        at.epoch, at.batch, at.seen, at.first = at.epoch + 1, 0, [], None
 
     def _judge_whole(self, setup: Setup, name: str, seen: Counter[int]) -> None:
         wanted = Counter(range(COUNT))
@@ -293,10 +310,24 @@ class Oracle:
         if setup["world"] == "1" or not is_last:
             self.judge(setup, epoch, batch, taken.records())
 
-    def left(self) -> None:
-        """The trainer left the epoch: the next one begins."""
-        self.at.is_whole = False
-        self.at.epoch, self.at.batch, self.at.seen = self.at.epoch + 1, 0, []
+    def left(self, setup: Setup, epoch: int) -> bool:
+        """The trainer left the epoch: the next one begins, but for a look at one batch.
+
+        Args:
+            epoch: The loader's, now: an exception may have cost a batch that the trainer never got.
+
+        Returns:
+            Whether it was such a look, so that the same batch comes again.
+        """
+        at, first = self.at, self.at.first
+        at.first = None
+        is_short = first is not None and at.batch - first <= 1 and not self.is_over(setup)
+        if is_short and epoch == at.epoch:
+            at.batch, at.seen = first or 0, at.seen[: at.began]
+            return True
+        at.is_whole = False
+        at.epoch, at.batch, at.seen = at.epoch + 1, 0, []
+        return False
 
     def is_over(self, setup: Setup) -> bool:
         """Return whether the last batch of the epoch has come."""

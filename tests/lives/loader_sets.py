@@ -120,7 +120,7 @@ def opened(
     if place == "kept":
         options = {"directory": kept, "disk": "1MB"}
     if kind == "cache":
-        return forebay.open_cache(location, decode, progress=False, **options)
+        return forebay.open_cache(location, decode, **options)
     return forebay.open_shards(location, format=kind, transform=decode, progress=False, **options)
 
 

@@ -176,7 +176,8 @@ def _made(call: Call) -> Outcome:
     except (forebay.ForebayError, KeyboardInterrupt, OSError) as error:
         outcome = Outcome("error", error=type(error).__name__, text=str(error))
         error.__traceback__ = None
-    outcome.left = _left(descriptors, threads)
+    if call.options["backend"] != "ray":  # which keeps threads and connections of its own
+        outcome.left = _left(descriptors, threads)
     return outcome
 
 

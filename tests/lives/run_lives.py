@@ -3,6 +3,7 @@
 run_functions  PURE: the user's script, and what it makes of an input
 run_inputs     the inputs, on the disk and as they are given
 run_driver     the process that makes a call
+run_ray        the cluster of calls on Ray
 run_history    the steps; `run_more` has others
 run_model      what should have been made so far
 run_oracle     what has to be there afterwards
@@ -23,6 +24,7 @@ from . import run_functions, run_more
 from .life import Excluded, Life, Say, Step
 from .run_driver import rehearse
 from .run_history import History
+from .run_ray import start_cluster
 
 # Values of axes, as `Excluded` takes them.
 CALLS = "preprocess predict cache"
@@ -40,7 +42,7 @@ AXES = {
     "returns": run_functions.RETURNS,
     "leaves": run_functions.LEAVES,
     "workers": ("1", "2"),
-    "backend": ("process", "thread"),
+    "backend": ("process", "thread", "ray"),
     "failing": ("no", "raises", "odd", "dies", "broken", "flaky", "open", "slow", "model"),
 }
 STEPS = (
@@ -77,6 +79,9 @@ LIMIT_S = 30.0
 EXCLUDED = (
     Excluded("threads die with their process", {"backend": "thread", "failing": "dies"}),
     Excluded("there is no worker process", {"backend": "thread"}, "kill_worker"),
+    Excluded("what cannot be pickled is forked", {"backend": "ray", "function": "lock"}),
+    Excluded("workers of Ray are no processes of the driver", {"backend": "ray"}, "kill_worker"),
+    Excluded("the limit is one of the driver", {"backend": "ray"}, "full"),
     Excluded("threads leave files open in the driver", {"backend": "thread", "failing": "open"}),
     Excluded("no file is left open", {"leaves": "nothing", "failing": "open"}),
     Excluded("no function is called", {"call": "index_shards", "failing": "flaky open slow"}),
@@ -146,6 +151,11 @@ _REHEARSED = (
 )
 
 
+def cost(setup: Mapping[str, str]) -> float:
+    """Return how long a life takes, relative to others: each driver joins the cluster."""
+    return 8.0 if setup["backend"] == "ray" else 1.0
+
+
 def applies(step: str, setup: Mapping[str, str]) -> bool:
     """Return whether a step means something with a setup."""
     return True
@@ -167,6 +177,12 @@ def prepare() -> None:
     gc.collect()
     gc.freeze()  # what is imported is not copied by each process's collections
     use_large_pages()
+
+
+def prepare_for(life: Life) -> None:
+    """Start the cluster, for the first life that needs it."""
+    if life.setup["backend"] == "ray":
+        start_cluster()
 
 
 def live(life: Life, folder: Path, say: Say) -> None:

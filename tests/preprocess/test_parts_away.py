@@ -140,6 +140,24 @@ def test_files_that_were_removed_one_by_one_are_gone():
     assert "removed 1 output" in command("prune", "out")
 
 
+def test_files_of_a_url_are_gone_one_by_one_and_away_as_a_folder(tmp_path):
+    """As those of a path."""
+
+    def length(source):
+        return {"n": len(source.read_text())}
+
+    def made():
+        found = f"file://{tmp_path}/in/*/*.txt"
+        report = forebay.preprocess(length, found, "out", num_workers=0, progress=False)
+        return report.done, len(report.unseen), report.metadata.num_rows
+
+    assert made() == (9, 0, 9)
+    Path("in/d2/0.txt").unlink()
+    assert made() == (8, 0, 8)
+    unmounted("in/d1")
+    assert made() == (8, 3, 8)
+
+
 LISTED = [f"in/{folder}/{number}.txt" for folder in ("d1", "d2", "d3") for number in range(3)]
 
 

@@ -136,7 +136,7 @@ def away_folders() -> Callable[[str], bool]:
     """Return what tells whether the folder that a file was in is away.
 
     That is a folder that does not exist, or that has no files: it may be that of a disk that is not
-    mounted now, or in one.
+    mounted now, or in one. What a server or bucket does not list is gone.
     """
 
     @lru_cache(1)  # files come in the order of their paths
@@ -146,10 +146,14 @@ def away_folders() -> Callable[[str], bool]:
                 return all(each.name.startswith(".") for each in found)
         except FileNotFoundError:
             return True
-        except (OSError, ValueError):  # a URL, for one
+        except (OSError, ValueError):
             return False
 
-    return lambda path: has_no_files(os.path.dirname(path.rstrip("/")) or os.curdir)
+    def is_away(path: str) -> bool:
+        path = path.removeprefix("file://")
+        return not is_url(path) and has_no_files(os.path.dirname(path.rstrip("/")) or os.curdir)
+
+    return is_away
 
 
 def folder_identity(folder: str) -> str:
