@@ -141,6 +141,30 @@ def test_threads_may_share_an_iterator(arguments):
     assert sorted(got) == list(range(200))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_threads_that_share_an_iterator_share_its_audit(workers):
+    """Whichever of them takes the answers of the process that makes samples a second time."""
+    arguments = {"num_workers": workers, "seed": 0, "batch_size": 1}
+    with DataLoader(Noisy(400), **arguments) as loader:
+        for _ in range(5):
+            iterator, got, errors = iter(loader), [], []
+
+            def read(iterator=iterator, got=got, errors=errors):
+                try:
+                    got.extend(int(sample[0]) for sample in iterator)
+                except RuntimeError as error:
+                    errors.append(error)
+
+            threads = [threading.Thread(target=read) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE_S)
+            assert (errors, sorted(got)) == ([], list(range(400)))
+        assert (loader.statistics().audited >= 5, loader.statistics().differences) == (True, ())
+
+
 def test_a_timeout_needs_a_worker():
     """In this very process nobody could be stopped."""
     with pytest.raises(OptionError, match="timeout=1 needs a worker"):

@@ -11,6 +11,7 @@ copy of everything.
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -51,6 +52,7 @@ class LoaderAudit:
         self._seed: int | None = None
         self._left = 0  # answers that the child owes
         self._is_hopeless = False  # it did not end by itself
+        self._lock = threading.RLock()  # threads may share an iterator
 
     def begin(self, kind: LoaderKind, made_s: float) -> None:
         """Begin an epoch, before any of its samples is made: fork what makes some again.
@@ -76,11 +78,11 @@ class LoaderAudit:
 
     def add(self, request: BatchRequest, audited: tuple[AuditedSample, ...]) -> None:
         """Have samples of a batch made again."""
-        if self._child is None:
-            return
         from forebay.loading.second_maker import MadeBefore
 
-        self._left += self._child.send(MadeBefore(request._replace(slot=None), audited))
+        with self._lock:
+            if self._child is not None:
+                self._left += self._child.send(MadeBefore(request._replace(slot=None), audited))
 
     @property
     def is_pending(self) -> bool:
@@ -89,30 +91,32 @@ class LoaderAudit:
 
     def poll(self, seconds: float = 0.0) -> None:
         """Take the answers that come within some time; warn once of the first difference."""
-        child, until = self._child, time.monotonic() + seconds
-        while child is not None and self._left:
-            answers = child.received(max(until - time.monotonic(), 0.0))
-            if answers is None:  # it has ended
-                self._left = 0
-                break
-            if not answers:
-                break
-            for samples, found, took_s in answers:
-                self._left -= 1
-                self.samples += samples
-                self._cost_s += took_s
-                self.differences.extend(found)
-        if self.differences and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(words_of(self.differences, self._seed), stacklevel=depth_in_forebay())
+        with self._lock:
+            child, until = self._child, time.monotonic() + seconds
+            while child is not None and self._left:
+                answers = child.received(max(until - time.monotonic(), 0.0))
+                if answers is None:  # it has ended
+                    self._left = 0
+                    break
+                if not answers:
+                    break
+                for samples, found, took_s in answers:
+                    self._left -= 1
+                    self.samples += samples
+                    self._cost_s += took_s
+                    self.differences.extend(found)
+            if self.differences and not self._has_warned:
+                self._has_warned = True
+                warnings.warn(words_of(self.differences, self._seed), stacklevel=depth_in_forebay())
 
     def end(self, wait_s: float = 0.0) -> None:
         """End the child, after the answers that come within some time."""
-        if self._child is not None:
-            self.poll(wait_s)
-            self._is_hopeless = wait_s > 0 and self._left > 0
-            self._child.close()
-            self._child, self._left = None, 0
+        with self._lock:
+            if self._child is not None:
+                self.poll(wait_s)
+                self._is_hopeless = wait_s > 0 and self._left > 0
+                self._child.close()
+                self._child, self._left = None, 0
 
     def described(self) -> tuple[str, ...]:
         """Return what was not the same, in words."""
