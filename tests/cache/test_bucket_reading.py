@@ -456,6 +456,19 @@ def test_settings_that_do_not_fit_are_refused(endpoint, given):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_read", [False, True])
+def test_samples_can_be_made_a_second_time(endpoint, is_read):
+    """By check(): a fork of the trainer reaches the fetcher."""
+    cached = forebay.open_cache(URL)
+    if is_read:  # the trainer has a connection
+        assert cached[0]["name"] == "sample 0"
+    with forebay.DataLoader(cached, 8, seed=0, num_workers=1, collate_fn=texts) as loader:
+        found = loader.check()
+    assert found, str(found)
+    assert found.samples > 1
+
+
+@pytest.mark.slow
 def test_what_it_is_is_shown(endpoint):
     """In the repr, with the order that a loader has."""
     cached = forebay.open_cache(URL, window="150KB")

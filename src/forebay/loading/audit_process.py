@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from forebay.base.libraries import one_thread
-from forebay.base.process import die_with
+from forebay.base.process import descriptors, descriptors_for_workers, die_with
 from forebay.pools.worker import Channel, flush_streams
 from forebay.pools.worker_files import own_position
 from forebay.pools.zygote_handle import driver_ends, handlers_deferred, whole_recursion_limit
@@ -126,10 +126,8 @@ def _isolate(*kept: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for each in (0, 1, 2):
         os.dup2(null, each)
-    for name in os.listdir("/proc/self/fd"):
-        number = int(name)
-        if number <= 2 or number == null or number in kept:
-            continue
+    kept_open = {0, 1, 2, null, *kept, *descriptors_for_workers}  # a fetcher tells forks apart
+    for number in set(descriptors()) - kept_open:
         try:
             mode = os.fstat(number).st_mode
         except OSError:  # that of the listing itself
