@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from forebay.base.batches import opened
+from forebay.base.tensor_bytes import tensor_bytes
 from forebay.errors import shortened
 
 # Of how many values of a sample the beginning is kept, and how many numbers of each.
@@ -170,8 +171,7 @@ def _of_data(value: Any, known: _Known) -> Digested:
         said = f"{kind} {value.dtype} {[*value.shape]} {value.device.type}"
         if value.device.type == "meta":  # it has no data
             return said
-        data = whole.cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
-        return f"{said} {digest_of(data.numpy())}"
+        return f"{said} {digest_of(tensor_bytes(whole))}"
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.hasobject:
             return Digest(f"{kind} {[*value.shape]}", ("",), (_digested(value.tolist(), known),))

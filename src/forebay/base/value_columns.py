@@ -19,6 +19,7 @@ import pyarrow as pa
 import torch
 
 from forebay.base.arrow_arrays import array_of, bits_of
+from forebay.base.tensor_bytes import tensor_bytes
 from forebay.base.value_classes import items_of
 from forebay.base.value_inference import number_of, spec_of, widened
 from forebay.base.value_types import (
@@ -214,9 +215,7 @@ class _Arrays(_Data):
 
 def _bytes_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        # torch treats a tensor with one element as contiguous, whatever its stride.
-        return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
+        return tensor_bytes(value).data
     return value.tobytes()
 
 

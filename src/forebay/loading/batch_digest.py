@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from forebay.base.tensor_bytes import tensor_bytes
+
 # Of a batch, so many values are looked at, and so many numbers of each array or bytes.
 MOST_VALUES, MOST_NUMBERS = 64, 64
 
@@ -37,8 +39,7 @@ def _bytes_of(value: Any) -> Iterator[bytes]:
         yield repr((value.dtype, value.is_nested or tuple(value.shape))).encode()
         if value.layout is torch.strided and not value.is_nested and value.numel():
             flat = value.detach().reshape(-1)
-            some = flat[:: max(len(flat) // MOST_NUMBERS, 1)].cpu().contiguous()
-            yield some.view(torch.uint8).numpy().tobytes()
+            yield tensor_bytes(flat[:: max(len(flat) // MOST_NUMBERS, 1)]).tobytes()
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         yield repr((value.dtype, value.shape)).encode()
         yield value.reshape(-1)[:: max(value.size // MOST_NUMBERS, 1)].tobytes()

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from forebay.base.generator_search import attributes_of, generator_kinds, variables_around
+from forebay.base.tensor_bytes import tensor_bytes
 from forebay.base.torch_internals import version_of
 from forebay.loading.samplers import length_of
 
@@ -84,7 +85,7 @@ def _small_data(value: Any) -> bytes | None:
         is_plain = value.layout is torch.strided and value.device.type == "cpu"
         if not is_plain or value.is_nested or value.numel() * value.element_size() > FEW_BYTES:
             return None
-        return value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return bytes(tensor_bytes(value))
     return value.tobytes() if value.nbytes <= FEW_BYTES and not value.dtype.hasobject else None
 
 

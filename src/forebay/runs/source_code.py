@@ -22,6 +22,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 from forebay.base.process import add_folder
+from forebay.base.tensor_bytes import tensor_bytes
 from forebay.errors import OptionError
 
 # ---- values --------------------------------------------------------------------------------------
@@ -89,8 +90,8 @@ def hash_of_array(value: Any) -> Any:
     if torch is not None and isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_quantized:
             return None
-        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return sha256_of(f"{value.dtype} {tuple(value.shape)}".encode(), flat)
+        head = f"{value.dtype} {tuple(value.shape)}".encode()
+        return sha256_of(head, tensor_bytes(value))
     if numpy is None or not isinstance(value, numpy.ndarray | numpy.generic):
         return None
     head = f"{value.dtype.descr} {value.shape}".encode()
