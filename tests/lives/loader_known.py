@@ -44,11 +44,6 @@ KNOWN = (
         for step in ("resume", "elsewhere", "kill", "kill_worker")
     ),
     Excluded(
-        "replay() of a sampler of the user's returns batch 0 whichever is asked for",
-        {"sampler": "weights fixed told state drawn", "world": "2 3"},
-        "replay",
-    ),
-    Excluded(
         "each epoch of a stream that is told it draws the same random numbers",
         {
             "data": "stream-epoch stream-state-epoch",

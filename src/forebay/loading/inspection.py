@@ -240,7 +240,9 @@ class InspectedLoader(TorchDataLoader[_T_co]):
     def replay(self, *, epoch: int, batch: int) -> Any:
         """Rebuild one batch in this process, for debugging, without affecting the iteration.
 
-        The dataset is used as it is: if it has `set_epoch`, call that for the epoch first.
+        Dataset and sampler are used as they are: if one has `set_epoch`, call that for the epoch
+        first. A sampler with a state, or with a generator of its own, is set back to where the
+        epoch that is being read began; other epochs of it cannot be made again.
 
         Args:
             epoch: The batch's epoch, from 0.

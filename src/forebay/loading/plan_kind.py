@@ -15,7 +15,15 @@ from forebay.base.formatting import counted
 from forebay.errors import OptionError, shortened
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import BatchRequest
-from forebay.loading.position import Checks, Position, is_count, is_epoch, is_list_of, is_size
+from forebay.loading.position import (
+    BEFORE_CHANGE,
+    Checks,
+    Position,
+    is_count,
+    is_epoch,
+    is_list_of,
+    is_size,
+)
 from forebay.loading.samplers import SamplerStates, planned_sampler
 from forebay.loading.selections import Reached, Reader, Selection, Start
 from forebay.mixing import checked_weights
@@ -167,12 +175,7 @@ class PlanKind(LoaderKind):
             start = start._replace(length=begun.length)
         is_before = begun.epoch == start.epoch and begun.by_sample and start.batch < begun.batch
         if is_before or (mixture is not None and start.origin + sample < mixture.since):
-            raise OptionError(
-                f"epoch {start.epoch}, batch {start.batch} was made before the weights, or the "
-                "batch size, changed\n  Nothing was changed. What was made before the first change "
-                "is replayed by a new loader with the first weights and batch size; what was made "
-                "between two changes, by one that has loaded a state from between them."
-            )
+            raise OptionError(BEFORE_CHANGE.format(start.epoch, start.batch))
         return self, start._replace(sample=sample), 0
 
     # ---- what is fetched ahead -----------------------------------------------------------------

@@ -23,6 +23,12 @@ MOST = 1 << 60
 DAMAGED = (
     "the state is damaged: {}\n  Nothing was changed. Load what state_dict() returned, unchanged."
 )
+BEFORE_CHANGE = (
+    "epoch {}, batch {} was made before the weights, or the batch size, changed\n"
+    "  Nothing was changed. What was made before the first change is replayed by a new loader with "
+    "the first weights and batch size; what was made between two changes, by one that has loaded a "
+    "state from between them."
+)
 NO_ORDER = (
     "the position in an epoch is not known with in_order=False, where batches come as they are "
     "ready\n"

@@ -18,7 +18,14 @@ from forebay.base.randomness import PrivateGenerators, seeded_generator
 from forebay.base.torch_internals import is_unread
 from forebay.errors import OptionError
 from forebay.loading.kind import LoaderKind
-from forebay.loading.position import Checks, Position, is_epoch, is_list_of, is_sampler_state
+from forebay.loading.position import (
+    BEFORE_CHANGE,
+    Checks,
+    Position,
+    is_epoch,
+    is_list_of,
+    is_sampler_state,
+)
 from forebay.loading.samplers import (
     SamplerStates,
     at_epoch,
@@ -43,6 +50,8 @@ from forebay.seeds import SAMPLER, seed_of
 RANK_BITS = 40
 # Indices of which batches are requested at most, of a sampler whose state takes long.
 MOST_DRAWN = 1 << 16
+# What the state of a sampler may take at the beginning of an epoch, in seconds.
+BEGIN_S = 0.01
 
 
 def batches_as_tensors(sampler: Any) -> Iterator[torch.Tensor] | None:
@@ -160,11 +169,11 @@ class ReadsSampler(LoaderKind):
             for number, index in enumerate(every):
                 is_empty = False
                 index = copied(index, is_batch=self.auto_collation)
-                reading.size = count(index)
+                reading.size = size = count(index)  # replay() reads at the same time
                 if number >= skip:
                     states = self._states() if follows and number >= known else None
                     yield Selection(index, position, 0, states)
-                position += reading.size
+                position += size
             iterator = drawn = None
             if not is_empty:
                 return
@@ -178,19 +187,26 @@ class ReadsSampler(LoaderKind):
         self._moved = batches
         return super().moved(position, batches)
 
-    def _states(self) -> SamplerStates | None:
-        """Return the states after a selection; None if they are asked for only when needed."""
+    def _states(self, *, begins: bool = False) -> SamplerStates | None:
+        """Return the states after a selection; None if they are asked for only when needed.
+
+        Args:
+            begins: Whether an epoch begins, where they may take longer.
+        """
         snapshots = self._reading.snapshots
-        if not snapshots.schedule.is_cheap:
+        is_short = begins and (snapshots.schedule.cost_s or math.inf) <= BEGIN_S
+        if not (is_short or snapshots.schedule.is_cheap):
             return None
         found: SamplerStates | None = snapshots.take(
-            lambda: sampler_states(self.index_sampler, keep=lambda state: state)
+            lambda: sampler_states(self.index_sampler, keep=lambda state: state), must=is_short
         )
         return found
 
     def sampler_states(self, *, if_cheap: bool = False) -> SamplerStates | None:
         """See `LoaderKind`."""
-        return self._states() if if_cheap and self.follows else sampler_states(self.index_sampler)
+        if if_cheap and self.follows:
+            return self._states(begins=True)
+        return sampler_states(self.index_sampler)
 
     def may_have_ended(self, batches: int) -> bool:
         """See `LoaderKind`. A short batch shows the end of a sampler, which may then start over."""
@@ -278,13 +294,23 @@ class SamplerKind(ReadsSampler):
     def replaying(
         self, start: Start, begun: Start, planned: Start | None, states: SamplerStates | None
     ) -> tuple[LoaderKind, Start, int]:
-        """See `LoaderKind`. The sampler is copied, because the iteration reads the original."""
-        sampler = self.index_sampler
+        """See `LoaderKind`. It is read as for the epoch, from where that was begun or resumed.
+
+        A sampler with a state is copied, because the iteration reads the original.
+        """
+        known = begun if planned is None else planned
+        is_within = known.epoch == start.epoch
+        if is_within and known.batch <= start.batch:
+            begins = known
+        elif is_within and known.by_sample:
+            raise OptionError(BEFORE_CHANGE.format(start.epoch, start.batch))
+        else:
+            begins = Start(start.epoch)
+        skip, sampler = start.batch - begins.batch, self.index_sampler
         if sampler_states(sampler) is None:
-            return self, start, 0
-        follows = holds_position(sampler)
-        is_known = planned is not None and start.batch >= planned.batch and states is not None
-        if planned is None or (follows and not is_known):
+            return self, begins, skip
+        is_lost = self.follows and (states is None or begins is not planned)
+        if planned is None or is_lost:
             raise OptionError(
                 f"the sampler has a state, and its state before epoch {start.epoch}, batch "
                 f"{start.batch} is not known, or so large that it is not kept\n"
@@ -294,9 +320,7 @@ class SamplerKind(ReadsSampler):
         other = copy.copy(self)
         other.index_sampler = copy.deepcopy(sampler, {id(self.dataset): self.dataset})
         set_states(other.index_sampler, states)
-        if follows:  # it continues from its own position
-            return other, planned, start.batch - planned.batch
-        return other, start, 0
+        return other, begins, skip
 
     def peeks_from(self) -> float:
         """Return 0: whether an epoch is over is known with its last batch."""

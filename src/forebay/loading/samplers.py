@@ -275,15 +275,16 @@ def sampler_states(
         keep: Makes what is kept of what `state_dict` returns.
     """
     states: SamplerStates = []
-    known = set[int]()
-    for each in reversed(chain_of(sampler)):
+    chain = chain_of(sampler)
+    for at, each in enumerate(chain):
         if has_state(each):
-            states.insert(0, {"state": keep(saved_state(each))})
+            states.append({"state": keep(saved_state(each))})
+        elif isinstance(each, PlannedShuffle) or type(each) is BatchSampler:
+            states.append(None)
         else:
-            is_planned = isinstance(each, PlannedShuffle)
-            saved = {} if is_planned else saved_generators(each, known)
-            states.insert(0, {"generators": saved} if saved else None)
-        known |= {*map(id, generators_of(each).values())}
+            inner = (generators_of(other).values() for other in chain[at + 1 :])
+            saved = saved_generators(each, {id(own) for owned in inner for own in owned})
+            states.append({"generators": saved} if saved else None)
     return states if any(each is not None for each in states) else None
 
 
