@@ -155,12 +155,12 @@ def test_inputs_that_are_missing_are_1(tmp_path, output):
 
 
 @pytest.mark.slow
-def test_a_changed_function_is_1_with_the_difference(inputs, output):
+def test_a_changed_function_is_1_with_its_name(inputs, output):
     """Until --restart or --accept-changes says what is meant."""
     assert preprocess("copy", inputs, output)[0] == DONE
     code, _, err = preprocess("nothing", inputs, output)
     assert code == COULD_NOT_RUN
-    assert "-    note_call(source)" in err
+    assert "  changed: works.py:nothing, works.py:copy, " in err
     assert "--restart" in err
     assert preprocess("nothing", inputs, output, "--accept-changes")[0] == DONE
     assert len(published(output)) == 6
