@@ -61,7 +61,6 @@ PURE = (
     "caching/residency",
     "loading/snapshots",
     "loading/audit_plan",
-    "show/timeline",
 )
 IMPURE_IMPORTS = frozenset(
     [

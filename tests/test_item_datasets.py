@@ -69,6 +69,18 @@ def test_files_come_by_path_and_pattern(folder, pattern, names):
     assert forebay.from_folder(folder, str, pattern)[0] == str(folder / names[0])
 
 
+@pytest.mark.parametrize("pattern", ["**/*", "**/*.wav", "*", "b/*", "*/*.txt", "[ab]/**/*.wav"])
+def test_a_glob_is_a_folder_and_a_pattern(folder, pattern):
+    """With the files that both together have; a folder of that very name is a folder."""
+    assert list(forebay.from_folder(f"{folder}/{pattern}", str)) == [
+        *forebay.from_folder(folder, str, pattern)
+    ]
+    os.rename(folder / "b", folder / "*")
+    assert list(forebay.from_folder(f"{folder}/*", text_of)) == ["b/x.wav", "b/y.txt"]
+    with pytest.raises(forebay.InputError, match=r"no file in .* matches pattern='\*.no'"):
+        forebay.from_folder(f"{folder}/*.no", str)
+
+
 def test_the_folder_may_be_left_later(folder, monkeypatch):
     """Paths are absolute from the start."""
     monkeypatch.chdir(folder.parent)

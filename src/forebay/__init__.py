@@ -46,7 +46,6 @@ _NAMES = {
     "runs.report": ("PredictionReport", "Report"),
     "shards.dataset": ("ShardDataset", "open_shards"),
     "shards.format": ("register_format",),
-    "show.comparison": ("Comparison", "compare"),
     "trainer": ("use",),
 }
 _MODULES = "collate", "testing"

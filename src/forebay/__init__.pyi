@@ -40,8 +40,6 @@ from forebay.runs.report import Report as Report
 from forebay.shards.dataset import ShardDataset as ShardDataset
 from forebay.shards.dataset import open_shards as open_shards
 from forebay.shards.format import register_format as register_format
-from forebay.show.comparison import Comparison as Comparison
-from forebay.show.comparison import compare as compare
 from forebay.trainer import use as use
 
 __version__: str

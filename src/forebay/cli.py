@@ -25,7 +25,6 @@ from forebay.cli_doctor import doctor_command
 from forebay.cli_options import CLUSTER, PATH, REFERENCE, arguments_of, options, shown_options
 from forebay.cli_status import (
     INTERRUPTED,
-    compare_command,
     failures_command,
     status_command,
     top_command,
@@ -53,7 +52,7 @@ def cli() -> None:
 
 
 for command in (
-    *(status_command, failures_command, top_command, compare_command),
+    *(status_command, failures_command, top_command),
     *(doctor_command, check_resume_command),
 ):
     cli.add_command(command)

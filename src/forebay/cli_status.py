@@ -1,4 +1,4 @@
-"""Commands that look at runs, loaders and reports: status, failures, top, compare."""
+"""Commands that look at runs, loaders: status, failures, top."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from forebay.errors import BusyError, OptionError, one_line, printable, shown_lo
 from forebay.failures import Failure, grouped
 from forebay.runs.ranges import read_run_state
 from forebay.runs.report import lines_by_error
-from forebay.show.comparison import compare
 from forebay.show.top import Signs, live_views, signs_for, view_lines, watch
 
 INTERRUPTED = 130
@@ -94,22 +93,6 @@ def top_command(target: str | None, once: bool) -> int:
         return 0
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_COLUMNS
     click.echo("\n".join(_lines(target, columns, signs_for(sys.stdout.encoding))))
-    return 0
-
-
-@click.command("compare", short_help="Show what differs in two reports.")
-@click.argument("first", metavar="A.html", type=PATH)
-@click.argument("second", metavar="B.html", type=PATH)
-@click.option("--save", metavar="FILE.html", type=PATH, help="Write it as HTML, too.")
-def compare_command(first: str, second: str, save: str | None) -> int:
-    """Say what differs between two reports: rate, waits, settings, environment, verdict."""
-    try:
-        comparison = compare(first, second)
-        if save is not None:
-            comparison.save(save)
-    except OSError as error:
-        raise click.FileError(str(error.filename), error.strerror) from None
-    click.echo(str(comparison))
     return 0
 
 

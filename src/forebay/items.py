@@ -10,6 +10,7 @@ The items are packed (see `packed.py`): they are pickled once, as bytes, and wor
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -28,7 +29,7 @@ from forebay.inputs.chosen_columns import columns_of_table, no_table
 from forebay.inputs.listing import list_folder
 from forebay.inputs.other_inputs import is_table
 from forebay.inputs.row_paths import file_columns, files_of_row, located, with_open_paths
-from forebay.inputs.search import matches, patterns_of
+from forebay.inputs.search import divided_glob, matches, patterns_of
 from forebay.inputs.tables import are_paths, read_memory_table, read_tables, tables_in
 from forebay.packed import PackedSequence
 
@@ -115,7 +116,8 @@ def from_folder(
     so is the metadata table of an output folder: `from_table` is for its rows.
 
     Args:
-        folder: Where the files are, directly or in subfolders.
+        folder: Where the files are, directly or in subfolders; or, as of `preprocess`, a glob such
+            as "in/*.wav", which is a folder and a pattern at once.
         load: Called with a file's absolute path when its sample is requested; it returns the
             sample. For worker processes that are not forked it must be picklable.
         pattern: Which files: a path relative to `folder` in which `*`, `?` and `[...]` stand for
@@ -138,6 +140,9 @@ def from_folder(
             "  List the files with fsspec and pass their URLs to from_ids; load is called with one."
         )
     root = Path(folder).expanduser().absolute()
+    if glob.has_magic(str(root)) and pattern == "**/*" and not root.exists():
+        top, pattern = divided_glob(str(root))
+        root = Path(top)
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"from_folder: {root} {what}\n  The working folder is {os.getcwd()}.")

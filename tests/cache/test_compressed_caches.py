@@ -86,7 +86,7 @@ def test_a_table_of_a_compressed_cache_has_its_rows(tmp_path, small_blocks):
 @pytest.mark.parametrize("compression", CODECS)
 def test_a_sample_that_does_not_fit_begins_another_file(tmp_path, small_blocks, compression):
     """What was compressed with the narrower layout is written again with the wider one."""
-    dataset = Made(lambda at: {"x": "text" if at % 40 else b"\xff", "y": [0.5] * (at % 9)}, 200)
+    dataset = Made(lambda at: {"x": "text" if at % 40 else 7, "y": [0.5] * (at % 9)}, 200)
     found = make(dataset, tmp_path, compression)
     assert [found[at] for at in range(200)] == [dataset[at] for at in range(200)]
 

@@ -110,14 +110,6 @@ def test_a_pipe_in_the_place_of_an_output_is_an_error(inputs, output):
         forebay.open_output(output / "sub" / "a")
 
 
-def test_a_pipe_in_the_place_of_a_report_is_an_error(tmp_path):
-    """For either of the two that are compared."""
-    with pytest.raises(InputError, match="cannot be used as a report: it is not a regular file"):
-        forebay.compare(pipe(tmp_path / "a.html"), tmp_path / "b.html")
-    with pytest.raises(InputError, match="cannot be used as a report: it has more than 4,000,000"):
-        forebay.compare(huge(tmp_path / "b.html"), tmp_path / "a.html")
-
-
 @pytest.mark.parametrize("name", ["lock", "lock.9", "ledger.sqlite"])
 def test_status_waits_for_no_pipe(output, name):
     """It reads what it can, or says what it cannot."""

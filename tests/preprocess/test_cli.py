@@ -41,7 +41,6 @@ from forebay.ledger.records import FailedInput, Input
 from forebay.observe.progress import FIRST_LINE_S, SLOWEST_LINE_S, Progress
 from forebay.options import Ray
 from forebay.runs.calls import SETTINGS, recorded_settings, settings_shown, settings_to_json
-from forebay.show.html import read_report
 
 # On Python 3.12 and newer, a fork beside threads is warned of.
 pytestmark = [
@@ -156,12 +155,12 @@ def test_inputs_that_are_missing_are_1(tmp_path, output):
 
 
 @pytest.mark.slow
-def test_a_changed_function_is_1_with_the_difference(inputs, output):
+def test_a_changed_function_is_1_with_its_name(inputs, output):
     """Until --restart or --accept-changes says what is meant."""
     assert preprocess("copy", inputs, output)[0] == DONE
     code, _, err = preprocess("nothing", inputs, output)
     assert code == COULD_NOT_RUN
-    assert "-    note_call(source)" in err
+    assert "  changed: works.py:nothing, works.py:copy, " in err
     assert "--restart" in err
     assert preprocess("nothing", inputs, output, "--accept-changes")[0] == DONE
     assert len(published(output)) == 6
@@ -496,9 +495,9 @@ def test_a_run_writes_its_report(inputs, output, tmp_path):
     assert code == USAGE and "does not exist" in err and not output.exists()
     first, second = tmp_path / "first.html", tmp_path / "second.html"
     code, _, _ = preprocess("fail_odd", inputs, output, "--num-workers", 0, "--report", first)
-    assert code == FAILURES and read_report(first)["totals"]["failed"] == 3
+    assert code == FAILURES and "ValueError" in first.read_text()
     code, _, _ = here("retry", output, f"{WORKS}:copy", "--accept-changes", "--report", second)
-    assert code == DONE and read_report(second)["totals"]["done"] == 6
+    assert code == DONE and "<strong>6</strong><span>done</span>" in second.read_text()
 
 
 def test_a_retry_joins_no_cluster_because_a_folder_names_it(inputs, output):

@@ -180,6 +180,20 @@ def test_inputs_that_are_away_keep_their_rows_when_all_are_done_again(inputs, ho
 
 
 @pytest.mark.parametrize("inputs", [LISTED, "in"], ids=["list", "folder"])
+@pytest.mark.parametrize("redo", ["in/d2/1.txt", "1.txt"])
+def test_an_input_that_is_away_keeps_its_rows_when_it_is_named(inputs, redo):
+    """Others of that name are done again, and prune has nothing to remove."""
+    table = run(inputs).metadata
+    unmounted("in/d2")
+    calls()
+    report = run(inputs, redo=redo)
+    assert calls() == ([] if "/" in redo else ["in/d1/1.txt", "in/d3/1.txt"])
+    assert (report.done, report.failed, report.metadata) == (9, 0, table)
+    assert "removed 0 outputs" in command("prune", "out")
+    assert len(outputs()) == 9
+
+
+@pytest.mark.parametrize("inputs", [LISTED, "in"], ids=["list", "folder"])
 def test_an_output_that_was_deleted_of_an_input_that_is_away(inputs):
     """Its rows and its other outputs stay; it is made again once the input is back."""
     table = run(inputs).metadata

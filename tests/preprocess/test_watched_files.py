@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import forebay
+from forebay.runs.job import _file_time as file_time
+from forebay.runs.job import _may_have_changed as may_have_changed
 
 QUIET = {"num_workers": 0, "progress": False}
 
@@ -182,3 +184,11 @@ def test_a_function_that_changes_its_own_input_is_not_called_again_for_ever(
     write("d/1.image", "of somebody else")
     assert run().resumed == second.done - 1
     assert run().resumed == second.done
+
+
+def test_a_change_at_once_is_noticed():
+    """The clock is that of the file system, which is behind others by up to a kernel's tick."""
+    for number in range(200):
+        since = file_time()
+        Path(f"d/new{number}").touch()
+        assert may_have_changed(f"d/new{number}", since)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import json
 
 HOSTILE = "</script><script>alert(1)</script><img src=http://example.com/x>\u202e\x1b[31m"
 
@@ -47,3 +48,9 @@ def check_self_contained(content: str) -> Page:
     assert "url(" not in content
     assert "@import" not in content
     return page
+
+
+def data_of(path) -> dict:
+    """Return the JSON that a report holds."""
+    text = path.read_text()
+    return json.loads(text.partition('id="forebay-data">')[2].partition("</script>")[0])

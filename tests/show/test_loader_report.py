@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from self_contained import HOSTILE, check_self_contained
+from self_contained import HOSTILE, check_self_contained, data_of
 from torch.utils.data import Dataset
 
 import forebay
@@ -16,14 +16,7 @@ from forebay.observe import record as tracing
 from forebay.observe.figures import figures_of
 from forebay.observe.measurements import SlowSample
 from forebay.observe.record import Trace
-from forebay.show.html import (
-    MAX_REPORT_BYTES,
-    embedded,
-    first_sentence,
-    page_of,
-    read_report,
-    write_report,
-)
+from forebay.show.html import embedded, first_sentence, page_of, write_report
 from forebay.show.report import loader_summary
 from timings import timing
 
@@ -45,7 +38,6 @@ def summary_of(trace, **changed):
         "title": "DataLoader(Images)",
         "settings": {"num_workers": "2"},
         "verdict": "",
-        "marks": {"max_bytes": 1000, "max_batches": None},
         "failures": 0,
         "replays": True,
     }
@@ -56,11 +48,6 @@ def parts_of(summary):
     """Return the arguments of the parts of a report, by title, or by the first name of a table."""
     parts = [part for _, parts in summary["sections"] for _, part in parts]
     return {part.get("title") or part.get("names", [""])[-1]: part for part in parts}
-
-
-def series_of(chart):
-    """Return the values of each series of a chart, by its style."""
-    return {style: values for _, style, _, values, *_ in chart["series"]}
 
 
 @pytest.mark.slow
@@ -76,7 +63,7 @@ def test_a_report_shows_what_the_loader_did(tmp_path, num_workers) -> None:
         content = path.read_text()
         page = check_self_contained(content)
         text = "\n".join(page.text)
-        summary = read_report(path)
+        summary = data_of(path)
         assert taken == 15 == summary["totals"]["taken"] == summary["totals"]["made"]
         _, index, again = parts_of(summary)["its batch again, for a debugger"]["rows"][0]
         assert index == "7"
@@ -87,7 +74,7 @@ def test_a_report_shows_what_the_loader_did(tmp_path, num_workers) -> None:
     assert summary["settings"]["num_workers"] == str(num_workers)
     assert summary["environment"]["torch"] == torch.__version__
     assert repr(loader) in text
-    assert "Batches per second" in text
+    assert "Percent of the time in which each worker made batches" in text
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -126,36 +113,42 @@ def filled(monkeypatch, seconds, num_workers, steps=20_000) -> Trace:
 def test_every_figure_is_in_the_data(tmp_path) -> None:
     """A figure without a value would be shown as 0."""
     loader = forebay.DataLoader(Slow(), batch_size=4)
-    totals = read_report(loader.report(tmp_path / "loader.html"))["totals"]
+    totals = data_of(loader.report(tmp_path / "loader.html"))["totals"]
     assert {each.key for each in figures_of("loader")} <= set(totals)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a").touch()
     report = forebay.preprocess(
         lambda source, out: None, tmp_path / "in", tmp_path / "out", num_workers=0, progress=False
     )
-    totals = read_report(report.save(tmp_path / "run.html"))["totals"]
+    totals = data_of(report.save(tmp_path / "run.html"))["totals"]
     assert {each.key for each in figures_of("run")} <= set(totals)
 
 
 @pytest.mark.slow
 def test_a_week_with_many_workers_stays_small(monkeypatch) -> None:
-    """Under 300 KB, and 256 workers share 32 lanes."""
+    """Under 300 KB, and 256 workers share 32 bars."""
     trace = filled(monkeypatch, 7 * 86_400, num_workers=256)
     summary = summary_of(trace, verdict="x" * 10_000)
     content, parts = page_of(summary), parts_of(summary)
     assert len(content.encode()) < 300_000
-    lanes = parts["Busy making batches: a gap is a worker without work"]["lanes"]
-    assert len(lanes) == 32
-    assert next(iter(lanes)) == "0-7"
-    chart = parts["Batches per second"]
-    rates = series_of(chart)["taken"]
-    assert 80 <= len(rates) == len(lanes["0-7"]) <= 160
-    column_s = chart["seconds"] / len(rates)
-    last_s = 7 * 86_400 - column_s * (len(rates) - 1)
-    taken = sum(rates[:-1]) * column_s + rates[-1] * last_s
-    assert taken == pytest.approx(20_000, rel=1e-3)
+    bars = parts["Percent of the time in which each worker made batches"]["bars"]
+    assert [name for name, *_ in bars][:2] == ["0-7", "8-15"] and len(bars) == 32
     assert summary["totals"]["taken"] == 20_000
     check_self_contained(content)
+
+
+def test_the_share_of_a_worker_is_of_the_whole_run(monkeypatch) -> None:
+    """One that made batches for a quarter of the time has 25; decisions are listed below."""
+    monkeypatch.setattr(tracing.time, "perf_counter", lambda: 0.0)
+    trace = Trace()
+    for number in range(1, 11):
+        trace.made(timing(0, number * 10.0, 5.0), 100)
+        trace.made(timing(1, number * 10.0, 2.5), 100)
+    trace.decisions.append((70.0, "2 workers"))
+    parts = parts_of(summary_of(trace))
+    shown = parts["Percent of the time in which each worker made batches"]["bars"]
+    assert shown == [["0", 50, "made"], ["1", 25, "made"]]
+    assert parts["decision"]["rows"] == [["1 min 10 s", "2 workers"]]
 
 
 def test_hostile_names_are_text(monkeypatch, tmp_path) -> None:
@@ -167,7 +160,7 @@ def test_hostile_names_are_text(monkeypatch, tmp_path) -> None:
     path = write_report(summary, tmp_path / "x.html")
     page = check_self_contained(path.read_text())
     assert any("</script><script>alert(1)" in text for text in page.text)
-    assert read_report(path) == json.loads(json.dumps(summary))
+    assert data_of(path) == json.loads(json.dumps(summary))
 
 
 def test_the_verdict_is_the_first_thing_to_be_read() -> None:
@@ -224,36 +217,6 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path) -> None:
         write_report(summary_of(Trace()), folder / "run.html")
     assert raised.value.filename == str(folder)
     assert not folder.exists()
-
-
-def _report(data: str) -> str:
-    from forebay.show.html import DATA_BEGIN, DATA_END, MARKER
-
-    return f"{MARKER}<html>{DATA_BEGIN}{data}{DATA_END}</html>"
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("", "no data"),
-        ("<html></html>", "no data"),
-        (_report("{"), "damaged"),
-        (_report("[" * 100_000), "damaged"),
-        (_report("9" * 5000), "damaged"),
-        (_report("[1]"), "another format"),
-        (_report('{"format": 2}'), "another format"),
-        ("\0" * 100, "no data"),
-        ("x" * (MAX_REPORT_BYTES + 1), "more than"),
-    ],
-    ids=["empty", "plain", "cut", "deep", "digits", "list", "later", "zeros", "long"],
-)
-def test_files_that_are_no_reports_are_refused(tmp_path, content, reason) -> None:
-    """With what is wrong about them, and what to name instead."""
-    path = tmp_path / "x.html"
-    path.write_text(content)
-    with pytest.raises(forebay.InputError, match=reason) as raised:
-        read_report(path)
-    assert "loader.report()" in str(raised.value)
 
 
 def test_data_cannot_end_its_element() -> None:

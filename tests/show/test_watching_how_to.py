@@ -27,11 +27,11 @@ def test_the_how_to_runs(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert list(disagreements(text, done.stdout)) == []
     found = [words for block in blocks(text) for words in commands(block)]
-    assert [words[1] for words in found] == ["compare", "top"]
+    assert [words[1] for words in found] == ["top"]
     for words in found:
         done = subprocess.run(
             [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-    wanted = {"0-workers.html", "2-workers.html", "run.html", "comparison.html"}
+    wanted = {"0-workers.html", "2-workers.html", "run.html"}
     assert wanted <= {path.name for path in tmp_path.iterdir()}

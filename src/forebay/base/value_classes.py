@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import make_dataclass
 from functools import lru_cache
 from keyword import iskeyword
@@ -22,7 +21,7 @@ from forebay.base.batches import field_names, opened
 from forebay.errors import InputError, shortened
 
 MAPPINGS: dict[str, type] = {"dict": dict, "OrderedDict": OrderedDict}
-SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple}
 CLASSES = ("namedtuple", "fields")
 _CONTAINERS = MAPPINGS | SEQUENCES
 # What has no items, with those that `opened` would ask for attributes.
@@ -53,7 +52,7 @@ def container_kind(value: Any) -> str | None:
         return None
     branch = opened(value)
     if branch is None:
-        return "frozenset" if isinstance(value, AbstractSet) else None
+        return None
     if branch.kind == "sequence":
         return "tuple" if isinstance(value, tuple) else "list"
     return "dict" if branch.kind == "mapping" else branch.kind
@@ -93,7 +92,7 @@ def classes_in(value: Any, depth: int = 0) -> dict[Identity, type]:
     found: dict[Identity, type] = {}
     if kind in CLASSES and not isinstance(value, StandIn):
         found[class_identity(value)] = type(value)
-    for part in value if kind in ("set", "frozenset") else items_of(value, kind)[1]:
+    for part in items_of(value, kind)[1]:
         found |= classes_in(part, depth + 1)
     return found
 

@@ -6,12 +6,13 @@ from buffers: to build them from lists, Arrow imports pandas, which takes more t
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 import sys
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,11 @@ import torch
 
 from forebay.base.arrow_arrays import array_of, bits_of
 from forebay.base.tensor_bytes import tensor_bytes
-from forebay.base.value_classes import items_of
-from forebay.base.value_inference import number_of, spec_of, widened
+from forebay.base.value_classes import is_unicode, items_of
+from forebay.base.value_inference import number_of, spec_of
 from forebay.base.value_types import (
     IMAGE,
     PARSED,
-    TIMES,
     Nested,
     Spec,
     arrow_type,
@@ -39,12 +39,11 @@ def column_of(spec: Spec) -> ValueColumn:
     if isinstance(spec, Nested):
         if spec.is_record:
             return _Record(spec) if spec.parts else _Flags(spec)
-        kind: Callable[[Any], ValueColumn] = _NESTED.get(spec.kind, _List)
-        return kind(spec)
+        return _Pairs(spec) if spec.kind == "pairs" else _List(spec)
     if spec.kind in ("tensor", "array", "number"):
         return _Arrays(spec)
-    kind = _FLAT.get(spec.kind, _Strings if spec.kind in PARSED else _Times)
-    return kind(spec)
+    found: ValueColumn = _FLAT.get(spec.kind, _Times)(spec)
+    return found
 
 
 class ValueColumn(ABC):
@@ -155,16 +154,29 @@ class _Times(_Data):
         self._data += number.to_bytes(size, sys.byteorder, signed=True)
 
 
+def _json_of(value: Any) -> str:
+    """Return a value of JSON as a string of which `json.loads` makes an equal one."""
+    text = json.dumps(value, ensure_ascii=False, default=_plain)
+    return text if is_unicode(text) else json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else [*value]
+
+
+_WRITTEN: dict[str, Callable[[Any], str]] = {**dict.fromkeys(PARSED, str), "json": _json_of}
+
+
 class _Strings(_Data):
-    """Strings, bytes, and what is written as a string."""
+    """Strings, bytes, and what is written as a string or as JSON."""
 
     def _begin(self) -> None:
         super()._begin()
         self._ends = array("q", [0])
 
     def _add(self, value: Any) -> None:
-        if self.spec.kind in PARSED:
-            value = None if value is None else str(value)
+        if value is not None and self.spec.kind in _WRITTEN:
+            value = _WRITTEN[self.spec.kind](value)
         is_text = isinstance(value, str)
         self._data += value.encode("utf-8", "surrogatepass") if is_text else value or b""
         self._ends.append(len(self._data))
@@ -220,7 +232,7 @@ def _bytes_of(value: Any) -> Any:
 
 
 class _List(ValueColumn):
-    """Lists, sets, and tuples of several lengths."""
+    """Lists, and tuples of several lengths."""
 
     def __init__(self, spec: Nested) -> None:
         self._items = column_of(spec.parts[0])
@@ -234,13 +246,11 @@ class _List(ValueColumn):
         return 8 * len(self._ends) + self._ends[-1] + self._items.nbytes
 
     def _add(self, value: Any) -> None:
-        items = () if value is None else self._items_of(value)
+        items: Sequence[Any] = () if value is None else self._items_of(value)
         self._items.extend(items)
         self._ends.append(self._ends[-1] + len(items))
 
     def _items_of(self, value: Any) -> Sequence[Any]:
-        if isinstance(value, set | frozenset):  # whose order differs from process to process
-            return sorted(value, key=lambda each: (type(each).__name__, repr(each)))
         return value if isinstance(value, list | tuple) else list(value)
 
     def _array(self, rows: int, valid: pa.Buffer | None) -> pa.Array:
@@ -323,52 +333,6 @@ class _Pairs(_List):
         return [*value.items()]
 
 
-class _Objects(_Struct):
-    """Arrays of objects or strings: the items and the shape."""
-
-    def __init__(self, spec: Nested) -> None:
-        shape = Nested("list", parts=(Spec("int"),))
-        columns = [_List(Nested("list", parts=spec.parts)), _Shapes(shape)]
-        if spec.dtype in ("U", "S"):
-            columns.append(_Ints(Spec("int")))
-        super().__init__(spec, columns)
-
-    def _parts_of(self, value: Any) -> Sequence[Any]:
-        parts = [value.ravel().tolist(), list(value.shape)]
-        return [*parts, value.dtype.itemsize] if len(self._columns) == 3 else parts
-
-
-class _Shapes(ValueColumn):
-    """Shapes of arrays."""
-
-    def _begin(self) -> None:
-        self._shapes: list[Any] = []
-
-    def _add(self, value: Any) -> None:
-        self._shapes.append(value or ())
-
-    def _array(self, rows: int, valid: pa.Buffer | None) -> pa.Array:
-        return array_of(self._shapes, pa.list_(pa.int64()))
-
-
-class _Union(_Struct):
-    """Values that have no type in common: each is in the column of its own type."""
-
-    def __init__(self, spec: Nested) -> None:
-        super().__init__(spec, [column_of(part) for part in spec.parts])
-        self._parts = spec.parts
-
-    def _parts_of(self, value: Any) -> Sequence[Any]:
-        own = spec_of(value)
-        at = next(at for at, part in enumerate(self._parts) if fits(part, own))
-        return [value if number == at else None for number in range(len(self._parts))]
-
-
-def fits(wide: Spec, own: Spec) -> bool:
-    """Return whether a column of a type holds the values of another type."""
-    return wide == own or (wide.kind != "none" and widened(wide, own) == wide)
-
-
 class _Images(_Struct):
     """Images of PIL: mode, size, bytes, and the palette of those that have one."""
 
@@ -394,14 +358,13 @@ _FLAT: dict[str, Any] = {
     "str": _Strings,
     "bytes": _Strings,
     "image": _Images,
-    **dict.fromkeys(TIMES, _Times),
+    **dict.fromkeys(_WRITTEN, _Strings),
 }
-_NESTED: dict[str, Any] = {"pairs": _Pairs, "objects": _Objects, "union": _Union}
 
 
 def nbytes_of(value: Any) -> int:
     """Return the approximate size of a value in a column, in bytes."""
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic) and not _has_objects(value):
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         return int(value.nbytes)
     if isinstance(value, str | bytes):
         return len(value) + 8
@@ -410,7 +373,3 @@ def nbytes_of(value: Any) -> int:
     column = column_of(spec_of(value))
     column.add(value)
     return column.nbytes + 8
-
-
-def _has_objects(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) and value.dtype.kind in "OT"

@@ -1,21 +1,22 @@
 """The type of a value, and the least type that holds several.
 
-    1 ── int ─┬─ float: a union, or, where types need not come back, float
+    1 ── int ─┬─ float: JSON, or, where types need not come back, float
     0.5 ──────┘
+    1, "x" ── JSON: what has no other type in common, if it is of JSON
     {"a": 1}, {"b": "x"} ── a record in which either key may be missing
     (1, 2), (1, 2, 3) ── a list
 
-The result does not depend on the order of the values, except that keys, and the types of a union,
-stand in the order in which they first appear.
+The result does not depend on the order of the values, except that keys stand in the order in which
+they first appear.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ def spec_of(value: Any, depth: int = 0) -> Spec:
             return Spec("str", "binary")
         return Spec("str", "utf8")
     if issubclass(kind, np.ndarray | np.generic):
-        return _array_spec(value, kind, depth)
+        return _array_spec(value, kind)
     if container_kind(value) is not None:
         return _nested_spec(value, depth)
     if kind in _WRITTEN:
@@ -86,6 +87,8 @@ def spec_of(value: Any, depth: int = 0) -> Spec:
         except (OSError, SyntaxError, ValueError) as error:
             raise MisfitError(f"is an image that cannot be read: {error}") from error
         return Spec("image")
+    if issubclass(kind, Set):
+        raise MisfitError(f"is a {kind.__name__}, whose order differs; make it a sorted list")
     raise MisfitError(
         f"is of type {kind.__module__}.{kind.__qualname__}, which has no form as data; make it "
         "a plain tensor, an array, a number, a string, or a dict of these"
@@ -105,13 +108,11 @@ def _tensor_spec(value: torch.Tensor) -> Spec:
     return Spec("tensor", name, _shape(value))
 
 
-def _array_spec(value: Any, kind: type, depth: int) -> Spec:
+def _array_spec(value: Any, kind: type) -> Spec:
     what = "number" if issubclass(kind, np.generic) else "array"
     is_plain = kind is np.ndarray or kind is np.memmap or what == "number"
     if is_plain and value.dtype.kind in "OT":
-        with _Part("[…]"):
-            items = [spec_of(each, depth + 1) for each in _deeper(value.ravel().tolist(), depth)]
-        return Nested("objects", value.dtype.kind, parts=(joined_all(items),))
+        raise MisfitError(f"is a NumPy array of dtype {value.dtype}; make it a list: .tolist()")
     if not is_plain or value.dtype.kind not in ARRAYS or value.dtype.itemsize == 0:
         name = "" if is_plain else f" ({kind.__module__}.{kind.__qualname__})"
         raise MisfitError(f"is a NumPy {what}{name} of dtype {value.dtype}; use a numeric dtype")
@@ -260,19 +261,18 @@ def joined_all(specs: Iterable[Spec]) -> Spec:
 
 
 def widened(old: Spec, new: Spec) -> Spec:
-    """Return the least type that holds the values of both; those of no common type are a union."""
+    """Return the least type that holds the values of both; MisfitError if there is none."""
     if old == new or new.kind == "none":
         return old
     if old.kind == "none":
         return new
-    joined = _joined(old, new, widened)
-    return _union(old, new) if joined is None else joined
+    return _joined(old, new, widened) or _as_json(old, new)
 
 
 def widened_alike(old: Spec, new: Spec) -> Spec:
     """Return the type of a column for both, whose values need not come back with their types.
 
-    As in a table of `preprocess`: an integer among floats becomes one. There is no union.
+    As in a table of `preprocess`: an integer among floats becomes one.
     """
     if old == new or new.kind == "none":
         return old
@@ -287,15 +287,33 @@ def widened_alike(old: Spec, new: Spec) -> Spec:
     if old.kind == new.kind == "datetime" and old.dtype and new.dtype:
         return Spec("datetime", zone_name(UTC))  # the same times, of several time zones
     joined = _joined(old, new, widened_alike)
-    if joined is None:
-        raise MisfitError(f"is {described_type(new)}, and {described_type(old)} in other samples")
-    return joined
+    if joined is None and "json" not in (old.kind, new.kind):
+        raise _apart(old, new)  # a string among numbers is rather a mistake of the model
+    return joined or _as_json(old, new)
+
+
+def _as_json(old: Spec, new: Spec) -> Spec:
+    """Return the type of values that have no other one in common."""
+    if not _is_json(old) or not _is_json(new):
+        raise _apart(old, new)
+    return Spec("json")
+
+
+def _apart(old: Spec, new: Spec) -> MisfitError:
+    return MisfitError(f"is {described_type(new)}, and {described_type(old)} in other samples")
+
+
+def _is_json(spec: Spec) -> bool:
+    """Return whether JSON has all values of a type, such that they come back as they were."""
+    if not isinstance(spec, Nested):
+        return spec.kind in ("none", "bool", "int", "large int", "float", "str", "json")
+    return spec.kind in ("list", "dict") and all(map(_is_json, spec.parts))
 
 
 def _number(old: Spec, new: Spec) -> Spec:
     kinds = np.result_type(*(np.dtype(each.dtype or each.kind) for each in (old, new)))
     if kinds.kind not in "iuf":
-        raise MisfitError(f"is {described_type(new)}, and {described_type(old)} in other samples")
+        raise _apart(old, new)
     known = {"int64": Spec("int"), "float64": Spec("float")}
     return known.get(kinds.name) or Spec("number", kinds.str)
 
@@ -304,27 +322,22 @@ _Join = Callable[[Spec, Spec], Spec]
 
 
 def _joined(old: Spec, new: Spec, join: _Join) -> Spec | None:
-    """Return the type of both, if they have one that is no union."""
+    """Return the type of both, if they have one that is not JSON."""
     kinds = {old.kind, new.kind}
     if len(kinds) == 2:
         if kinds == {"int", "large int"}:
             return Spec("large int")
-        if isinstance(old, Nested) and isinstance(new, Nested):
-            if kinds == {"dict", "pairs"} or kinds == {"OrderedDict", "pairs"}:
-                one, other = _as_pairs(old, join), _as_pairs(new, join)
-                return None if one.dtype != other.dtype else _joined(one, other, join)
-            return None
-        return _strings(old, new, join)
+        if kinds == {"dict", "pairs"} or kinds == {"OrderedDict", "pairs"}:
+            assert isinstance(old, Nested) and isinstance(new, Nested)
+            one, other = _as_pairs(old, join), _as_pairs(new, join)
+            return None if one.dtype != other.dtype else _joined(one, other, join)
+        return None
     if not isinstance(old, Nested) or not isinstance(new, Nested):
         if old.kind == "str":
             return Spec("str", "binary")
-        if old.dtype == new.dtype:
-            return replace(old, shape=None)
-        return _strings(old, new, join)
+        return replace(old, shape=None) if old.dtype == new.dtype else None
     if (old.dtype, old.home) != (new.dtype, new.home):
         return None
-    if old.kind == "union":
-        return _union(old, new)
     if old.is_record and new.is_record:
         if (old.states or new.states) and (old.kind in MAPPINGS or old.keys == new.keys):
             return _record(old, new, join)
@@ -341,24 +354,6 @@ def _joined(old: Spec, new: Spec, join: _Join) -> Spec | None:
 
 def _pairwise(old: Nested, new: Nested, join: _Join) -> tuple[Spec, ...]:
     return tuple(join(*pair) for pair in zip(old.parts, new.parts, strict=True))
-
-
-def _strings(old: Spec, new: Spec, join: _Join) -> Spec | None:
-    """Return the type of NumPy's arrays of strings, which have a length in their dtype."""
-    found = [_as_objects(each) for each in (old, new)]
-    one, other = found
-    if one is None or other is None or one.dtype != other.dtype:
-        return None
-    return one if one == other else replace(one, parts=_pairwise(one, other, join))
-
-
-def _as_objects(spec: Spec) -> Nested | None:
-    if isinstance(spec, Nested):
-        return spec if spec.kind == "objects" else None
-    if spec.kind != "array" or spec.dtype[1:2] not in ("U", "S") or spec.dtype[0] == ">":
-        return None
-    item = Spec("str", "utf8") if spec.dtype[1] == "U" else Spec("bytes")
-    return Nested("objects", spec.dtype[1], parts=(item,))
 
 
 def _as_pairs(spec: Nested, join: _Join) -> Nested:
@@ -406,23 +401,3 @@ def are_in_order(known: tuple[Any, ...], keys: tuple[Any, ...]) -> bool:
     """Return whether the keys that are known come in the same order."""
     places = [known.index(key) for key in keys if key in known]
     return places == sorted(places)
-
-
-def _union(old: Spec, new: Spec) -> Spec:
-    parts: list[Spec] = []
-    both = (each.parts if is_union(each) else (each,) for each in (old, new))
-    for spec in (part for each in both for part in each):
-        for at, known in enumerate(parts):
-            if (joined := known if known == spec else _joined(known, spec, widened)) is not None:
-                parts[at] = joined
-                break
-        else:
-            parts.append(spec)
-    if len(parts) > MOST_KEYS:
-        raise MisfitError(f"has values of more than {MOST_KEYS} different types")
-    return Nested("union", parts=tuple(parts))
-
-
-def is_union(spec: Spec) -> TypeGuard[Nested]:
-    """Return whether values of a type have one of several types."""
-    return spec.kind == "union"

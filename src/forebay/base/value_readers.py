@@ -8,6 +8,7 @@ says may be anybody's: a value lies within the buffers of its column, or reading
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,6 +50,11 @@ _BYTE, _LONG, _INT = np.dtype(np.uint8), np.dtype(np.int64), np.dtype(np.int32)
 # Values of these types are not views, and have no parts.
 _PLAIN = frozenset([int, float, bool, str, bytes, type(None)])
 
+_FROM_STRINGS: dict[str, Callable[[str], Any]] = {
+    **{kind: parse for kind, (_, parse) in PARSED.items()},
+    "json": json.loads,
+}
+
 Bytes = npt.NDArray[np.uint8]
 Getter = Callable[[int], Any]
 
@@ -83,7 +89,7 @@ def _present(spec: Spec, column: pa.Array, whole: Bytes | None) -> Getter:
     if spec.kind in ("int", "float"):
         # Items of a memoryview are Python numbers.
         return _numbers(column.buffers()[1], whole, spec.stored[0]).data.__getitem__
-    if spec.kind in ("str", "bytes") or spec.kind in PARSED:
+    if spec.kind in ("str", "bytes") or spec.kind in _FROM_STRINGS:
         return _strings(spec, column, whole)
     if spec.kind in TIMES:
         width = np.dtype(f"i{column.type.bit_width // 8}")
@@ -116,7 +122,7 @@ def _strings(spec: Spec, column: pa.Array, whole: Bytes | None) -> Getter:
         return lambda row: bytes(text[at[row] : at[row + 1]])
     if spec.kind == "str":
         return lambda row: str(text[at[row] : at[row + 1]], "utf-8", "surrogatepass")
-    parse = PARSED[spec.kind][1]
+    parse = _FROM_STRINGS[spec.kind]
     return lambda row: parse(str(text[at[row] : at[row + 1]], "utf-8"))
 
 
@@ -196,12 +202,6 @@ def _nested(spec: Nested, column: pa.Array, whole: Bytes | None, classes: Classe
         pairs = Nested("tuple", parts=spec.parts, keys=("key", "value"))
         items, make = _items(pairs, column, whole, classes), MAPPINGS[spec.dtype]
         return lambda row: make(items(row))
-    if spec.kind == "objects":
-        return _objects(spec, column, whole, classes)
-    if spec.kind == "union":
-        fields = zip(spec.parts, _fields(column), strict=True)
-        parts = [getter_of(part, field, whole, classes) for part, field in fields]
-        return lambda row: next((value for get in parts if (value := get(row)) is not None), None)
     items = _items(spec.parts[0], column, whole, classes)
     if spec.kind == "list":
         return items
@@ -266,28 +266,6 @@ def _maker(spec: Nested, classes: Classes) -> Callable[[dict[str, Any]], Any]:
     if spec.kind == "namedtuple":
         return lambda found: cls(*found.values())
     return lambda found: with_fields(cls, found.items())
-
-
-def _objects(spec: Nested, column: pa.Array, whole: Bytes | None, classes: Classes) -> Getter:
-    data, shapes, *sizes = _fields(column)
-    items, shape = _items(spec.parts[0], data, whole, classes), _shapes(shapes, whole)
-    size = getter_of(Spec("int"), sizes[0], whole, {}) if sizes else None
-
-    def get(row: int) -> Any:
-        values: list[Any] = items(row)
-        if spec.dtype == "T":
-            return np.array(values, np.dtypes.StringDType()).reshape(shape(row))
-        if size is not None:
-            each = size(row) // (4 if spec.dtype == "U" else 1)
-            longest = max(map(len, values), default=0)
-            if not longest <= each <= max(1 << 20, longest):
-                raise ValueError(f"strings of {each} characters")
-            return np.array(values, f"{spec.dtype}{each}").reshape(shape(row))
-        found = np.empty(len(values), object)
-        found[:] = values
-        return found.reshape(shape(row))
-
-    return get
 
 
 # ---- arrays --------------------------------------------------------------------------------------

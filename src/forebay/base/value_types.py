@@ -8,11 +8,10 @@
     date, time, datetime, timedelta            date32, time64, timestamp, duration
     larger int, complex, Decimal, Path, UUID   large_string
     image of PIL                               struct<mode, width, height, data, palette>
-    list, set, tuple of several lengths        large_list<T>
+    list, tuple of several lengths             large_list<T>
     dict, NamedTuple, dataclass, tuple         struct, with a field for each key
     dict with too many keys, or no strings     large_list<struct<key, value>>
-    array of objects or strings                struct<data: large_list<T>, shape: list<int64>>
-    values that have no type in common         struct, with a field for each type
+    values of JSON without a type in common    large_string, each as JSON
     None                                       null, in any of these
 
 A `Spec` is one such type. Numbers that Arrow has no type for are stored as their bytes: bool
@@ -22,7 +21,7 @@ tensors as uint8, bfloat16 as uint16, complex numbers as pairs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, timedelta, timezone
 from decimal import Decimal
@@ -86,13 +85,14 @@ IMAGE = pa.struct(
 _FLAT = frozenset(
     [
         *("tensor", "array", "number", "int", "float", "bool", "str", "bytes", "none", "image"),
+        "json",
         *PARSED,
         *TIMES,
     ]
 )
 
 RECORDS = frozenset([*MAPPINGS, "tuple", "namedtuple", "fields"])
-_NESTED = frozenset([*RECORDS, *SEQUENCES, "pairs", "objects", "union"])
+_NESTED = frozenset([*RECORDS, *SEQUENCES, "pairs"])
 # More different keys are data, rather than the fields of a record.
 MOST_KEYS = 64
 # What a key of a `dict`, or a field of a dataclass, has been in some values.
@@ -105,7 +105,8 @@ class Spec:
 
     Attributes:
         kind: "tensor", "array", "number" (NumPy's), "int", "float", "bool", "str", "bytes", "none"
-            (only None so far), "image"; of `PARSED`, `TIMES`; or, of a `Nested`, a container's.
+            (only None so far), "image", "json" (values of JSON of several types); of `PARSED`,
+            `TIMES`; or, of a `Nested`, a container's.
         dtype: Of tensors, arrays and numbers; the time zone of a "datetime"; "utf8" or "binary" of
             a string.
         shape: Of a tensor or array; None if it varies.
@@ -140,8 +141,8 @@ class Nested(Spec):
     """The type of values that contain values.
 
     Attributes:
-        kind: One of `RECORDS`, `SEQUENCES`; "pairs" (a mapping), "objects" (an array), "union".
-        dtype: "dict" or "OrderedDict" of "pairs"; "O", "T", "U" or "S" of "objects".
+        kind: One of `RECORDS`, `SEQUENCES`; "pairs" (a mapping).
+        dtype: "dict" or "OrderedDict" of "pairs".
         shape: Of a "tuple": () if all have one length, so that it is a record; None otherwise.
         parts: Of a record its fields; of a sequence its items; of pairs keys and values.
         keys: Of a record.
@@ -191,19 +192,6 @@ def zone_of(name: str) -> Any:
     return ZoneInfo(text) if form == "zone" else UTC if name else None
 
 
-def slot_of(spec: Spec) -> str:
-    """Return the name of a type in a union; types of one name are joined."""
-    if isinstance(spec, Nested):
-        name = spec.home[1].rpartition(".")[2] or spec.kind
-        return f"{name}_{spec.dtype}" if spec.dtype and spec.kind != "pairs" else name
-    return f"{spec.kind}_{spec.dtype}" if spec.dtype and spec.kind != "str" else spec.kind
-
-
-def slots_of(parts: Sequence[Spec]) -> list[str]:
-    """Return a name for each type of a union."""
-    return unique_names(map(slot_of, parts))
-
-
 def unique_names(names: Iterable[str]) -> list[str]:
     """Return names of which none is there twice."""
     found: dict[str, None] = {}
@@ -237,7 +225,7 @@ def arrow_type(spec: Spec) -> pa.DataType:
         return pa.large_string() if spec == Spec("str", "utf8") else pa.large_binary()
     if spec.kind in ("bool", "none"):
         return pa.bool_() if spec.kind == "bool" else pa.null()
-    if spec.kind in PARSED:
+    if spec.kind in PARSED or spec.kind == "json":
         return pa.large_string()
     if spec.kind in TIMES:
         plain = TIMES[spec.kind]
@@ -253,16 +241,10 @@ def arrow_type(spec: Spec) -> pa.DataType:
 
 
 def _nested_type(spec: Nested) -> pa.DataType:
-    if spec.kind == "objects":
-        size = [("size", pa.int64())] if spec.dtype in ("U", "S") else []
-        items = pa.large_list(arrow_type(spec.parts[0]))
-        return pa.struct([("data", items), ("shape", pa.list_(pa.int64())), *size])
     if spec.kind == "pairs":
         return pa.large_list(
             pa.struct([*zip(("key", "value"), map(arrow_type, spec.parts), strict=True)])
         )
-    if spec.kind == "union":
-        return pa.struct([*zip(slots_of(spec.parts), map(arrow_type, spec.parts), strict=True)])
     if not spec.is_record:
         return pa.large_list(arrow_type(spec.parts[0]))
     if not spec.parts:
@@ -346,8 +328,8 @@ def _nested_from_json(found: Any, kind: str, dtype: str, shape: tuple[int, ...] 
     if kind not in (*MAPPINGS, "fields"):
         states = ()
     spec = Nested(kind, dtype, shape, parts, keys, (home[0], home[1]), states)
-    count = {"pairs": 2, "union": len(parts)}.get(kind, len(keys) if spec.is_record else 1)
-    dtypes = {"pairs": [*MAPPINGS], "objects": ["O", "T", "U", "S"]}.get(kind, [""])
+    count = 2 if kind == "pairs" else len(keys) if spec.is_record else 1
+    dtypes = [*MAPPINGS] if kind == "pairs" else [""]
     if (
         kind not in _NESTED
         or len(home) != 2

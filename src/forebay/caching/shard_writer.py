@@ -41,12 +41,12 @@ from forebay.caching.arrow_shards import (
     KEY,
     BlockBuilder,
     Shard,
-    common_layout,
 )
 from forebay.caching.index import CachePlan, Layout
 from forebay.caching.layout import BLOCK, MOST_BLOCK_BYTES, shard_name
 from forebay.caching.structure import (
     MISSING,
+    carried,
     generalized,
     leaves_of,
     names_of,
@@ -129,12 +129,13 @@ class ShardWriter:
             node = generalized(node, sample)
             leaves = leaves_of(node, sample)
             assert leaves is not None, "it holds this sample"
-            self._set_aside(Layout(node, specs_of(names_of(node), leaves)))
-        elif (own_specs := specs_of(self._names, leaves)) != specs:
-            pairs = zip(self._names, specs, own_specs, strict=True)
-            wide = [_named(widened, *each) for each in pairs]
-            if wide != specs:
-                self._set_aside(Layout(node, wide))
+            specs = carried(node, self.layout.structure, iter(specs))
+        names = names_of(node)
+        own_specs = specs_of(names, leaves)
+        if own_specs != specs:
+            specs = [_named(widened, *each) for each in zip(names, specs, own_specs, strict=True)]
+        if (layout := Layout(node, specs)) != self.layout:
+            self._set_aside(layout)
         if self._block.add(leaves):
             self._flush()
 
@@ -174,10 +175,9 @@ class ShardWriter:
             return
         self._set_aside(self.layout)
         self._file.close()
-        shards = (Shard(path, compression=self.compression) for path in self._earlier)
-        parts = [part for part in shards if len(part)]
-        self._begin(common_layout(parts) if parts else self.layout)
-        for part in parts:
+        self._begin(self.layout)
+        for path in self._earlier:
+            part = Shard(path, compression=self.compression)
             for row in range(len(part)):
                 leaves = leaves_of(self.layout.structure, part.sample(row))
                 if self._block.add(leaves or ()):

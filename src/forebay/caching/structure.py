@@ -27,8 +27,8 @@ from forebay.base.value_classes import (
     items_of,
     with_fields,
 )
-from forebay.base.value_inference import are_in_order, merged_keys
-from forebay.base.value_types import MOST_KEYS
+from forebay.base.value_inference import are_in_order, joined_all, merged_keys, spec_of
+from forebay.base.value_types import MOST_KEYS, WAS_MISSING, WAS_NONE, Nested, Spec
 from forebay.errors import shortened
 
 _BRANCHES = (*MAPPINGS, *CLASSES, "list", "tuple")
@@ -220,6 +220,57 @@ def _merged(node: Branch, value: Any) -> Node:
             part = Branch("optional", (Leaf(""), part))
         parts.append(_generalized(part, value.get(key, MISSING)))
     return replace(node, parts=tuple(parts), keys=keys)
+
+
+def carried(node: Node, old: Node, specs: Iterator[Spec]) -> list[Spec]:
+    """Return the types that the leaves of a structure have for samples of one that it generalizes.
+
+    Args:
+        specs: Of the leaves of the old one, in order.
+
+    Raises:
+        MisfitError: Parts that have one column now have no type in common.
+    """
+    if isinstance(node, Leaf):
+        return [_spec_of_node(old, specs)]
+    if node.kind == "optional":
+        if _is_optional(old):
+            return [next(specs), *carried(node.parts[1], old.parts[1], specs)]
+        return [Spec("bool"), *carried(node.parts[1], old, specs)]
+    assert isinstance(old, Branch), "a leaf is never divided"
+    known = dict(zip(_typed(old.keys) or range(len(old.parts)), old.parts, strict=True))
+    found: list[Spec] = []
+    for key, part in zip(_typed(node.keys) or range(len(node.parts)), node.parts, strict=True):
+        if key in known:
+            found += carried(part, known[key], specs)
+        else:
+            found += [Spec("none")] * len(names_of(part))
+    return found
+
+
+def _spec_of_node(node: Node, specs: Iterator[Spec]) -> Spec:
+    """Return the type of whole values, given those of their leaves."""
+    if isinstance(node, Leaf):
+        return next(specs)
+    if node.kind == "optional":
+        next(specs)
+        return _spec_of_node(node.parts[1], specs)
+    parts = tuple(_spec_of_node(part, specs) for part in node.parts)
+    if node.kind == "list":
+        return Nested("list", parts=(joined_all(parts),))
+    is_mapping = node.kind in MAPPINGS
+    if is_mapping and (len(parts) > MOST_KEYS or {*map(type, node.keys)} - {str}):
+        keys = joined_all(map(spec_of, node.keys))
+        return Nested("pairs", node.kind, parts=(keys, joined_all(parts)))
+    names = tuple(map(str, node.keys or range(len(parts))))
+    states = [
+        WAS_NONE * (spec.kind == "none") | WAS_MISSING * _is_optional(part)
+        for part, spec in zip(node.parts, parts, strict=True)
+    ]
+    has_states = is_mapping or node.kind == "fields"
+    return Nested(
+        node.kind, parts=parts, keys=names, home=node.home, states=tuple(states) * has_states
+    )
 
 
 def names_of(node: Node) -> list[str]:

@@ -118,18 +118,25 @@ def folder_files(folder: str) -> Iterator[str]:
 
 
 def glob_files(pattern: str) -> Iterator[str]:
-    """Yield the paths of the files that match a glob, or of the folders if it ends with a slash.
+    """Yield the paths of the files that match a glob, or of the folders if it ends with a slash."""
+    folder, rest = divided_glob(pattern.rstrip("/"))
+    folders = pattern.endswith("/")
+    if os.path.isdir(folder or os.curdir):
+        found = _search(folder, patterns_of(rest), _local_entries, folders=folders)
+        yield from (each.path for each in found)
+
+
+def divided_glob(pattern: str) -> tuple[str, str]:
+    """Return the folder in which a glob begins, and the rest of it, relative to that.
 
     Its first names are those of folders, even with characters such as `[`, if such folders exist.
     """
-    folder, rest, folders = "", pattern.rstrip("/"), pattern.endswith("/")
+    folder, rest = "", pattern
     while (at := rest.find("/") + 1) and (
         not _has_magic(rest[:at]) or os.path.isdir(folder + rest[:at])
     ):
         folder, rest = folder + rest[:at], rest[at:]
-    if os.path.isdir(folder or os.curdir):
-        found = _search(folder, patterns_of(rest), _local_entries, folders=folders)
-        yield from (each.path for each in found)
+    return folder, rest
 
 
 def away_folders() -> Callable[[str], bool]:

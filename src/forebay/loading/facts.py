@@ -90,7 +90,6 @@ def report_of(kind: LoaderKind, progress: LoaderProgress, path: str | os.PathLik
         title=kind.described(),
         settings=_arguments(kind),
         verdict=str(diagnosis_of(progress.trace, setup, kind.dataset, progress.audit.note())),
-        marks=_marks_of(kind.buffer),
         failures=progress.failures.total,
         replays=kind.replays,
     )

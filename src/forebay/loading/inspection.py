@@ -173,9 +173,9 @@ class InspectedLoader(TorchDataLoader[_T_co]):
         return diagnosis_of(progress.trace, setup, self.dataset, progress.audit.note())
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        """Write what happened so far to a self-contained HTML file: charts, waits, slow samples.
+        """Write what happened so far to a self-contained HTML file: waits, workers, slow samples.
 
-        The file opens without a network, stays below 300 KB, and can be read by `forebay.compare`.
+        The file opens without a network, stays below 300 KB, and holds its data as JSON.
 
         Args:
             path: Where. An earlier report is replaced.

@@ -1,6 +1,6 @@
 """The figures of loaders and runs. A new one is a key of a snapshot and a line in `FIGURES`.
 
-Trace, RunTrace ── snapshot ──> totals by key ──> statistics, report, `compare`, `forebay top`
+Trace, RunTrace ── snapshot ──> totals by key ──> statistics, report, `forebay top`
 """
 
 from __future__ import annotations

@@ -97,8 +97,6 @@ def in_one_line(message: str) -> str:
 # progress ── ended ──> RunTrace ──> report, `forebay top`
 #   engine ── took ────────┘
 
-# Length of each span of a run to begin with.
-FIRST_RUN_SPAN_S = 0.5
 # Seconds after which a task that is still running is shown.
 LONG_S = 5.0
 
@@ -107,7 +105,7 @@ class RunTrace(BaseTrace):
     """Records what a run does, in bounded memory."""
 
     def __init__(self) -> None:
-        super().__init__(time.monotonic(), FIRST_RUN_SPAN_S)
+        super().__init__(time.monotonic())
         self.ended_at = self.began_at
         self.done = self.failed = 0
         self.bins = [0] * DURATION_BINS
@@ -155,9 +153,6 @@ class RunTrace(BaseTrace):
         now = self.ended_at = time.monotonic()
         self.done += done
         self.failed += failed
-        span = self.spans.at(now)
-        span.done += done
-        span.failed += failed
         self.publish(now)
 
     def publish(self, now: float) -> None:

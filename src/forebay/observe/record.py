@@ -2,10 +2,9 @@
 
     feed ── made, taken ──> Trace ──> diagnosis, report, `forebay top`
 
-A trace keeps three things: the last `KEPT` batches and steps one by one, for `diagnose`; the whole
-run in `Spans` of equal length, for the report; and totals. Where batches take less than `FINEST_S`,
-only some are kept one by one, and the totals in each record account for the others, so that tracing
-costs next to nothing on tiny batches.
+A trace keeps two things: the last `KEPT` batches and steps one by one, for `diagnose`, and totals.
+Where batches take less than `FINEST_S`, only some are kept one by one, and the totals in each
+record account for the others, so that tracing costs next to nothing on tiny batches.
 
 Times are seconds of `time.perf_counter()`, which all processes of a machine share.
 """
@@ -17,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
@@ -36,80 +35,13 @@ from forebay.observe.measurements import (
 )
 
 # ---- bounded -------------------------------------------------------------------------------------
-# Parts of a record that stay small however long a run is: spans, slowest entries, a histogram.
+# Parts of a record that stay small however long a run is: slowest entries, a histogram.
 
-# The most spans of a run; when there would be more, each two neighbours become one.
-MAX_SPANS = 512
 KEPT_SLOWEST = 20
 # Bin `k` of a histogram counts durations below 2**k microseconds that are not in bin `k - 1`.
 DURATION_BINS = 64
 
 SlowEntry = TypeVar("SlowEntry", bound=tuple[Any, ...])
-
-
-@dataclass(slots=True)
-class TraceSpan:
-    """What happened in one part of a record."""
-
-    # Batches of a loader, which workers made and the trainer took.
-    made: int = 0
-    taken: int = 0
-    waited_s: float = 0.0
-    least_ready: int | None = None  # when the trainer asked; None if it did not
-    most_ready: int | None = None
-    held_bytes: int = 0
-    num_workers: int = 0
-    busy_s: dict[int, float] = field(default_factory=dict)  # by worker
-    restarts: int = 0
-    # Inputs or samples of a run.
-    done: int = 0
-    failed: int = 0
-
-    def saw_ready(self, least: int, most: int) -> None:
-        """Count batches that were ready when the trainer asked."""
-        self.least_ready = least if self.least_ready is None else min(self.least_ready, least)
-        self.most_ready = most if self.most_ready is None else max(self.most_ready, most)
-
-    def add(self, later: TraceSpan) -> None:
-        """Merge the span that follows into this one."""
-        for name in ("made", "taken", "waited_s", "restarts", "done", "failed"):
-            setattr(self, name, getattr(self, name) + getattr(later, name))
-        if later.least_ready is not None and later.most_ready is not None:
-            self.saw_ready(later.least_ready, later.most_ready)
-        self.held_bytes, self.num_workers = later.held_bytes, later.num_workers
-        for worker_id, seconds in later.busy_s.items():
-            self.busy_s[worker_id] = self.busy_s.get(worker_id, 0.0) + seconds
-
-
-class Spans:
-    """A whole run in at most `MAX_SPANS` spans of equal length, which grows with the run."""
-
-    def __init__(self, began_at: float, seconds: float) -> None:
-        self.seconds = seconds
-        self._began_at = began_at
-        self._spans: list[TraceSpan] = []
-
-    def __len__(self) -> int:
-        """Return the number of spans up to the last in which something happened."""
-        return len(self._spans)
-
-    def __iter__(self) -> Iterator[TraceSpan]:
-        """Return an iterator over the spans, in order of time."""
-        return iter(list(self._spans))  # another thread may add some
-
-    def at(self, moment: float) -> TraceSpan:
-        """Return the span of a moment, making spans longer where there would be too many."""
-        index = max(int((moment - self._began_at) / self.seconds), 0)
-        while index >= MAX_SPANS:
-            merged = self._spans[::2]
-            for span, later in zip(merged, self._spans[1::2], strict=False):
-                span.add(later)
-            self._spans, self.seconds = merged, self.seconds * 2
-            index = int((moment - self._began_at) / self.seconds)
-        while len(self._spans) <= index:
-            last = self._spans[-1] if self._spans else TraceSpan()
-            self._spans.append(TraceSpan(held_bytes=last.held_bytes, num_workers=last.num_workers))
-        return self._spans[index]
 
 
 class Slowest(Generic[SlowEntry]):
@@ -139,7 +71,7 @@ def duration_bin(seconds: float) -> int:
 
 
 # ---- record --------------------------------------------------------------------------------------
-# What the records of loaders and runs share: spans, and who shows them to other processes.
+# What the records of loaders and runs share: who shows them to other processes.
 
 # A record is shown about once a second, while something is recorded.
 PUBLISH_S = 1.0
@@ -148,9 +80,8 @@ PUBLISH_S = 1.0
 class BaseTrace:
     """What a loader or a run did, in bounded memory."""
 
-    def __init__(self, began_at: float, span_s: float) -> None:
+    def __init__(self, began_at: float) -> None:
         self.began_at = began_at
-        self.spans = Spans(began_at, span_s)
         self.num_workers = 0
         self.publish_due = math.inf
         self._new_page: Callable[[], Any] | None = None
@@ -195,8 +126,6 @@ MAX_STEPS_AT_ONCE = 16
 MEASURED_S = 0.01
 # How often the trainer's thread measures its wait for a core, which takes even longer.
 TRAINER_MEASURED_S = 0.1
-# Length of each span of a run to begin with.
-FIRST_SPAN_S = 0.25
 KEPT_EPOCHS = 256
 # How many of the last waits are kept, for percentiles.
 KEPT_WAITS = 4096
@@ -212,12 +141,12 @@ _FETCHED = ("requests", "hits", "rate", "p50_s", "p95_s")
 class Trace(BaseTrace):
     """Records what a loader does, in bounded memory, over all its epochs.
 
-    `made` may be called in a background thread while the trainer's thread calls `taken`: only the
-    spans are written by both.
+    `made` may be called in a background thread while the trainer's thread calls `taken`: nothing is
+    written by both.
     """
 
     def __init__(self) -> None:
-        super().__init__(time.perf_counter(), FIRST_SPAN_S)
+        super().__init__(time.perf_counter())
         self.steps: deque[StepRecord] = deque(maxlen=KEPT)
         self.batches: deque[MadeRecord] = deque(maxlen=KEPT)
         self.epochs: deque[tuple[int, float]] = deque(maxlen=KEPT_EPOCHS)
@@ -237,13 +166,11 @@ class Trace(BaseTrace):
         self.slowest = Slowest[SlowSample]()
         self._made_at, self._step_due = -math.inf, 0.0  # no record before
         self.busy_s: dict[int, float] = {}  # by worker
-        self._busy_s: dict[int, float] = {}  # since the last record
-        self._made_before = self._taken_before = 0  # at the last record
+        self._taken_before = 0  # at the last record
         self._waited_before = self._got_before = self._timed_before = 0.0
         self._is_first, self._began_s = True, 0.0
         self._queued_due, self._queued_s = 0.0, 0.0
         self._cores_idle_s: float | None = None
-        self._spans_lock = threading.Lock()
         self.transfers = Transfers()
         self.fetched = Fetched()
         self.memory: WorkerMemory | None = None  # once some was measured
@@ -269,7 +196,7 @@ class Trace(BaseTrace):
         if slowest is not None:
             slowest_s = slowest.seconds
             self.slowest.add(slowest)
-        ended_at, worker_id, busy_s = timing.ended_at, timing.worker_id, self._busy_s
+        ended_at, worker_id, busy_s = timing.ended_at, timing.worker_id, self.busy_s
         busy_s[worker_id] = busy_s.get(worker_id, 0.0) + timing.busy_s
         # Batches come in the sampler's order: after a slow one follow some that were ready earlier.
         seconds = timing.seconds
@@ -279,16 +206,7 @@ class Trace(BaseTrace):
         totals = (self.made_count, self.made_s, self.cpu_s, self.queued_s)
         more = (self.read_bytes, self.threads_s, self.system_s, self.faults)
         own = (ended_at, seconds, timing.idle_s, nbytes, slowest_s)
-        found = MadeRecord(*own, *totals, *more, worker_id)
-        self.batches.append(found)
-        count, self._made_before = self.made_count - self._made_before, self.made_count
-        with self._spans_lock:
-            span = self._span(ended_at)
-            span.made += count
-            for each in busy_s:
-                span.busy_s[each] = span.busy_s.get(each, 0.0) + busy_s[each]
-                self.busy_s[each] = self.busy_s.get(each, 0.0) + busy_s[each]
-            busy_s.clear()
+        self.batches.append(MadeRecord(*own, *totals, *more, worker_id))
         if ended_at >= self.publish_due:
             self.show(ended_at)
 
@@ -302,15 +220,13 @@ class Trace(BaseTrace):
     def restarted(self) -> None:
         """Record that an attempt at a batch ended with the death of a worker."""
         self.restarts += 1
-        with self._spans_lock:
-            self._span(time.perf_counter()).restarts += 1
 
     # ---- the trainer ---------------------------------------------------------------------------
 
     def begin(self, at: float) -> None:
         """Begin the record when the first epoch does; what is before that is not training."""
         if not self.epochs and not self.made_count:
-            self.began_at, self.spans = at, Spans(at, FIRST_SPAN_S)
+            self.began_at = at
 
     def began_epoch(self, epoch: int, at: float, seconds: float) -> None:
         """Record that an epoch began, and the seconds that `iter(loader)` took.
@@ -368,11 +284,6 @@ class Trace(BaseTrace):
         count, total = self._taken_count, self.waited_s
         used = time.process_time(), self._queued_s, self._cores_idle_s
         self.steps.append(StepRecord(asked_at, waited_s, is_first, ready, count, total, *used))
-        with self._spans_lock:
-            span = self._span(asked_at + waited_s)
-            span.taken += count - self._taken_before
-            span.waited_s += total - self._waited_before
-            span.saw_ready(ready, ready)
         if not is_first:
             between_s = asked_at - self._got_before - (total - waited_s - self._waited_before)
             self.steps_s += max(between_s, 0.0)
@@ -428,9 +339,3 @@ class Trace(BaseTrace):
             "worker_growth": 0.0 if self.memory is None else self.memory.rate,
             "decisions": tuple(reason for _, reason in list(self.decisions)),
         }
-
-    def _span(self, at: float) -> TraceSpan:
-        """Return the span of a moment, with the present state."""
-        span = self.spans.at(at)
-        span.num_workers, span.held_bytes = self.num_workers, self.held_bytes
-        return span

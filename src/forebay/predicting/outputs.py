@@ -14,7 +14,7 @@ and a dataclass are dicts, and an integer among floats is one of them.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -217,7 +217,7 @@ def _keys_of(outputs: Sequence[Any], known: Types) -> list[str] | None:
 def _fields_of(value: Any) -> dict[str, Any] | None:
     """Return the columns of one sample; None if it is one value."""
     kind = None if value is None else container_kind(value)
-    if kind is None or kind in ("list", "tuple", "set", "frozenset"):
+    if kind is None or kind in ("list", "tuple"):
         return None
     return dict(zip(map(str, items_of(value, kind)[0]), items_of(value, kind)[1], strict=True))
 
@@ -346,11 +346,11 @@ def plain_value(value: Any, depth: int = 0) -> Any:
             return value if type(value) is kind else kind(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return value if type(value) is bytes else bytes(value)
+    if isinstance(value, Set):
+        return [plain_value(each, depth + 1) for each in sorted(value, key=repr)]
     kind_name = container_kind(value)
     if kind_name is None:
         return value
-    if kind_name in ("set", "frozenset"):
-        return [plain_value(each, depth + 1) for each in sorted(value, key=repr)]
     keys, values = items_of(value, kind_name)
     plain = [plain_value(each, depth + 1) for each in values]
     if kind_name == "list":

@@ -3,55 +3,48 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from dataclasses import replace
-from difflib import unified_diff
 from typing import Any
 
-from forebay.runs.fingerprint import WEIGHTS, Base, Fingerprint
+from forebay.runs.fingerprint import WEIGHTS, Base, Fingerprint, Pairs
 from forebay.runs.samples import paired
 from forebay.runs.source_code import HASH
 
-_LONGEST_DIFFERENCE = 60  # lines
-_MOST_NAMES = 8  # in one line
+_MOST_NAMES = 8  # in one line, and lines
 
 
 def difference(old: Fingerprint, new: Fingerprint) -> str:
-    """Return the changes as a string for a message; "" if there are none.
+    """Return the names of what changed, for a message; "" if nothing did.
 
-    Changed code comes as a unified diff; then the names of the weights and other values that are
-    too large to show; then one line for each other parameter. `name` and `reference` are not
-    compared: a folder that was moved is the same work. A Dataset that only one of them has is a
-    change if the other one has another instead.
+    First the code and the values that are too large to show; then the weights; then one line for
+    each other parameter. `name` and `reference` are not compared: a folder that was moved is the
+    same work. A Dataset that only one of them has is a change if the other one has another instead.
     """
     compared: list[tuple[Any, Any]] = [(old, new)]
     if (both := _changed_bases(old, new)) is not None:
         compared.append(both)
-    lines: list[str] = []
-    shown, large, weights = [], [], []
+    named, weights, shown = [], [], []
     for one, other in compared:
-        was, now = dict(one.code), dict(other.code)
-        for label in dict.fromkeys((*now, *was)):
-            before, after = was.get(label, ""), now.get(label, "")
-            if before != after:
-                pair = before.splitlines(), after.splitlines()
-                lines += unified_diff(*pair, f"{label} (before)", f"{label} (now)", "", "", 2, "")
-        was, now = dict(one.parameters), dict(other.parameters)
-        for name in sorted({*was, *now}):
-            before, after = was.get(name, "(none)"), now.get(name, "(none)")
-            if before == after:
-                continue
+        named += [name for name, *_ in _changed(one.code, other.code)]
+        for name, before, after in _changed(one.parameters, other.parameters):
             if WEIGHTS in name:
                 weights.append(name.partition(WEIGHTS)[2])
             elif before.startswith(HASH) and after.startswith(HASH):
-                large.append(name)
+                named.append(name)
             else:
                 shown.append(f"parameter {name}: {before} -> {after}")
-    lines = _capped(lines)
-    if weights:
-        lines.append(f"the weights changed ({_listed(weights)})")
-    if large:
-        lines.append(f"changed, and too large to show: {_listed(large)}")
-    return "\n".join(lines + _capped(shown))
+    lines = [f"changed: {_listed(named)}"] if named else []
+    lines += [f"the weights changed ({_listed(weights)})"] if weights else []
+    return "\n".join([*lines, *([_listed(shown, "\n")] if shown else [])])
+
+
+def _changed(old: Pairs, new: Pairs) -> Iterator[tuple[str, str, str]]:
+    was, now = dict(old), dict(new)
+    for name in dict.fromkeys((*now, *was)):
+        pair = was.get(name, "(none)"), now.get(name, "(none)")
+        if pair[0] != pair[1]:
+            yield name, *pair
 
 
 def changed_name(old: Fingerprint, new: Fingerprint) -> str:
@@ -76,15 +69,9 @@ def _changed_bases(old: Fingerprint, new: Fingerprint) -> tuple[Base, Base] | No
     return next(both, (lost[0], gained[0]))
 
 
-def _listed(names: list[str]) -> str:
+def _listed(names: list[str], between: str = ", ") -> str:
     left = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {left:,} more" if left > 0 else "")
-
-
-def _capped(lines: list[str]) -> list[str]:
-    left = len(lines) - _LONGEST_DIFFERENCE
-    more = [f"... {left} more line{'s' * (left != 1)}"] if left > 0 else []
-    return lines[:_LONGEST_DIFFERENCE] + more
+    return between.join(names[:_MOST_NAMES]) + (f" and {left:,} more" if left > 0 else "")
 
 
 def words_of_change(

@@ -1,6 +1,6 @@
 """A description of the user's work, stored with a run so that the next one can tell a difference.
 
-    work ──> code: source of the function and, recursively, of the user's code that it refers to
+    work ──> code: hashes of the function's source and, recursively, of the user's code that it uses
          └─> parameters: defaults, partial's arguments, closures, a Dataset's attributes
 
 The two are one walk, since each leads to the other: a parameter may be a function, and a function
@@ -147,8 +147,12 @@ def describe(work: object, aside: Collection[str] = ()) -> Fingerprint:
         walk.code[name] = "(it cannot be inspected)"
     with suppress(Exception):
         reference = reference_of(work)
-    code, parameters = tuple(walk.code.items()), tuple(sorted(walk.parameters.items()))
-    return Fingerprint(name, reference, code, parameters)
+    code = tuple((label, _hashed(text)) for label, text in walk.code.items())
+    return Fingerprint(name, reference, code, tuple(sorted(walk.parameters.items())))
+
+
+def _hashed(text: str) -> str:
+    return sha256_of(text.encode("utf-8", "backslashreplace"))
 
 
 class _Walk:
@@ -275,7 +279,7 @@ class _Walk:
     def _put(self, table: dict[str, str], label: str, text: str) -> None:
         """Store a string under a label; a number is added to a label that is taken."""
         lines = (line.rstrip() for line in textwrap.dedent(text).strip("\n").splitlines())
-        # A renewed signature is no change, and the ledger shows what is compared.
+        # A renewed signature is no change.
         text, name, count = without_credentials("\n".join(lines).rstrip()), label, 1
         while table.get(name, text) != text:
             count += 1
@@ -288,10 +292,10 @@ class _Walk:
             text = without_credentials(dumps(_hidden(name, self._plain(value))))
         except Exception:  # noqa: BLE001 - a cycle, or an object that raises when inspected
             return json.dumps(type_name(value))
-        data = text.encode("utf-8", "backslashreplace")
         if text.startswith(f'"{HASH}'):
             return text[1:-1]
-        return sha256_of(data) if len(text) > _LONGEST_VALUE else data.decode()
+        shown = text.encode("utf-8", "backslashreplace").decode()
+        return _hashed(text) if len(text) > _LONGEST_VALUE else shown
 
     def _plain(self, value: Any) -> Any:
         """Return something for JSON that is equal, in every process, for equal values."""
@@ -341,7 +345,7 @@ def _hidden(name: str, plain: Any) -> Any:
     """Return a value, or its hash if it may be a password or a token."""
     if not isinstance(plain, str | list | dict) or not is_credential(name):
         return plain
-    return sha256_of(dumps(plain).encode("utf-8", "backslashreplace"))
+    return _hashed(dumps(plain))
 
 
 def _signature(work: Any) -> Mapping[str, inspect.Parameter]:

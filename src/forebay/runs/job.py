@@ -394,9 +394,14 @@ class PreprocessJob:
             return False
 
 
+# Linux's CLOCK_REALTIME_COARSE, which Python does not name: file systems stamp files with it. It
+# is up to 10 ms behind `time.time()`, by which a file would have been changed too early.
+_COARSE_CLOCK = 5
+
+
 def _file_time() -> int:
     """Return the time that a file system gives a file that is changed now, in nanoseconds."""
-    return time.clock_gettime_ns(getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME))
+    return time.clock_gettime_ns(_COARSE_CLOCK)
 
 
 def _may_have_changed(path: str, since_ns: int) -> bool:

@@ -80,9 +80,9 @@ class RunReport:
         return vars(self) | {"diagnosis": self.diagnosis, "details": self.details, "later": {}}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report to a self-contained HTML file: throughput, durations, failures.
+        """Write the report to a self-contained HTML file: rate, durations, failures.
 
-        The file opens without a network, stays below 300 KB, and can be read by `forebay.compare`.
+        The file opens without a network, stays below 300 KB, and holds its data as JSON.
         It names the slowest inputs and up to three failed inputs for each error.
         """
         from forebay.show.html import write_report

@@ -116,8 +116,8 @@ def sha256_of(*parts: Any) -> str:
 # ---- source code ---------------------------------------------------------------------------------
 # The file and the source of code, and whether it is the user's.
 #
-# Source is read through linecache, as for a traceback; code without source is described by the hash
-# of its bytecode.
+# Source is read through linecache, as for a traceback; code without source is described by
+# its bytecode.
 
 _STDLIB = (*(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")), "<frozen ")
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -221,15 +221,15 @@ def reference_of(work: Any) -> str | None:
 
 
 def source_of(function: FunctionType) -> str:
-    """Return a function's source, or the hash of its bytecode where there is none."""
+    """Return a function's source, or its bytecode where there is none."""
     code = function.__code__
     try:
         lines = _lines_of(function)
         if code.co_name == "<lambda>":
             return _lambda_source("".join(lines), code)
-        return "".join(inspect.getblock(lines[code.co_firstlineno - 1 :])) or _hash_of(code)
+        return "".join(inspect.getblock(lines[code.co_firstlineno - 1 :])) or _bytecode_of(code)
     except Exception:  # noqa: BLE001 - no file, or it changed meanwhile or is not Python
-        return _hash_of(code)
+        return _bytecode_of(code)
 
 
 def _lambda_source(text: str, code: CodeType) -> str:
@@ -337,8 +337,8 @@ def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
             yield from _instructions(constant)
 
 
-def _hash_of(code: CodeType) -> str:
-    """Return a hash of code without source; file, lines and addresses do not count."""
+def _bytecode_of(code: CodeType) -> str:
+    """Return the instructions of code without source; file, lines and addresses do not count."""
     shown = f"{code.co_argcount}"
     for instruction in _instructions(code):
         value = instruction.argval
@@ -347,7 +347,7 @@ def _hash_of(code: CodeType) -> str:
         elif isinstance(value, frozenset):
             value = sorted(map(repr, value))
         shown += f"\n{instruction.opname} {value!r}"
-    return f"bytecode {sha256_of(shown.encode())}"
+    return shown
 
 
 # ---- references ----------------------------------------------------------------------------------

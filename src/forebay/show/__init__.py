@@ -1,1 +1,1 @@
-"""What people look at: reports as HTML, comparisons, `forebay top`."""
+"""What people look at: reports as HTML, `forebay top`."""

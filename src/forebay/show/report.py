@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from forebay.base.formatting import byte_size, byte_unit, counted, duration
+from forebay.base.formatting import byte_size, counted, duration
 from forebay.base.machine import machine_memory, usable_memory
 from forebay.errors import shown_location, without_credentials
 from forebay.failures import Failure, Group, grouped
@@ -21,10 +21,9 @@ from forebay.observe.progress import Progress, RunTrace
 from forebay.observe.record import Trace
 from forebay.options import PreprocessOptions, whole_cores
 from forebay.show.html import REPORT_FORMAT, Part, Section
-from forebay.show.timeline import Timeline, histogram_bars
 
-# Wanted batches above this many times the highest other rate are cut off.
-_HEADROOM = 1.6
+# More workers than this share bars.
+_MAX_BARS = 32
 # Slow samples, decisions, and groups of failures that are shown.
 _SHOWN_SLOWEST, _SHOWN_DECISIONS, MAX_GROUPS = 10, 50, 30
 # Packages whose versions are shown.
@@ -130,25 +129,22 @@ def loader_summary(
     title: str,
     settings: Mapping[str, str],
     verdict: str,
-    marks: Mapping[str, int | None],
     failures: int,
     replays: bool,
 ) -> dict[str, Any]:
     """Return the report of a loader."""
     totals = {**trace.snapshot(), "failures": failures}
-    timeline = Timeline(trace, totals["seconds"])
-    made: list[Section] = [("Batches", [_text("No batch was made yet.")])]
-    if timeline.spans:
-        made = [
-            ("Batches made and wanted", [*_rates(timeline), *_ready(timeline, marks)]),
-            ("Workers", [*timeline.lanes(), *_number_of_workers(timeline, trace)]),
-        ]
+    workers = _workers(trace, totals["seconds"]) or [_text("No batch was made yet.")]
     return _report(
         "loader",
         title,
         verdict,
         totals,
-        [*made, ("Waits", [_waits(trace)]), ("Slowest samples", _slowest_samples(trace, replays))],
+        [
+            ("Workers", workers),
+            ("Waits", [_waits(trace)]),
+            ("Slowest samples", _slowest_samples(trace, replays)),
+        ],
         began=_began(time.perf_counter() - trace.began_at),
         took=duration(totals["seconds"]),
         settings={cut(name): cut(value, 1000) for name, value in settings.items()},
@@ -156,74 +152,39 @@ def loader_summary(
     )
 
 
-def _rates(timeline: Timeline) -> list[Part]:
-    """Return the charts of batches made, taken and wanted, each second, and of waits."""
-    waited = timeline.spent([span.waited_s for span in timeline.spans])
-    made, taken = (timeline.per_second(timeline.of(name)) for name in ("made", "taken"))
-    wanted = [each or None for each in timeline.per_second(timeline.of("taken"), waited)]
-    waits = timeline.per_second([100 * each for each in waited])
-    known = [each for each in [*made, *taken] if each is not None]
-    limit = max(known, default=1.0) * _HEADROOM
-    limit = min(limit, max([*known, *filter(None, wanted)], default=limit))
-    series = (
-        ("taken by training", "taken", "area", taken),
-        ("made by workers", "made", "line", made),
-        ("wanted: the rate of training while it did not wait", "wanted", "line", wanted),
-    )
-    rates = timeline.chart("Batches per second", "batches/s", limit, *series)
-    waiting = ("training waits for a batch", "wait", "area", waits)
-    shares = timeline.chart("Share of time that training waited", "%", 100, waiting)
-    return [rates, shares] if any(waited) else [rates]
-
-
-def _ready(timeline: Timeline, marks: Mapping[str, int | None]) -> list[Part]:
-    """Return the charts of batches between workers and trainer, by number and by bytes."""
-    most, least = timeline.of("most_ready", max), timeline.of("least_ready", min)
-    held, limits = (
-        timeline.of("held_bytes", max),
-        [marks.get("max_batches"), marks.get("max_bytes")],
-    )
-    if not any(most):
-        return []
-    # A limit that is far above what was reached is not drawn.
-    highest = [max(filter(None, most)), max(held)]
-    (batches, size) = (
-        limit if limit and limit <= 4 * value else 0
-        for limit, value in zip(limits, highest, strict=True)
-    )
-    parts = [
-        timeline.chart(
-            "Batches ready, between workers and training",
-            "batches",
-            max(highest[0], batches),
-            ("fewest to most ready when training asked", "ready", "band", most, least),
-            ("fewest", "ready", "line", least),
-            marks=[(batches, f"max_batches={batches:,}")] if batches else [],
+def _workers(trace: Trace, seconds: float) -> list[Part]:
+    """Return how busy each worker was, and the decisions about their number."""
+    busy, bars = sorted(trace.busy_s.items()), []
+    together = max(-(-len(busy) // _MAX_BARS), 1)
+    for at in range(0, len(busy), together):
+        (first, _), (last, _) = (joined := busy[at : at + together])[0], joined[-1]
+        share = sum(spent for _, spent in joined) / len(joined) / seconds if seconds else 0.0
+        bars.append(
+            (f"{first}" if first == last else f"{first}-{last}", round(100 * share), "made")
         )
-    ]
-    if any(held):
-        unit, factor = byte_unit(max(highest[1], size))
-        scaled = ("ready or in use", "ready", "area", [each / factor for each in held])
-        lines = [(size / factor, f"max_bytes={byte_size(size)}")] if size else []
-        limit = max(highest[1], size) / factor
-        parts.append(timeline.chart("Memory of these batches", unit, limit, scaled, marks=lines))
-    return parts
-
-
-def _number_of_workers(timeline: Timeline, trace: Trace) -> list[Part]:
-    """Return the number of workers over time, where it changed, and the decisions about it."""
-    numbers = timeline.of("num_workers", max)
     decisions = [
-        (max(at - trace.began_at, 0.0), cut(sentence))
+        [duration(max(at - trace.began_at, 0.0)), cut(sentence)]
         for at, sentence in list(trace.decisions)[-_SHOWN_DECISIONS:]
     ]
-    parts = _table(["at", "decision"], [[duration(at), sentence] for at, sentence in decisions])
-    if len({*numbers} - {0}) > 1:  # a column before the workers started counts none
-        series, events = ("workers", "other", "area", numbers), [at for at, _ in decisions]
-        places = [at / timeline.seconds for at in events]
-        chart = timeline.chart("Number of workers", "workers", max(numbers), series, events=places)
-        return [chart, *parts]
-    return parts
+    title = "Percent of the time in which each worker made batches"
+    shown = [_bars(title, bars)] if bars else []
+    return [*shown, *_table(["at", "decision"], decisions)]
+
+
+def histogram_bars(bins: Sequence[int], style: str) -> list[tuple[str, int, str]]:
+    """Return the bars of a histogram of durations, from the first bin in use to the last."""
+    used = [index for index, count in enumerate(bins) if count]
+    if not used:
+        return []
+    first, last = used[0], used[-1]
+    # Bins of factors of four keep it short where durations differ by orders of magnitude.
+    width = 1 if last - first < 12 else 2
+    bars = []
+    for index in range(first, last + 1, width):
+        edges = (2 ** (each - 1) * 1e-6 if each else 0.0 for each in (index, index + width))
+        low, high = (duration(each, digits=2) for each in edges)
+        bars.append((f"{low} to {high}", sum(bins[index : index + width]), style))
+    return bars
 
 
 def _waits(trace: Trace) -> Part:
@@ -281,16 +242,12 @@ def run_details(
         "unit": unit,
         "began": _began(time.monotonic() - trace.began_at),
         "totals": totals,
-        "sections": _run_sections(trace, Timeline(trace, totals["seconds"]), unit, name_of),
+        "sections": _run_sections(trace, unit, name_of),
         "settings": {name: cut(str(value)) for name, value in given.items() if value is not None},
     }
 
 
-def _run_sections(
-    trace: RunTrace, timeline: Timeline, unit: str, name_of: Callable[[int], str]
-) -> list[Section]:
-    if not timeline.spans:
-        return []
+def _run_sections(trace: RunTrace, unit: str, name_of: Callable[[int], str]) -> list[Section]:
     task = "input" if unit == "input" else "range of samples"
     bars = histogram_bars(trace.bins, "made")
     durations = [_bars(f"How long one {task} took", bars)] if bars else []
@@ -298,13 +255,8 @@ def _run_sections(
         [duration(each), cut(name_of(number))]
         for each, number in list(trace.slowest)[:_SHOWN_SLOWEST]
     ]
-    done, failed = (timeline.per_second(timeline.of(name)) for name in ("done", "failed"))
-    series = [("done", "ready", "area", done), ("failed", "wait", "area", failed)]
-    limit = max([each for each in [*done, *failed] if each is not None], default=1.0)
-    shown = series if any(timeline.of("failed")) else series[:1]
-    rates = timeline.chart(f"{unit.capitalize()}s per second", f"{unit}s/s", limit, *shown)
     table = _table(["time", f"slowest {task}"], slowest, 1)
-    return [("Throughput", [rates]), ("Durations", [*durations, *table])]
+    return [("Durations", [*durations, *table])] if durations or table else []
 
 
 def run_summary(report: Any) -> dict[str, Any]:
@@ -313,7 +265,7 @@ def run_summary(report: Any) -> dict[str, Any]:
     folder = shown_location(os.fspath(report.output)).rstrip("/").rpartition("/")[2]
     kind, unit = details.get("kind", "run"), details.get("unit", "input")
     notes = [_text(cut(each, 1000)) for each in getattr(report, "notes", ())]
-    nothing = [("Throughput", [_text("Nothing was left to be done.")])]
+    nothing = [("Durations", [_text("Nothing was left to be done.")])]
     return _report(
         kind,
         " ".join(filter(None, [kind, details.get("work", ""), f"→ {folder}"])),
