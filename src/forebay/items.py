@@ -30,7 +30,7 @@ from forebay.inputs.listing import list_folder
 from forebay.inputs.other_inputs import is_table
 from forebay.inputs.row_paths import file_columns, files_of_row, located, with_open_paths
 from forebay.inputs.search import divided_glob, matches, patterns_of
-from forebay.inputs.tables import are_paths, read_memory_table, read_tables, tables_in
+from forebay.inputs.tables import are_paths, names_files, read_memory_table, read_tables, tables_in
 from forebay.packed import PackedSequence
 
 if TYPE_CHECKING:
@@ -317,6 +317,23 @@ def from_ids(
             f"  {known}. Leave those IDs out, or give them labels."
         )
     return ItemDataset(items, load, PackedSequence(labels[item] for item in items))
+
+
+def dataset_from(inputs: Any, load: Callable[[Any], Any]) -> ItemDataset:
+    """Return a dataset of what a path, a glob, a table or a list of paths or IDs stands for."""
+    is_named = isinstance(inputs, str | os.PathLike)
+    if is_table(inputs) or (is_named and not names_files(inputs)):
+        return from_table(inputs, load)
+    if is_named:
+        return from_folder(inputs, load)
+    if isinstance(inputs, Mapping | Dataset) or not isinstance(inputs, Iterable):
+        raise OptionError(
+            f"load= is for paths and rows of a table, and the samples are of a "
+            f"{type(inputs).__name__}\n"
+            "  Nothing was started. Leave load out, or pass a folder, a glob, a list of paths or a "
+            "table."
+        )
+    return from_ids(inputs, load)
 
 
 def _check_load(load: object, optional: bool = False) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 import torch
@@ -349,7 +350,7 @@ class Counted(torch.utils.data.IterableDataset):
     [
         (iter(()), {}, "needs a map-style Dataset"),
         (Counted(), {}, "needs a map-style Dataset, .* got Counted"),
-        ("images", {}, r"got str\n.*from_folder"),
+        ("images", {}, r"got str\n.*With load="),
         (Pictures(), {"location": "memory://cache"}, "in the memory of this process"),
         (Pictures(), {"location": None}, "None names no folder"),
         (Pictures(), {"location": b"cache"}, "b'cache' names no folder"),
@@ -364,6 +365,73 @@ def test_impossible_calls_start_nothing(dataset, options, words, tmp_path):
     with pytest.raises(forebay.OptionError, match=words):
         forebay.cache(dataset, **arguments)
     assert not (tmp_path / "cache").exists()
+
+
+def text_of(path):
+    return {"text": Path(path).read_text()}
+
+
+def kind_of(path):
+    return {"kind": type(path).__name__}
+
+
+def number_in(row):
+    return {"n": row["n"] * 10}
+
+
+def in_texts(folder):
+    return sorted(map(str, folder.glob("*.txt")))
+
+
+@pytest.mark.parametrize(
+    "named",
+    [str, lambda folder: folder / "*.txt", in_texts, lambda folder: iter(in_texts(folder))],
+    ids=["folder", "glob", "list", "iterator"],
+)
+def test_paths_and_a_function_are_a_dataset(named, tmp_path):
+    """A file that changed is read again, a new one is added; the others are not read again."""
+    folder, read = tmp_path / "in", []
+    folder.mkdir()
+    for name in "abc":
+        (folder / f"{name}.txt").write_text(name)
+
+    def load(path):
+        read.append(Path(path).name)
+        return text_of(path)
+
+    cached = make(named(folder), tmp_path / "out", load=load, version="1")
+    assert [each["text"] for each in cached] == ["a", "b", "c"]
+    (folder / "b.txt").write_text("changed")
+    (folder / "d.txt").write_text("d")
+    read.clear()
+    cached = make(named(folder), tmp_path / "out", load=load, version="1")
+    assert [each["text"] for each in cached] == ["a", "changed", "c", "d"]
+    assert {*read} == {"b.txt", "d.txt"}
+
+
+def test_paths_are_loaded_as_they_were_listed(tmp_path):
+    """A string for a string."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_text("a")
+    for at, named in enumerate(([str(tmp_path / "in" / "a")], [tmp_path / "in" / "a"])):
+        cached = make(named, tmp_path / str(at), load=kind_of)
+        assert cached[0]["kind"] == type(named[0]).__name__
+
+
+def test_rows_and_a_function_are_a_dataset(tmp_path):
+    """Of a file, and of a list."""
+    (tmp_path / "t.csv").write_text("n\n1\n2\n")
+    for at, named in enumerate((tmp_path / "t.csv", [{"n": 1}, {"n": 2}])):
+        assert [each["n"] for each in make(named, tmp_path / str(at), load=number_in)] == [10, 20]
+
+
+def test_a_function_for_the_samples_of_a_dataset_is_refused(tmp_path):
+    """And so is a cache in the folder of its files."""
+    with pytest.raises(forebay.OptionError, match="the samples are of a Pictures"):
+        make(Pictures(), tmp_path / "cache", load=text_of)
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(forebay.OptionError, match="lies in the input folder"):
+        make(tmp_path, tmp_path / "cache", load=text_of)
 
 
 def test_a_file_in_place_of_the_folder_is_an_error(tmp_path):

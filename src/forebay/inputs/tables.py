@@ -65,6 +65,17 @@ def are_paths(table: object) -> bool:
     )
 
 
+def names_files(name: str | os.PathLike[str]) -> bool:
+    """Return whether the name of a file, a folder or a glob stands for files which are no table."""
+    name = os.path.expanduser(os.fspath(name))
+    is_glob = glob.has_magic(name) and not os.path.lexists(name)
+    if file_name(name).lower().endswith(SUFFIXES) and not (is_glob and not is_url(name)):
+        return False
+    if is_glob:  # a URL may have a query
+        return True
+    return not names_among(name, TABLES)
+
+
 def read_tables(named: Any) -> tuple[str, pyarrow.Table, str | None]:
     """Return the rows of a table, or of a list or a glob of tables, one after another.
 

@@ -6,7 +6,6 @@ files ──> the same, with their names as the only column
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +21,13 @@ from torch.utils.data import IterableDataset, default_collate
 
 from forebay.base.arrow_arrays import array_of
 from forebay.base.datasets import is_map_style
-from forebay.base.files import file_name, is_url, local_file, names_among, shown_values
-from forebay.base.output_names import SUFFIXES, TABLES
+from forebay.base.files import is_url, local_file, shown_values
 from forebay.devices.device import Device, copying_device
 from forebay.errors import InputError, OptionError, cut_own_frames
 from forebay.failures import Failure
 from forebay.inputs.listing import Listing, list_inputs
 from forebay.inputs.other_inputs import is_table
+from forebay.inputs.tables import find_table, names_files, read_memory_table, read_table
 from forebay.loader import DataLoader
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.messages import BatchError, BatchResult, Result
@@ -72,8 +71,6 @@ class Table(NamedTuple):
 
 def open_table(data: Any, folder: str | os.PathLike[str] | None) -> Table:
     """Return a table whose columns can be stored beside the predictions."""
-    from forebay.inputs.tables import find_table, read_memory_table, read_table
-
     is_named = isinstance(data, str | os.PathLike)
     source = find_table(data) if is_named else data
     listing = list_inputs(source, folder)  # raises if there are no rows, or columns of one name
@@ -165,8 +162,6 @@ def table_of(
         if callable(load):
             return open_table(data, folder)
         if is_named and not is_url(os.fspath(data)):
-            from forebay.inputs.tables import find_table
-
             find_table(data)  # raises if there is none
         raise _no_function(data, "is a table", "a row as a dict", "from its rows")
     for name, value in (("folder", folder), ("load", load)):
@@ -184,15 +179,7 @@ def _are_files(data: Any, has_function: bool) -> bool:
     """Return whether data name files which are no table."""
     if isinstance(data, list | tuple):
         return has_function and bool(data) and isinstance(data[0], str | os.PathLike)
-    if not isinstance(data, str | os.PathLike):
-        return False
-    name = os.path.expanduser(os.fspath(data))
-    is_glob = glob.has_magic(name) and not os.path.lexists(name)
-    if file_name(name).lower().endswith(SUFFIXES) and not (is_glob and not is_url(name)):
-        return False
-    if is_glob:  # a URL may have a query
-        return True
-    return not names_among(name, TABLES)
+    return isinstance(data, str | os.PathLike) and names_files(data)
 
 
 def _no_function(data: Any, what: str, given: str, source: str) -> OptionError:

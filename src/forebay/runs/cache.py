@@ -37,6 +37,7 @@ from forebay.errors import (
     shown_location,
 )
 from forebay.failures import Failure
+from forebay.inputs.own_outputs import keep_apart
 from forebay.ledger.database import InputRow, reading
 from forebay.ledger.records import EarlierRows
 from forebay.options import SHARD_BYTES, PreprocessOptions, Ray
@@ -72,6 +73,7 @@ def cache(
     dataset: Any,
     location: str | os.PathLike[str],
     *,
+    load: Callable[[Any], Any] | None = None,
     transform: Transform | None = None,
     num_workers: int | Literal["auto"] | None = None,
     backend: str | Ray = "process",
@@ -103,10 +105,13 @@ def cache(
     as ranks do, one makes it, and the others wait and then open it.
 
     Args:
-        dataset: A map-style Dataset.
+        dataset: A map-style Dataset; with `load`, also what it is made of: a folder, a glob or a
+            list of paths, or a table, as `from_folder`, `from_ids` and `from_table` take them.
         location: A folder for the files, created if missing, or the fsspec URL of one:
             `shard-*.arrow`, and forebay's own `.forebay`. With a URL each worker uploads its
             shards as it makes them; any machine continues, and opens, what another one made.
+        load: Called with the path of a file, as it was listed, or with a row as a dict; it returns
+            the sample.
         transform: Called with each sample each time it is read; it may change it in place.
         num_workers: Number of workers; None for one per core, or for as many as a cluster has room
             for; 0 to work in this process; "auto" as in `preprocess`.
@@ -150,7 +155,13 @@ def cache(
     options = PreprocessOptions.of(locals(), on_error="skip")
     settings = settings_to_json(locals())
     _check_compression(compression)
-    place, samples = folder_at(location), _samples_of(dataset)
+    place = folder_at(location)
+    if load is not None:
+        from forebay.items import dataset_from
+
+        keep_apart(dataset, location)
+        dataset = dataset_from(dataset, load)
+    samples = _samples_of(dataset)
     described = functools.cache(functools.partial(_described, samples))
     index = Index.read(place) if resume else None
     classes: dict[Identity, type] = {}
@@ -210,8 +221,8 @@ def _samples_of(dataset: Any) -> Samples:
         raise OptionError(
             f"cache needs a map-style Dataset, with __getitem__ and __len__; got "
             f"{type(dataset).__name__}\n"
-            "  Nothing was started. forebay.from_folder(folder, load) makes one of the files in a "
-            "folder, and forebay.from_table(table, load) of the rows of a table."
+            "  Nothing was started. With load=, a function that returns the sample of a path or a "
+            "row, give a folder, a glob, a list of paths or a table."
         )
     samples = samples_of(dataset)
     if not len(samples):
