@@ -15,6 +15,7 @@ These are measured only when they are named:
     auto                            an idle machine, half an hour: num_workers="auto"
     compression                     ten minutes: caches with and without compression
     concurrency                     three minutes: small objects behind a network, several at once
+    audit                           ten minutes: what it costs to make samples a second time
     tracing                         an idle machine, two minutes: what the loader's record costs
     heap                            8 GiB of memory, three minutes: the freed memory workers keep
     large                           20 GiB of memory, half an hour: the DataLoader
@@ -44,6 +45,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
+from benchmarks.audit import audit
 from benchmarks.auto import auto
 from benchmarks.bucket import TABLES as BUCKET
 from benchmarks.buffer import buffer_fills
@@ -111,6 +113,7 @@ TABLES = (
         "auto": auto,
         "compression": compression,
         "concurrency": concurrency,
+        "audit": audit,
         "tracing": tracing,
         "heap": kept_heap,
         "large-order": order,

@@ -330,6 +330,8 @@ class History(MoreSteps):
         self.oracle.at.branch += f" {self.oracle.at.epoch}.{self.oracle.at.batch}:{weights}"
 
     def _refresh(self, draw: int) -> None:
+        # Workers that persist are replaced, which torch's class does not know.
+        self.oracle.at.is_clean &= self.setup["keep"] != "persistent"
         self._right(self._trainer().ask("refresh"))
 
     def _change(self, draw: int) -> None:
@@ -357,15 +359,19 @@ class History(MoreSteps):
         took = self._right(self._trainer().ask("take", _ALL, 0.0005 * (1 + draw % 40)))
         for batch in took.batches:
             self.oracle.got(self.setup, batch)
-        if not took.raised or "AlarmError" not in took.raised.kinds:
-            raise WrongError(f"a handler's exception did not come: {took.raised}")
+        if took.raised and "AlarmError" not in took.raised.kinds:
+            raise WrongError(f"instead of a handler's exception came\n{took.raised.text}")
         self.say(f"  took {len(took.batches)} batches{', to the end' if took.ended else ''}")
         self.oracle.at.is_clean = False
-        self.is_open = False
+        self.is_open = not took.ended
         if took.ended:
             self.oracle.ended(self.setup)
-        else:
-            self._judge_left(took.epoch)
+        if took.ended or not took.raised:  # Python ignores what a handler raises in a finalizer
+            return
+        # Only when it goes on does a loader say whether it takes this for a look at one batch:
+        # a batch may be lost that the trainer never got.
+        self._judge_left(self._right(self._trainer().ask("begin")))
+        self.is_open, self.was_left = True, False
 
     def _kill_worker(self, draw: int) -> None:
         """Kill a process that has made samples."""

@@ -182,6 +182,11 @@ class _Child:
             signal.setitimer(signal.ITIMER_REAL, 0)
         return Took(tuple(batches), ended, self._epoch(), raised)
 
+    def begin(self) -> int:
+        """Begin to iterate; return the epoch."""
+        self.iterators = [iter(loader) for loader in self.loaders]
+        return self._epoch()
+
     def _step(self) -> Taken | None:
         ended, ranks, digests = [], [], []
         form, is_raw = self.plan.setup["batch"], self.plan.setup["batch"] == "raw"

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 import forebay
 from forebay import DataLoader
 from forebay.loading.audit_plan import Difference, audited_offsets, is_due, words_of
+from forebay.loading.audit_process import AuditProcess
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:buffer= has no effect"
@@ -235,6 +236,22 @@ def test_a_batch_is_as_without_the_audit():
         found = torch.cat([batch["part"] for batch in DataLoader(dataset, 8, seed=0)])
     assert found.tolist() == list(range(1, 1001))
     assert dataset.calls == 1000
+
+
+def test_the_price_of_the_audit_is_all_that_its_process_took():
+    """Not the samples alone: to begin and to end takes longer than to make small ones."""
+
+    def prepare():
+        until = time.process_time() + 0.05
+        while time.process_time() < until:
+            pass
+        return lambda message: message
+
+    process = AuditProcess(prepare)
+    assert process.send("sample")
+    assert process.received(20.0) == ["sample"]
+    assert process.close() >= 0.05
+    assert process.close() == 0.0
 
 
 # ---- what is decided -----------------------------------------------------------------------------

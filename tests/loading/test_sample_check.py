@@ -249,3 +249,40 @@ def test_a_file_that_workers_inherit_has_a_position_in_each(is_open, tmp_path):
     if is_open:
         dataset.file.close()
     assert is_open or dataset.file is None
+
+
+class Noisy(Dataset):
+    """Draws from a generator of its own, or from one that nobody can reach."""
+
+    def __init__(self, count, *, is_hidden=False):
+        self.count, self.is_hidden, self.rng = count, is_hidden, np.random.default_rng()
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        rng = np.random.default_rng() if self.is_hidden else self.rng
+        return torch.full((3 + index % 3,), index + rng.random())
+
+
+def planned_by(way, is_hidden):
+    """A loader whose order is its own: of a mixture, of packed rows, of whole batches."""
+    dataset = Noisy(20, is_hidden=is_hidden)
+    lengths = [3 + index % 3 for index in range(20)]
+    if way == "mix":
+        mixed = forebay.mix({"a": (dataset, 1.0), "b": (Noisy(9), 2.0)})
+        return forebay.DataLoader(mixed, batch_size=4, seed=3, collate_fn=list)
+    if way == "packed":
+        rows = forebay.pack_sequences(dataset, lengths=lengths, size=20)
+        return forebay.DataLoader(rows, batch_size=2, seed=3, collate_fn=list)
+    rows = forebay.batch_by_length(dataset, lengths=lengths, max_tokens=20)
+    return forebay.DataLoader(rows, batch_size=None, seed=3, collate_fn=list)
+
+
+@pytest.mark.parametrize("way", ["mix", "packed", "grouped"])
+def test_samples_of_a_mixture_and_rows_are_checked(way):
+    """Though their order is their own, which no sampler may replace."""
+    with planned_by(way, is_hidden=False) as loader:
+        assert loader.check(), str(loader.check())
+    with planned_by(way, is_hidden=True) as loader:
+        assert not loader.check()

@@ -18,6 +18,7 @@ import random
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import compress
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, ModuleType
@@ -293,8 +294,8 @@ def _hold_any(values: Iterable[Any]) -> bool:
     Level by level, at the speed of the collector: a million tuples of strings take 0.1 s.
     """
     kinds, level, known = generator_kinds(), list(values), set[int]()
-    while level:
-        types = set(map(type, level)) - _PLAIN
+    is_first = True  # there are most, and whether one comes again costs more than to look at it
+    while types := set(map(type, level)) - _PLAIN:
         if any(issubclass(each, kinds) for each in types):
             return True
         # Classes and modules refer to everything else; of a function, what is around it counts.
@@ -306,8 +307,11 @@ def _hold_any(values: Iterable[Any]) -> bool:
         left: Iterable[Any] = filter(gc.is_tracked, level)
         if of_code:
             left = (each for each in left if type(each) not in of_code)
-        level = [each for each in (*left, *inner) if id(each) not in known]
-        known.update(map(id, level))
+        if is_first:
+            level, is_first = [*left, *inner], False
+        else:
+            level = [each for each in (*left, *inner) if id(each) not in known]
+            known.update(map(id, level))
         level = gc.get_referents(*level)
     return False
 
@@ -356,19 +360,22 @@ def freeze(*, finds: bool) -> None:
 
 def _listed(objects: list[Any]) -> list[Any]:
     """Return the generators among objects; those of torch, of what these refer to."""
-    of_type = [*map(type, objects)]
-    types = set(of_type)
+    types = set(map(type, objects))
     kinds = {each for each in types if issubclass(each, generator_kinds())}
-    found = [*compress(objects, map(kinds.__contains__, of_type))]
     _, torch = numpy_and_torch()
-    if torch is not None:
-        sized = [*compress(objects, map({*_CONTAINERS}.__contains__, of_type))]
-        # Of a long container, the collector's own walk is told by what reaches it.
-        short = compress(sized, map(MANY_ITEMS.__ge__, map(len, sized)))
-        others = {each for each in types.difference(_CONTAINERS) if _is_users(each)} | {CellType}
-        held = gc.get_referents(*short, *compress(objects, map(others.__contains__, of_type)))
-        found += compress(held, map({torch.Generator}.__contains__, map(type, held)))
-    return found
+    if torch is None:
+        return [*_of_types(objects, kinds)]
+    others = {each for each in types.difference(_CONTAINERS) if _is_users(each)} | {CellType}
+    objects = [*_of_types(objects, kinds | others | {*_CONTAINERS})]
+    sized = [*_of_types(objects, {*_CONTAINERS})]
+    # Of a long container, the collector's own walk is told by what reaches it.
+    short = compress(sized, map(MANY_ITEMS.__ge__, map(len, sized)))
+    held = gc.get_referents(*short, *_of_types(objects, others))
+    return [*_of_types(objects, kinds), *_of_types(held, {torch.Generator})]
+
+
+def _of_types(objects: list[Any], types: AbstractSet[type]) -> Iterator[Any]:
+    return compress(objects, map(types.__contains__, map(type, objects)))
 
 
 def others_in_process(found: Iterable[Any], names: Mapping[int, str]) -> dict[str, Any]:

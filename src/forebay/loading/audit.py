@@ -100,10 +100,9 @@ class LoaderAudit:
                     break
                 if not answers:
                     break
-                for samples, found, took_s in answers:
+                for samples, found in answers:
                     self._left -= 1
                     self.samples += samples
-                    self._cost_s += took_s
                     self.differences.extend(found)
             if self.differences and not self._has_warned:
                 self._has_warned = True
@@ -115,7 +114,7 @@ class LoaderAudit:
             if self._child is not None:
                 self.poll(wait_s)
                 self._is_hopeless = wait_s > 0 and self._left > 0
-                self._child.close()
+                self._cost_s += self._child.close()
                 self._child, self._left = None, 0
 
     def described(self) -> tuple[str, ...]:
@@ -133,16 +132,14 @@ class LoaderAudit:
 
 def _answering(
     make: Callable[[], SecondMaker],
-) -> Callable[[MadeBefore], tuple[int, list[Difference], float]]:
-    """Return what makes samples again, in the fork: how many, what differs, and what it takes."""
+) -> Callable[[MadeBefore], tuple[int, list[Difference]]]:
+    """Return what makes samples again, in the fork: how many, and what differs."""
     second = make()
 
-    def answer(before: MadeBefore) -> tuple[int, list[Difference], float]:
-        began = time.process_time()
+    def answer(before: MadeBefore) -> tuple[int, list[Difference]]:
         try:
-            count, found = len(before.audited), second.differences(before)
+            return len(before.audited), second.differences(before)
         except Exception:  # noqa: BLE001 - it cannot be made in a fork, which says nothing
-            count, found = 0, []
-        return count, found, time.process_time() - began
+            return 0, []
 
     return answer

@@ -51,7 +51,11 @@ class AuditProcess:
             os.close(answers)
         os.set_blocking(self._put, False)
         self._channel = Channel(self._get, self._put)
-        self.close = weakref.finalize(self, _end, driver, pid, self._put, self._get)
+        self._end = weakref.finalize(self, _end, driver, pid, self._put, self._get)
+
+    def close(self) -> float:
+        """End the fork; return the processor time that it took, in seconds."""
+        return self._end() or 0.0  # None if it has ended already
 
     def send(self, message: Any) -> bool:
         """Send a message, now or later; return whether it can be sent."""
@@ -76,22 +80,28 @@ class AuditProcess:
         return found or (None if channel.ended else [])
 
 
-def _end(driver: int, pid: int, put: int, get: int) -> None:
-    """Have a child end, after the sample that it is making; kill one that does not."""
+def _end(driver: int, pid: int, put: int, get: int) -> float:
+    """Have a child end, after the sample that it is making; kill one that does not.
+
+    Returns:
+        The processor time that it took, in seconds.
+    """
     for each in (put, get):
         driver_ends.discard(each)
         with suppress(OSError):
             os.close(each)
     if os.getpid() != driver:  # a fork of the trainer
-        return
+        return 0.0
     until = time.monotonic() + END_S
     with suppress(OSError):  # the program has reaped it
-        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        while not (ended := os.wait4(pid, os.WNOHANG))[0]:
             if time.monotonic() > until:
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                ended = os.wait4(pid, 0)
                 break
             time.sleep(LOOK_S)
+        return ended[2].ru_utime + ended[2].ru_stime
+    return 0.0
 
 
 # ---- the fork ------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from forebay.loading.selections import Rest
 from forebay.observe.progress import log
 from forebay.observe.record import Trace
 from forebay.ranks import Ranks, check_agreement
+from forebay.seeds import worker_seed_of
 
 if TYPE_CHECKING:  # imported where a loader needs it
     from forebay.loading.feed import Feed
@@ -54,6 +55,7 @@ class Pipeline:
         self.last: tuple[BatchRequest, tuple[Failure, ...]] | None = None
         self._trace, self._tuning = trace, tuning_of(kind, trace)
         self._dataset_seen: Any = None
+        self._drawn: tuple[int, int | None] | None = None  # what the workers' seeds are from
         self._replaces_workers = False
         self._has_agreed = self._has_said = False
         self._has_loaded = False  # a dataset's state
@@ -132,6 +134,9 @@ class Pipeline:
         if feed is None or is_old:
             self.close(between_epochs=True)
             self._replaces_workers, self._dataset_seen = False, seen
+            if kind.seed is None and self._drawn == drawn:  # those of before have drawn from it
+                base_seed = worker_seed_of(base_seed, position.epoch)
+            self._drawn = drawn
             spec = kind.spec(base_seed, position.epoch, states)
             device = None if self.hand_out is None else self.hand_out.device
             feed = self.feed = feed_of(kind, spec, self._trace, self._tuning, device)

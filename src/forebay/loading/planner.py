@@ -201,7 +201,7 @@ class Planner:
     def replan(self) -> None:
         """Drop all requests and make them again, from the current position."""
         self._is_stale = True
-        if not self.is_over and self._feed is not None:
+        if not self.is_over and self._feed is not None and self._feed.is_open:
             start = self.start._replace(batch=self.batch, sample=self.sample)
             self.begin(self._feed, start)
 

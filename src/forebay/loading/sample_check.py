@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import (
     BatchSampler,
+    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -20,7 +21,7 @@ from torch.utils.data import (
 )
 
 from forebay.base.batch_digests import digested, not_compared, shown_leaves, unread
-from forebay.base.datasets import getitems_of
+from forebay.base.datasets import getitems_of, sequence_rows
 from forebay.base.formatting import counted
 from forebay.base.process import moved_since, read_positions
 from forebay.base.randomness import generators_kept
@@ -29,6 +30,7 @@ from forebay.loading.audit_process import AuditProcess
 from forebay.loading.fetch import MapFetcher
 from forebay.loading.kind import LoaderKind
 from forebay.loading.messages import AuditedSample, BatchRequest
+from forebay.loading.plan_kind import PlanKind
 from forebay.loading.sampler_kind import ReadsSampler
 from forebay.loading.second_maker import MadeBefore, SecondMaker
 
@@ -145,16 +147,18 @@ def check_samples(kind: LoaderKind, samples: int, loader: Callable[..., Any]) ->
         indices = [] if isinstance(dataset, IterableDataset) else _indices(kind, samples)
     if not indices:
         raise OptionError("check() needs a map-style dataset with samples")
+    if isinstance(kind, PlanKind) or sequence_rows(dataset):
+        dataset = _InAnyOrder(dataset)
     before, moved = read_positions(), set[str]()
     try:
-        found = _made(kind, indices, loader)
+        found = _made(kind, dataset, indices, loader)
     except Exception as error:
         moved = moved_since(before)
         if moved:
             error.add_note(f"forebay: {_shared(*sorted(moved))}")
         raise
     moved = moved_since(before)  # now, when only workers have read
-    differences = _differences(kind, found)
+    differences = _differences(kind, dataset, found)
     opaque = dict.fromkeys(
         f"{path or 'a sample'} ({name})"
         for each in found
@@ -166,11 +170,28 @@ def check_samples(kind: LoaderKind, samples: int, loader: Callable[..., Any]) ->
     )
 
 
-def _made(kind: LoaderKind, indices: Sequence[Any], loader: Callable[..., Any]) -> list[MadeBefore]:
+class _InAnyOrder(Dataset[Any]):
+    """The samples of a mixture, or its rows, whose order is otherwise their own."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.inner = dataset  # not `dataset`: it is none of those that others look into
+        if (together := getitems_of(dataset)) is not None:
+            self.__getitems__ = together
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.inner[index]
+
+
+def _made(
+    kind: LoaderKind, dataset: Any, indices: Sequence[Any], loader: Callable[..., Any]
+) -> list[MadeBefore]:
     """Make samples in two workers, and their batches if `collate_fn` may do something to them."""
     size = max(len(indices) // 8, 1)  # so that both workers read at once
     found, functions = list[MadeBefore](), list[Callable[[Any], Any]]([list])
-    is_whole = getitems_of(kind.dataset) is not None
+    is_whole = getitems_of(dataset) is not None
     if kind.collate_fn not in (default_collate, default_convert) and kind.auto_collation:
         functions.append(kind.collate_fn)
     for collate_fn in functions:
@@ -178,7 +199,7 @@ def _made(kind: LoaderKind, indices: Sequence[Any], loader: Callable[..., Any]) 
             generators_kept(),
             warnings.catch_warnings(),
             loader(
-                kind.dataset,
+                dataset,
                 batch_size=size,
                 sampler=indices,
                 collate_fn=collate_fn,
@@ -204,10 +225,12 @@ def _made(kind: LoaderKind, indices: Sequence[Any], loader: Callable[..., Any]) 
     return found
 
 
-def _differences(kind: LoaderKind, found: Sequence[MadeBefore]) -> list[SampleDifference]:
+def _differences(
+    kind: LoaderKind, dataset: Any, found: Sequence[MadeBefore]
+) -> list[SampleDifference]:
     """Make them again in a fork, which has made nothing before, in the opposite order."""
     spec = replace(kind.spec(), auto_collation=True, seed=kind.seed, fetcher=MapFetcher)
-    spec = replace(spec, concurrency=1, worker_init_fn=None, num_workers=2)
+    spec = replace(spec, dataset=dataset, concurrency=1, worker_init_fn=None, num_workers=2)
     process = AuditProcess(lambda: _answering(SecondMaker(spec, is_thorough=True), found))
     differences: dict[tuple[str, str], SampleDifference] = {}
     try:

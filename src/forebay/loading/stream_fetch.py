@@ -158,6 +158,7 @@ class StreamFetcher(BatchFetcher):
         try:
             self._begin(self._spec.dataset if dataset is None else dataset, state)
             self._read = state.read
+            self._draw_on(state)
             self._skip(request, state._replace(read=0), size)
         except OptionError:
             raise
@@ -169,6 +170,12 @@ class StreamFetcher(BatchFetcher):
             return False
         self._has_ended |= state.phase == "ended"
         return True
+
+    def _draw_on(self, state: WorkerState) -> None:
+        """Without a seed, do not draw again what was drawn before a position."""
+        assert isinstance(state.since, int)
+        if self._seed is None and self._is_process and (read := state.read + state.since):
+            seed_generators(child_seed(self._spec.base_seed + self._worker_id, read))
 
     def _skip(self, request: BatchRequest, state: WorkerState, size: int) -> None:
         """Read again what was read before a position, the last of it as the batch that it was."""
