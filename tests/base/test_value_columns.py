@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -203,3 +204,33 @@ def test_types_of_a_table_become_wider(one, other, kind):
     """In either order."""
     for pair in ((one, other), (other, one)):
         assert widened_alike(*map(spec_of, pair)).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("values", "exact", "alike"),
+    [
+        (["1.50", "-12.25"], "decimal128(4, 2)", "decimal128(4, 2)"),
+        (["1.5", "100"], "large_string", "decimal128(4, 1)"),
+        (["1E+3", "1"], "large_string", "large_string"),
+        (["-0", "1"], "large_string", "large_string"),
+        (["1e30", "1e-30"], "large_string", "large_string"),
+        (["0", "9" * 38], "decimal128(38, 0)", "decimal128(38, 0)"),
+    ],
+)
+def test_decimals_are_numbers_if_they_come_back_as_they_were(values, exact, alike):
+    """Their digits too: 1.5 is not 1.50 for whoever prints it."""
+    numbers = [*map(Decimal, values)]
+    for join, name in ((widened, exact), (widened_alike, alike)):
+        spec = Spec("none")
+        for each in numbers:
+            spec = join(spec, spec_of(each))
+        assert str(arrow_type(spec)) == name
+        assert type_from_json(type_to_json(spec)) == spec
+        column = column_of(spec)
+        column.extend([*numbers, None])
+        array = column.taken()
+        get = getter_of(spec, array, None, {})
+        found = [get(row) for row in range(len(numbers) + 1)]
+        assert found == [*numbers, None]
+        if join is widened:
+            assert [*map(str, found[:-1])] == [*map(str, numbers)]

@@ -298,6 +298,8 @@ UNLIKE = {
         datetime(2020, 10, 25, 1, 30, i, tzinfo=ZONE),
     ),
     "pandas": lambda i: [pd.Timestamp(i), pd.Timedelta(i), pd.Timestamp(i, tz="UTC")],
+    "Decimals": lambda i: [Decimal("1.50") * i, Decimal(10**27) * i, -Decimal(i) / 8],
+    "odd Decimals": lambda i: Decimal(["1E+3", "-0", "0E-9", "Infinity", "7e-40"][i % 5]),
     "written": lambda i: [Decimal("1.50") + i, 1 + 2j, Path(f"/a{i}"), UUID(int=i)],
     "NumPy's numbers": lambda i: [np.float32(i), np.int8(i), np.bool_(i), np.datetime64(i, "s")],
     "NumPy's strings of one length": lambda i: np.array([str(i), "x" * i], "U9"),

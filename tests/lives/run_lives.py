@@ -129,7 +129,6 @@ EXCLUDED = (
     Excluded("samples of shards are named by shard and number", {"inputs": "shards"}, "redo"),
 )
 KNOWN = (
-    Excluded("predictions keep Decimals as strings", {"call": "predict", "returns": "typed"}),
     Excluded(
         "a file that was left open is not noticed where names are mended",
         {"leaves": "list", "failing": "open"},

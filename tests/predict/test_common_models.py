@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -238,3 +239,16 @@ def test_rows_of_a_file_are_written_again_when_a_type_becomes_wider(tmp_path, mo
     table = pq.read_table(tmp_path)
     assert table["warning"].to_pylist() == [None] * 51 + ["long"] * 9
     assert {path.name for path in tmp_path.iterdir()} == {".forebay", "part-00000.parquet"}
+
+
+def test_decimals_are_a_column_of_decimals(tmp_path):
+    """As in a table of `preprocess`: of any number of decimal places, NaN is missing."""
+    prices = [Decimal("1.50"), Decimal("1E+3"), Decimal("-0"), Decimal("nan"), Decimal("0.125")]
+
+    def model(batch):
+        return {"price": [prices[int(each[0]) % 5] for each in batch]}
+
+    forebay.predict(model, Numbers(10), tmp_path, num_workers=0, batch_size=3, progress=False)
+    column = pq.read_table(tmp_path).column("price")
+    assert str(column.type) == "decimal128(7, 3)"
+    assert column.to_pylist() == [Decimal("1.5"), Decimal(1000), 0, None, Decimal("0.125")] * 2

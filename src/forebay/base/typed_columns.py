@@ -28,7 +28,7 @@ from forebay.base.row_values import MARK
 if TYPE_CHECKING:
     import pyarrow
 
-_MOST_DIGITS = 38  # of a decimal128
+MOST_DIGITS = 38  # of a decimal128
 _NANO = 1000  # nanoseconds in a microsecond
 _INT64 = 1 << 63
 
@@ -52,7 +52,7 @@ def detail_of(kind: str, parts: Sequence[Any]) -> str | None:
         _, digits, exponent = Decimal(parts[0]).as_tuple()
         scale = max(-int(exponent), 0)
         whole = max(len(digits) + int(exponent), 0)
-        return f"{whole} {scale}" if whole + scale <= _MOST_DIGITS else None
+        return f"{whole} {scale}" if whole + scale <= MOST_DIGITS else None
     return f"{parts[1]} {len(parts[0])}" if kind == "vector" else ""
 
 
@@ -63,7 +63,7 @@ def common_detail(kind: str, one: str, other: str) -> str | None:
     (first, _, mine), (second, _, yours) = one.partition(" "), other.partition(" ")
     if kind == "decimal":
         whole, scale = max(int(first), int(second)), max(int(mine), int(yours))
-        return f"{whole} {scale}" if whole + scale <= _MOST_DIGITS else None
+        return f"{whole} {scale}" if whole + scale <= MOST_DIGITS else None
     if kind == "duration":
         return "ns"
     if kind != "datetime" or bool(mine) != bool(yours):
@@ -114,7 +114,9 @@ def typed_array(
         buffers = [valid, pyarrow.py_buffer(ends), pyarrow.py_buffer(b"".join(data))]
         return pyarrow.Array.from_buffers(column, len(values), buffers)
     if kind == "decimal":
-        whole = [0 if each is None else int(_scaled(each[0], column.scale)) for each in parts]
+        whole = [
+            0 if each is None else int(scaled(Decimal(each[0]), column.scale)) for each in parts
+        ]
         text = b"".join(each.to_bytes(16, "little", signed=True) for each in whole)
         return pyarrow.Array.from_buffers(column, len(values), [valid, pyarrow.py_buffer(text)])
     step = _NANO if getattr(column, "unit", "") == "us" and kind in ("datetime", "duration") else 1
@@ -123,6 +125,7 @@ def typed_array(
     return pyarrow.Array.from_buffers(column, len(values), [valid, buffer])
 
 
-def _scaled(text: str, scale: int) -> Decimal:
-    sign, digits, exponent = Decimal(text).as_tuple()
+def scaled(value: Decimal, scale: int) -> Decimal:
+    """Return a Decimal times a power of ten, with all of its digits."""
+    sign, digits, exponent = value.as_tuple()
     return Decimal((sign, digits, int(exponent) + scale))

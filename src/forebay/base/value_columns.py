@@ -21,6 +21,7 @@ import torch
 
 from forebay.base.arrow_arrays import array_of, bits_of
 from forebay.base.tensor_bytes import tensor_bytes
+from forebay.base.typed_columns import scaled
 from forebay.base.value_classes import is_unicode, items_of
 from forebay.base.value_inference import number_of, spec_of
 from forebay.base.value_types import (
@@ -42,6 +43,8 @@ def column_of(spec: Spec) -> ValueColumn:
         return _Pairs(spec) if spec.kind == "pairs" else _List(spec)
     if spec.kind in ("tensor", "array", "number"):
         return _Arrays(spec)
+    if spec.kind == "decimal" and spec.dtype:
+        return _Decimals(spec)
     found: ValueColumn = _FLAT.get(spec.kind, _Times)(spec)
     return found
 
@@ -152,6 +155,12 @@ class _Times(_Data):
     def _add(self, value: Any) -> None:
         number, size = 0 if value is None else number_of(value), self._type.bit_width // 8
         self._data += number.to_bytes(size, sys.byteorder, signed=True)
+
+
+class _Decimals(_Data):
+    def _add(self, value: Any) -> None:
+        number = 0 if value is None else int(scaled(value, self._type.scale))
+        self._data += number.to_bytes(16, "little", signed=True)
 
 
 def _json_of(value: Any) -> str:

@@ -16,11 +16,13 @@ import sys
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import torch
 
+from forebay.base.typed_columns import common_detail, detail_of
 from forebay.base.value_classes import (
     CLASSES,
     MAPPINGS,
@@ -78,7 +80,7 @@ def spec_of(value: Any, depth: int = 0) -> Spec:
     if kind in _WRITTEN:
         if not is_unicode(value):
             raise MisfitError(f"is {value!r}, which is not Unicode; make it bytes or a string")
-        return Spec(_WRITTEN[kind])
+        return Spec(_WRITTEN[kind], _digits(value) if kind is Decimal else "")
     if issubclass(kind, date | time | timedelta) or kind.__name__ == "NaTType":
         return _time_spec(value, kind)
     if is_image(value):
@@ -93,6 +95,25 @@ def spec_of(value: Any, depth: int = 0) -> Spec:
         f"is of type {kind.__module__}.{kind.__qualname__}, which has no form as data; make it "
         "a plain tensor, an array, a number, a string, or a dict of these"
     )
+
+
+def _digits(value: Decimal) -> str:
+    """Return how many digits a Decimal has before and behind its point; "" if a string keeps more.
+
+    A column of numbers has neither 1E+3 beside 1000, nor -0, NaN and infinity.
+    """
+    sign, _, exponent = value.as_tuple()
+    if not isinstance(exponent, int) or exponent > 0 or (sign and not value):
+        return ""
+    return detail_of("decimal", [str(value)]) or ""
+
+
+def _decimals(old: Spec, new: Spec, *, alike: bool) -> Spec:
+    """Return the type of the Decimals of both: where they come back as they were, of one scale."""
+    scales = {each.dtype.partition(" ")[2] for each in (old, new)}
+    if "" in scales or (len(scales) > 1 and not alike):
+        return Spec("decimal")
+    return Spec("decimal", common_detail("decimal", old.dtype, new.dtype) or "")
 
 
 def _tensor_spec(value: torch.Tensor) -> Spec:
@@ -335,6 +356,8 @@ def _joined(old: Spec, new: Spec, join: _Join) -> Spec | None:
     if not isinstance(old, Nested) or not isinstance(new, Nested):
         if old.kind == "str":
             return Spec("str", "binary")
+        if old.kind == "decimal":
+            return _decimals(old, new, alike=join is widened_alike)
         return replace(old, shape=None) if old.dtype == new.dtype else None
     if (old.dtype, old.home) != (new.dtype, new.home):
         return None

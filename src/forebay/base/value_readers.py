@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 
 from forebay.base.arrow_arrays import array_of, array_of_numpy
 from forebay.base.batches import mapped, opened
+from forebay.base.typed_columns import scaled
 from forebay.base.value_classes import MAPPINGS, SEQUENCES, Classes, class_of, with_fields
 from forebay.base.value_columns import column_of
 from forebay.base.value_inference import EPOCH
@@ -89,6 +91,9 @@ def _present(spec: Spec, column: pa.Array, whole: Bytes | None) -> Getter:
     if spec.kind in ("int", "float"):
         # Items of a memoryview are Python numbers.
         return _numbers(column.buffers()[1], whole, spec.stored[0]).data.__getitem__
+    if spec.kind == "decimal" and spec.dtype:
+        data, scale = _numbers(column.buffers()[1], whole).data, column.type.scale
+        return lambda row: scaled(_integer(data[16 * row : 16 * row + 16]), -scale)
     if spec.kind in ("str", "bytes") or spec.kind in _FROM_STRINGS:
         return _strings(spec, column, whole)
     if spec.kind in TIMES:
@@ -113,6 +118,10 @@ def _present(spec: Spec, column: pa.Array, whole: Bytes | None) -> Getter:
         return lambda row: finish(flat[row : row + 1].reshape(()))
     table = flat[: rows * math.prod(spec.shape)].reshape(rows, *spec.shape)
     return lambda row: finish(table[row])
+
+
+def _integer(data: Any) -> Decimal:
+    return Decimal(int.from_bytes(data, "little", signed=True))
 
 
 def _strings(spec: Spec, column: pa.Array, whole: Bytes | None) -> Getter:

@@ -6,6 +6,7 @@
     int, float, bool, NumPy's numbers          int64, double, bool, T
     str; bytes                                 large_string, or large_binary if one is not UTF-8
     date, time, datetime, timedelta            date32, time64, timestamp, duration
+    Decimal of up to 38 digits                 decimal128
     larger int, complex, Decimal, Path, UUID   large_string
     image of PIL                               struct<mode, width, height, data, palette>
     list, tuple of several lengths             large_list<T>
@@ -35,6 +36,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from forebay.base.typed_columns import arrow_type_of
 from forebay.base.value_classes import CLASSES, MAPPINGS, SEQUENCES, Identity, MisfitError
 from forebay.errors import shortened
 
@@ -108,7 +110,7 @@ class Spec:
             (only None so far), "image", "json" (values of JSON of several types); of `PARSED`,
             `TIMES`; or, of a `Nested`, a container's.
         dtype: Of tensors, arrays and numbers; the time zone of a "datetime"; "utf8" or "binary" of
-            a string.
+            a string; how many digits a "decimal" has before and behind its point, "" for a string.
         shape: Of a tensor or array; None if it varies.
     """
 
@@ -225,6 +227,8 @@ def arrow_type(spec: Spec) -> pa.DataType:
         return pa.large_string() if spec == Spec("str", "utf8") else pa.large_binary()
     if spec.kind in ("bool", "none"):
         return pa.bool_() if spec.kind == "bool" else pa.null()
+    if spec.kind == "decimal" and spec.dtype:
+        return decimal_type(spec.dtype)
     if spec.kind in PARSED or spec.kind == "json":
         return pa.large_string()
     if spec.kind in TIMES:
@@ -238,6 +242,13 @@ def arrow_type(spec: Spec) -> pa.DataType:
         return pa.struct([("data", pa.large_list(value)), ("shape", pa.list_(pa.int64()))])
     shape = (*spec.shape, *each)
     return pa.fixed_shape_tensor(value, shape) if shape else value
+
+
+def decimal_type(digits: str) -> pa.DataType:
+    """Return the type of Decimals; ValueError if there is none."""
+    if not all(map(str.isdecimal, digits.split(" "))):
+        raise ValueError(f"a decimal of {shortened(digits)} digits")
+    return arrow_type_of("decimal", digits)
 
 
 def _nested_type(spec: Nested) -> pa.DataType:
@@ -316,6 +327,8 @@ def type_from_json(found: Any) -> Spec:
         known = np.dtype(dtype).kind in ARRAYS
     elif kind in TIMES:
         zone_of(dtype)
+    elif kind == "decimal" and dtype:
+        decimal_type(dtype)
     if not known:
         raise ValueError(f"{kind} of {dtype}")
     return Spec(kind, dtype, sizes)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence, Set
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ import torch
 
 from forebay.base.arrow_arrays import array_of_numpy
 from forebay.base.batches import field_names
+from forebay.base.typed_columns import MOST_DIGITS
 from forebay.base.value_classes import MOST_DEPTH, MisfitError, container_kind, items_of
 from forebay.base.value_inference import named_misfit, spec_of, widened_alike
 from forebay.base.value_types import Nested, Spec, arrow_type
@@ -344,6 +346,8 @@ def plain_value(value: Any, depth: int = 0) -> Any:
     for kind in (bool, int, float):
         if isinstance(value, kind):
             return value if type(value) is kind else kind(value)
+    if isinstance(value, Decimal):
+        return _plain_decimal(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return value if type(value) is bytes else bytes(value)
     if isinstance(value, Set):
@@ -356,6 +360,16 @@ def plain_value(value: Any, depth: int = 0) -> Any:
     if kind_name == "list":
         return plain
     return tuple(plain) if kind_name == "tuple" else dict(zip(keys, plain, strict=True))
+
+
+def _plain_decimal(value: Decimal) -> Decimal | None:
+    """Return an equal Decimal that a column of numbers can hold, if one can; None for NaN."""
+    if value.is_nan():
+        return None
+    if not value.is_finite() or abs(value.adjusted()) >= MOST_DIGITS:
+        return Decimal(value)
+    text = f"{value:f}"
+    return Decimal(text if value else text.lstrip("-"))
 
 
 def _plain_array(value: Any, depth: int) -> Any:
