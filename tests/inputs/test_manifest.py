@@ -365,12 +365,17 @@ def test_a_damaged_compressed_table_is_an_error(folder):
     assert refused("m.csv.gz").startswith("m.csv.gz: it cannot be read: Not a gzipped file")
 
 
+OTHERS = ("arrow", "ipc", "H5", "npz", "pkl", "db", "feather")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("l.txt", "a.wav\n\nb.wav\n", r"its lines seem to be paths, .*\n.*splitlines"),
         ("l.json", '{"path":"a"}\n{"path":"b"}\n', r"each of its lines is a JSON .*\n.*\.jsonl"),
         ("l.json", '[\n  {"path":"a"}\n]\n', r"it is a JSON list of objects\n.*json\.load"),
+        ("l.json", '["a.wav",\n"b.wav"]', r"it is a JSON list of strings\n.*json\.load"),
+        *((f"t.{each}", "PK", r"may hold many inputs, .*\n.* a list of dicts") for each in OTHERS),
     ],
 )
 def test_a_file_that_lists_inputs_in_another_way_is_no_single_input(folder, name, content, words):
@@ -379,6 +384,9 @@ def test_a_file_that_lists_inputs_in_another_way_is_no_single_input(folder, name
     assert re.search(words, refused(name))
     assert f"pass it in a list: ['{name}']" in refused(name)
     assert sources([name]) == [name]
+    url = f"file://{folder}/{name}"
+    assert re.search(words, refused(url))
+    assert f"pass it in a list: ['{url}']" in refused(url)
 
 
 @pytest.mark.parametrize(

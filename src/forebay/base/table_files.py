@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from forebay.base.output_names import PACKINGS
-from forebay.errors import InputError
+from forebay.errors import InputError, shown_location
 
 
 def refuse(where: str, reason: str, advice: str, cause: BaseException | None = None) -> NoReturn:
@@ -142,9 +142,13 @@ def without_nul(file: TableFile, lines: Iterator[str]) -> Iterator[str]:
 # The ending of a file's name, such as ".wav".
 _ending = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,5}$").search
 _OTHERS = ";\t|"
-_SHEETS = (".xlsx", ".xls", ".ods", ".orc", ".avro", ".feather")
-# Endings of files of which the first lines say whether they list inputs.
-GUESSED = (".txt", ".json", *_SHEETS)
+# Files of many records, in formats that are not read as a manifest.
+_OTHER_TABLES = (
+    *(".xlsx", ".xls", ".ods", ".orc", ".avro", ".feather", ".arrow", ".ipc", ".h5", ".hdf5"),
+    *(".npz", ".pkl", ".pickle", ".db", ".sqlite"),
+)
+# How much of a text file is read to find out whether it lists inputs.
+_PEEK_BYTES = 4096
 
 # A reason and an advice, the two parts of an error.
 Guess = tuple[str, str]
@@ -192,31 +196,50 @@ def header_guess(columns: Sequence[str], fields: Sequence[str]) -> Guess | None:
     return None
 
 
-def file_guess(name: str, lines: Sequence[str]) -> Guess | None:
-    """Return the error for a file that seems to list inputs, given its first lines, or None."""
-    lines = [line.strip() for line in lines if line.strip()]
+def refuse_other_lists(name: str, open_file: Callable[[], BinaryIO]) -> None:
+    """Raise InputError for a file that seems to list inputs, and is no manifest."""
+    shown = shown_location(name)
+    if guess := _file_guess(shown, open_file):
+        refuse(shown if shown.isprintable() else ascii(shown), *guess)
+
+
+def _first_lines(open_file: Callable[[], BinaryIO]) -> list[str]:
+    """Return the first whole lines of a text file that are not blank; [] for another file."""
+    try:
+        with open_file() as file:
+            data = file.read(_PEEK_BYTES)
+            lines = data.decode().split("\n")[: 3 if len(data) < _PEEK_BYTES else -1][:3]
+    except (OSError, UnicodeDecodeError):
+        return []
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _file_guess(name: str, open_file: Callable[[], BinaryIO]) -> Guess | None:
+    """Return the error for a file that seems to list inputs, or None."""
+    ending = name[name.rfind(".") :].lower()
     itself = f"To process the file itself, pass it in a list: [{name!r}]."
-    if len(lines) > 1 and name.lower().endswith(".txt") and all(map(_ending, lines)):
+    if ending in _OTHER_TABLES:
+        return (
+            "it may hold many inputs, in a format that forebay does not read as a table",
+            "For an input of each row, pass the table that pandas.read_excel(...), or pandas's "
+            f"reader of that format, returns, or a list of dicts. {itself}",
+        )
+    lines = _first_lines(open_file) if ending in (".txt", ".json") else []
+    if len(lines) > 1 and ending == ".txt" and all(map(_ending, lines)):
         return (
             f"its lines seem to be paths, such as {lines[0]!r}",
             f"For these, pass a list: open({name!r}).read().splitlines(). {itself}",
         )
-    if name.lower().endswith(_SHEETS):
-        return (
-            "it is a table in a format that forebay does not read",
-            "For an input of each row, pass the table that pandas.read_excel(...), or pandas's "
-            f"reader of that format, returns. {itself}",
-        )
-    if not name.lower().endswith(".json") or not lines:
+    if ending != ".json":
         return None
     if len(lines) > 1 and all(map(_is_object, lines)):
         return (
             "each of its lines is a JSON object",
             f"For an input of each, rename it to end in .jsonl. {itself}",
         )
-    if re.match(r"\[\s*\{", "".join(lines)):
+    if found := re.match(r"\[\s*([{\"])", "".join(lines)):
         return (
-            "it is a JSON list of objects",
+            f"it is a JSON list of {'objects' if found[1] == '{' else 'strings'}",
             f"For an input of each, pass json.load(open({name!r})). {itself}",
         )
     return None

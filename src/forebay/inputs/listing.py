@@ -30,7 +30,7 @@ from forebay.base.files import (
     reached,
 )
 from forebay.base.output_names import SUFFIXES, TABLES
-from forebay.base.table_files import GUESSED
+from forebay.base.table_files import refuse_other_lists
 from forebay.errors import InputError, OptionError, shown_location
 from forebay.inputs.other_inputs import is_of_rows, is_table, no_inputs, no_path
 from forebay.inputs.row_paths import NO_FILES, RowFiles, seen_identity
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 # What inputs are: paths and URLs, rows of a table, or indices of a Dataset.
 KINDS = ("paths", "rows", "indices")
-# How much of a file is read to find out whether it lists inputs.
-_PEEK_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,22 +182,9 @@ def _list_path(name: str) -> Listing:
             open_manifest(name, lambda: BufferedReader(open_regular(name)), folder),
             os.path.abspath(folder),
         )
-    if stat.S_ISREG(mode) and name.lower().endswith(GUESSED):
-        from forebay.base.table_files import file_guess
-
-        if guess := file_guess(name, _first_lines(name)):
-            raise InputError(f"{shown}: {guess[0]}\n  {guess[1]}")
+    if stat.S_ISREG(mode):
+        refuse_other_lists(name, partial(open_regular, name))
     return Listing("paths", (), shown, lambda: _walk_list((name,)))
-
-
-def _first_lines(path: str) -> list[str]:
-    """Return the first whole lines of a text file; [] for another file."""
-    try:
-        with open_regular(path) as file:
-            data = file.read(_PEEK_BYTES)
-            return data.decode().split("\n")[: 3 if len(data) < _PEEK_BYTES else -1][:3]
-    except (OSError, UnicodeDecodeError):
-        return []
 
 
 def list_folder(name: str) -> Listing:
@@ -251,6 +236,7 @@ def _list_url(url: str) -> Listing:
                 manifest = open_manifest(url, lambda: open_url(url), None)
                 return _rows_of(manifest, folder_of(url))
             if not is_folder:
+                refuse_other_lists(url, partial(open_url, url))
                 return Listing("paths", (), shown, lambda: _walk_list((url,)))
             inside = path.rstrip("/") + "/"
             if "::" not in url and system.isfile(inside + LEDGER_FILE):
