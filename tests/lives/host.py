@@ -39,7 +39,7 @@ def live_all(
 
     Args:
         jobs: How many at once.
-        patience: What the domain's limit of time is multiplied by, for a machine that is busy.
+        patience: What a life's limit of time is multiplied by, for a machine that is busy.
     """
     domain.prepare()
     under_way: dict[int, tuple[int, Life, float]] = {}  # by the read end of its guard's pipe
@@ -107,11 +107,12 @@ def _guarded(domain: Domain, life: Life, patience: float) -> dict[str, str]:
     child = os.fork()
     if not child:
         _live(domain, life, work, output, history, verdict)
-    is_over = _await(child, domain.LIMIT_S * patience)
+    limit_s = patience * getattr(domain, "limit_s", lambda _: domain.LIMIT_S)(life.setup)
+    is_over = _await(child, limit_s)
     answer = {"kind": "right", "problem": ""}
     if not is_over:
         _print_stacks(child)
-        answer = {"kind": "hang", "problem": f"no end in {domain.LIMIT_S * patience:.0f} s"}
+        answer = {"kind": "hang", "problem": f"no end in {limit_s:.0f} s"}
     elif verdict.exists():
         answer = json.loads(verdict.read_text())
     else:

@@ -140,8 +140,7 @@ class History(MoreSteps):
             self.say(f"a new trainer continues at epoch {position.epoch}, batch {position.batch}")
             position = copy.deepcopy(position)
             position.is_clean = False
-            if is_plain(setup):
-                self._continue_unseeded(position)
+            self._continue_unseeded(position)
             self._begin((state, position, setup))
         else:
             self.setup = dict(self.first)
@@ -225,7 +224,9 @@ class History(MoreSteps):
         choices: dict[str, tuple[str, ...]] = {"workers": workers}
         if not is_seeded(setup) and setup["workers"] == "auto":
             choices = {}  # nothing else may make it a loader with torch's arguments alone
-        is_divisible = setup["batch"] != "raw" and setup["sampler"] not in ("batches", "state")
+        is_divisible = setup["batch"] != "raw" and setup["sampler"] not in (
+            *("batches", "state", "distributed"),
+        )
         if is_divisible and setup["seed"] != "none":
             choices["world"] = ("1", "2", "3")
         if is_seeded(setup):
@@ -250,14 +251,15 @@ class History(MoreSteps):
         self.setup = setup
         position = copy.deepcopy(position)
         position.is_clean = False
-        if is_plain(setup):
-            self._continue_unseeded(position)
-        elif not is_seeded(setup) and self.saved_untouched:
-            position.branch = self._branch()  # its seed was not drawn yet
+        self._continue_unseeded(position)
         self._begin((state, position, setup))
 
     def _continue_unseeded(self, position: Position) -> None:
         """Later epochs follow from torch's generator; the rest of this one has the same order."""
+        if not is_plain(self.setup):
+            if not is_seeded(self.setup) and self.saved_untouched:
+                position.branch = self._branch()  # its seed was not drawn yet
+            return
         branch = self._branch()
         for key, ids in list(self.oracle.orders.items()):
             if key[:2] == (position.branch, position.epoch):

@@ -120,6 +120,10 @@ EXCLUDED = (
         "only samplers that draw hold a generator",
         {"holder": "sampler", "sampler": "sequence shuffle weights told state distributed drawn"},
     ),
+    *(
+        Excluded("the rest of a stream's own order is refused", {"data": "stream-shuffled"}, step)
+        for step in ("state", "resume", "elsewhere", "other_workers")
+    ),
     Excluded("streams have no sampler", {"data": _STREAMS, "sampler": f"shuffle {_MADE}"}),
     Excluded("streams are not divided among ranks", {"data": _STREAMS, "world": "2 3"}),
     Excluded("streams are divided among workers", {"data": _STREAMS, "workers": "auto"}),

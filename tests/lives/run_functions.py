@@ -10,6 +10,7 @@ import datetime
 import decimal
 import hashlib
 import io
+import re
 import tarfile
 from collections.abc import Mapping
 from typing import Any
@@ -348,10 +349,18 @@ def is_as_expected(name: str, found: bytes, expected: bytes) -> bool:
     """Return whether a file has what it should have."""
     if name.endswith(".tar"):
         return members_of(found) == members_of(expected)
-    if name.endswith(".list"):  # it names a file: not where that was before it was published
-        stem = name.removesuffix(".list")
-        return found.startswith(stem.encode()) and b".forebay" not in found
+    if name.endswith(".list") and not expected:  # it names a file, wherever the outputs were then
+        stem = re.escape(name.removesuffix(".list").encode())
+        path = re.fullmatch(stem + rb" (/[^\0]*/)" + stem + rb"\.bin", found)
+        return path is not None and b".forebay" not in path[1]
     return found == expected
+
+
+def is_altered(name: str, found: bytes, expected: bytes) -> bool:
+    """Return whether a file has another size than the output that was made."""
+    if name.endswith(".list"):  # its size depends on where the outputs were
+        return not is_as_expected(name, found, expected)
+    return len(found) != len(expected)
 
 
 def prediction_of(returns: str, contents: list[bytes], version: str) -> dict[str, Any]:

@@ -288,8 +288,11 @@ class History(MoreSteps):
 
     def _verify(self, draw: random.Random) -> None:
         if self._has_run():
-            outcome = self.command("verify", self.oracle.output)
-            self.say(f"verify: {self.oracle.verified(outcome.code, outcome.text)}")
+            redoes = draw.random() < 0.5
+            words = ["--altered", "redo"] if redoes else []
+            outcome = self.command("verify", self.oracle.output, *words)
+            said = self.oracle.verified(outcome.code, outcome.text, redoes=redoes)
+            self.say(f"verify{', altered ones again' * redoes}: {said}")
 
     def _prune(self, draw: random.Random) -> None:
         if self._has_run():
@@ -414,7 +417,7 @@ class History(MoreSteps):
                     self.inputs.change(item, heals=True)
         self._run(random.Random(0))
         self.say(f"the same again: {self.judged(self.plain_call())}")
-        if self.was_cut_short and self.oracle.is_of_one_version():
+        if self.was_cut_short and self.oracle.is_as_fresh():
             self._compare_with_fresh()
 
     def _compare_with_fresh(self) -> None:

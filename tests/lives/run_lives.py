@@ -155,6 +155,11 @@ def cost(setup: Mapping[str, str]) -> float:
     return 8.0 if setup["backend"] == "ray" else 1.0
 
 
+def limit_s(setup: Mapping[str, str]) -> float:
+    """Return after how many seconds a life hangs, on an idle machine."""
+    return LIMIT_S * cost(setup)
+
+
 def applies(step: str, setup: Mapping[str, str]) -> bool:
     """Return whether a step means something with a setup."""
     return True

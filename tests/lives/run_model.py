@@ -40,6 +40,8 @@ class State:
         again: Whether it has to be done again though nothing changed: "no", "maybe", "yes".
         is_optional: Its files may be gone: pruned by a call of which this is not known.
         is_unsure: Its files are those of any result that is possible.
+        reason: Why it failed: the class and the message.
+        was_away: It failed because its file could not be seen: `prune` keeps what it has.
     """
 
     source: str
@@ -51,6 +53,8 @@ class State:
     again: str = "no"
     is_optional: bool = False
     is_unsure: bool = False
+    reason: tuple[str, str] = ("", "")
+    was_away: bool = False
 
 
 class Model:
@@ -127,7 +131,7 @@ class Model:
     def _lists_away(self, item: Item) -> bool:
         if self.inputs.kind not in FOUND:
             return True
-        if self.call == "cache":
+        if self.call in ("cache", "index_shards"):  # they have what is there
             return False
         state = self.states.get(self.inputs.key(item))
         return state is not None and state.result is not None
@@ -203,10 +207,9 @@ class Model:
             if self.call != "preprocess" and state.again == "no":
                 state.again = "maybe"
 
-    def is_of_one_version(self) -> bool:
-        """Return whether every result is of the version of now."""
-        results = [self.state(item).result for item in self.listed()]
-        return all(each is not None and each.version == self.version for each in results)
+    def is_as_fresh(self) -> bool:
+        """Return whether every result is what a call without a past would make now."""
+        return all(self.state(item).result == self.fresh(item) for item in self.listed())
 
     def executions(self) -> Counter[str]:
         """Return how often each input was worked on since the last time."""

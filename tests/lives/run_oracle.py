@@ -7,8 +7,10 @@ whole; the next one that ends must have one of them, without making again what c
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from . import run_functions
 from .life import WrongError
 from .run_driver import Outcome
 from .run_inputs import Item
@@ -36,7 +38,7 @@ class Oracle(Model):
             fresh = self.fresh(item)
             if fresh not in [state.result, *state.possible]:
                 state.possible.append(fresh)
-            elif need == "yes" and state.result == fresh and state.again == "no":
+            elif need == "yes" and state.result == fresh and counts[item.stem]:
                 state.again = "maybe"
             if redo:
                 state.again = "maybe"
@@ -91,6 +93,7 @@ class Oracle(Model):
                 self._check_executions(item, need, count, more)
             if self.inputs.is_away(item) and (state.result is None or not state.result.is_ok):
                 failed.append(item)
+                state.was_away = True
                 if self.call == "predict":  # this is not tried again by itself
                     state.result = Result(tuple(item.contents), self.version, is_ok=False)
                     state.possible, state.again = [], "maybe"
@@ -98,6 +101,9 @@ class Oracle(Model):
             candidates: list[Result | None] = [state.result, *state.possible]
             if count:
                 candidates = [fresh]
+            elif self.inputs.is_away(item) and state.is_unsure:
+                # The interrupted call saw a change, so it is tried now.
+                candidates.insert(0, replace(fresh, is_ok=False))
             result = self._chosen(state, candidates, found[position:], place, is_made=count > 0)
             rows = self.rows_of(state, result, place)
             position += len(rows)
@@ -110,8 +116,10 @@ class Oracle(Model):
             else:
                 failed.append(item)
                 state.is_optional = state.is_optional or restarts
+                state.was_away = self.inputs.is_away(item)
             if count or result != state.result:
-                state.again = "no"
+                # A prediction that failed because its file was away is not tried again by itself.
+                state.again = "maybe" if self.inputs.is_away(item) else "no"
                 self.pass_names(state, result, surely=True)
             state.result, state.possible, state.is_unsure = result, [], False
             if result is not None and result.is_ok:
@@ -204,8 +212,12 @@ class Oracle(Model):
         if not done - made <= outcome.resumed <= done - made + slack:
             raise WrongError(f"the report says {outcome.resumed} resumed, not {done - made}")
         for item, (source, error, message) in zip(failed, outcome.failures, strict=True):
-            if not (is_killed and error == "WorkerDiedError"):
+            state, reason = self.state(item), (error, message)
+            # Predictions that have failed are not tried again: the reason is that of before.
+            is_as_before = self.call == "predict" and reason == state.reason
+            if not (is_as_before or (is_killed and error == "WorkerDiedError")):
                 self._check_reason(item, source, error, message)
+            state.reason = reason
 
     def _check_reason(self, item: Item, source: str, error: str, message: str) -> None:
         if self.inputs.kind != "shards" and str(source) != str(self.inputs.source(item)):
@@ -221,8 +233,6 @@ class Oracle(Model):
         is_away = self.inputs.is_away(item)
         wanted = "No such file" if is_away else reasons.get(item.fails, "No such file")
         dies = (error == "WorkerDiedError") != (item.fails == "dies" and not is_away)
-        if is_away and self.call == "predict" and f"bad input {item.stem}" in message:
-            return  # it failed before, and is not tried again
         if wanted not in message or dies:
             raise WrongError(f"{source} failed as {error}: {message!r}, and not as {wanted!r}")
 
@@ -257,8 +267,12 @@ class Oracle(Model):
         self.check_disk()
         return f"{failed} failed"
 
-    def verified(self, code: int, text: str) -> str:
-        """Compare what `verify` says with what is on the disk."""
+    def verified(self, code: int, text: str, *, redoes: bool = False) -> str:
+        """Compare what `verify` says with what is on the disk.
+
+        Args:
+            redoes: Whether what was altered is made again, besides what is missing.
+        """
         found = self.on_disk()
         lines = [line.split(None, 1) for line in text.splitlines() if "  " in line]
         said = {kind: [name for each, name in lines if each == kind] for kind in KINDS_OF_LINES}
@@ -271,12 +285,12 @@ class Oracle(Model):
             if key in listed and state.result is not None and state.result.is_ok:
                 rows |= state.files.keys()
             for name in state.files:
-                if key in listed and (name not in found or name in altered):
+                if key in listed and (name not in found or (redoes and name in altered)):
                     state.again = "yes" if self.is_sure else "maybe"
         if not self.is_sure or self.call != "preprocess":
             return f"exit code {code}"
         missing = {name for name in rows if name not in found}
-        changed = {name for name in rows if name in found and len(found[name]) != self.size(name)}
+        changed = {name for name in rows & found.keys() if self.is_altered(name, found[name])}
         left = found.keys() - rows - {*TABLES}
         wanted = (missing, changed, left)
         got = ({*said["missing"]}, altered, orphans)
@@ -286,12 +300,13 @@ class Oracle(Model):
             raise WrongError(f"verify exits with {code}: {text}")
         return ", ".join(f"{len(each)}" for each in wanted)
 
-    def size(self, name: str) -> int:
-        """Return how large an output was when it was made."""
+    def is_altered(self, name: str, data: bytes) -> bool:
+        """Return whether an output has another size than when it was made."""
         for state in self.states.values():
             if name in state.files and state.result is not None:
-                return len(self.files_of(state, state.result).get(name, b""))
-        return -1
+                made = self.files_of(state, state.result).get(name, b"")
+                return run_functions.is_altered(name, data, made)
+        return True
 
     def pruned(self) -> str:
         """Compare what `prune` has left: what no row has, and forebay has made, goes."""
@@ -300,7 +315,7 @@ class Oracle(Model):
             if any(key in listing for listing in self.listings):
                 is_gone = all(key not in listing for listing in self.listings)
                 if state.result is None or not state.result.is_ok:
-                    if self.is_sure:
+                    if self.is_sure and not state.was_away:
                         state.files = {}
                     state.is_optional = not self.is_sure
                 state.is_optional |= not all(key in each for each in self.listings)

@@ -62,6 +62,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "path", "what"), CASES.values(), ids=CASES)
 def test_the_attribute_with_the_most_memory_is_named(make, path, what):
     """Whatever kind of container it is, and within whatever dataset."""

@@ -99,6 +99,7 @@ def try_all(dataset, arguments, step):
     assert moment > 10, moment  # at the last one, nothing was interrupted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [

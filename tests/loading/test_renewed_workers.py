@@ -7,7 +7,7 @@ import random
 import signal
 
 import pytest
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from forebay import DataLoader
 
@@ -113,3 +113,21 @@ def test_an_exception_of_a_handler_while_workers_end_leaves_no_process(delay_us)
                 signal.setitimer(signal.ITIMER_REAL, 0)
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+class Numbers(IterableDataset):
+    """A stream that is divided among workers."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        yield from range(info.id, 24, info.num_workers)
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 3}])
+@pytest.mark.parametrize("way", [{"buffer": "1MB"}, {"persistent_workers": True}, {}])
+def test_a_look_at_one_batch_of_a_stream_loses_no_sample(way, options):
+    """The first iteration, left after one batch, is begun again: by all workers."""
+    with DataLoader(Numbers(), batch_size=2, num_workers=3, **way, **options) as loader:
+        next(iter(loader))
+        epochs = [sorted(n for batch in loader for n in batch.tolist()) for _ in range(2)]
+    assert epochs == [[*range(24)]] * 2

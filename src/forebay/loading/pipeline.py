@@ -126,6 +126,8 @@ class Pipeline:
         is_old = kind.renews_workers or self._replaces_workers or seen != self._dataset_seen
         is_old |= feed is None or not feed.is_open
         turns, states = planner.turns, tuple[WorkerState, ...]()
+        # Workers that have begun an epoch of a stream read on in it.
+        is_old |= turns is not None and position.epoch in planner.orders
         if turns is not None:
             known, self._states_left = self._states_left if is_old else turns.states, ()
             turns.begin(kind.first_worker_states(rest, known))
