@@ -22,7 +22,6 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 from forebay.base.process import add_folder
-from forebay.base.tensor_bytes import tensor_bytes
 from forebay.errors import OptionError
 
 # ---- values --------------------------------------------------------------------------------------
@@ -91,6 +90,8 @@ def hash_of_array(value: Any) -> Any:
         if value.layout != torch.strided or value.is_quantized:
             return None
         head = f"{value.dtype} {tuple(value.shape)}".encode()
+        from forebay.base.tensor_bytes import tensor_bytes  # few functions hold a tensor
+
         return sha256_of(head, tensor_bytes(value))
     if numpy is None or not isinstance(value, numpy.ndarray | numpy.generic):
         return None
