@@ -62,7 +62,7 @@ def test_files_written_into_the_output_folder_are_named_with_the_line_to_change(
     )
     assert f"\nnote      {report.notes[0]}" in repr(report)
     page = report.save(tmp_path / "report.html").read_text()
-    assert page.index("without out.file()") < page.index("Throughput")
+    assert "without out.file()" in page
     assert pickle.loads(pickle.dumps(report)).notes == report.notes
     assert run(Direct(output), inputs, output).notes == (), "nothing was processed"
 
