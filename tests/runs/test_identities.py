@@ -65,12 +65,22 @@ def backwards(form):
     return Subset(whole, np.arange(len(whole))[::-1])
 
 
+def as_columns(row):
+    """Return a row as `columns` has it: a column of a cache has one type."""
+    return row | {"n": torch.tensor(row["n"], dtype=torch.float64)}
+
+
+def shards_as_columns(form):
+    return forebay.open_shards(f"files/*.{form}", transform=as_columns, progress=False)
+
+
 def joined(form):
-    return ConcatDataset([shards(form), columns(form), forebay.from_table([{"id": "x", "n": 1.0}])])
+    alone = forebay.from_table([{"id": "x", "n": 1.0}], as_columns)
+    return ConcatDataset([shards_as_columns(form), columns(form), alone])
 
 
 def mixed(form):
-    return forebay.mix({"one": (shards(form), 1.0), "other": (columns(form), 2.0)})
+    return forebay.mix({"one": (shards_as_columns(form), 1.0), "other": (columns(form), 2.0)})
 
 
 class Wrapped(Dataset):
