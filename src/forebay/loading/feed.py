@@ -57,6 +57,7 @@ from forebay.observe.progress import log
 from forebay.observe.record import Trace
 from forebay.options import backend_name
 from forebay.pools.processes import occupy_standard_descriptors
+from forebay.pools.zygote_handle import handlers_deferred
 
 if TYPE_CHECKING:  # few loaders have them
     from forebay.loading.device_batches import DeviceBatches
@@ -365,6 +366,7 @@ class Feed:
             self._error = self._error or RuntimeError(INTERRUPTED)
             self.close()
 
+    @handlers_deferred()  # an exception in the middle would leave pipes and processes
     def close(self) -> None:
         """Stop the workers, except in a fork of the trainer, which does not own them."""
         if self._closed:

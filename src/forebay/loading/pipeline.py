@@ -182,13 +182,14 @@ class Pipeline:
 
     def close(self, between_epochs: bool = False) -> None:
         """Stop the workers; the position is kept, and between epochs what is fetched ahead, too."""
-        feed, self.feed = self.feed, None
+        feed = self.feed
         planner = self.planner  # no global names from here on: the interpreter may be exiting
         if feed is None:
             if planner is not None and not between_epochs:
                 planner.kind.close()
             return
         feed.close()
+        self.feed = None  # not before: a signal's handler may have raised
         if planner is not None:
             if planner.turns is not None:
                 planner.turns.states = feed.worker_states() or planner.turns.states

@@ -210,18 +210,8 @@ class CallerDriver:
         self._engine.wake()
 
     def close(self) -> None:
-        """Close the engine and its workers, after `stop`.
-
-        In a thread: an exception of a signal's handler, which the main thread alone calls, would
-        leave pipes and processes.
-        """
-        closing = threading.Thread(target=self._engine.close, name="forebay-close")
-        try:
-            closing.start()
-        except RuntimeError:  # the interpreter ends, or the system refuses another thread
-            self._engine.close()
-        else:
-            closing.join()
+        """Close the engine and its workers, after `stop`."""
+        self._engine.close()
 
 
 class BackgroundDriver(CallerDriver):
