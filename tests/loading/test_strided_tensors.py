@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 import forebay
 from forebay import DataLoader
 from forebay.base.batch_digests import differing, digested
-from forebay.base.tensor_bytes import tensor_bytes
+from forebay.base.batches import tensor_bytes
 from forebay.loading.batch_digest import stream_digest
 from forebay.loading.changes import dataset_content
 

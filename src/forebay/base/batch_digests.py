@@ -20,8 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from forebay.base.batches import opened
-from forebay.base.tensor_bytes import tensor_bytes
+from forebay.base.batches import opened, tensor_bytes
 from forebay.errors import shortened
 
 # Of how many values of a sample the beginning is kept, and how many numbers of each.

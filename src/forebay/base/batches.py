@@ -229,6 +229,16 @@ def _tensor_nbytes(tensor: torch.Tensor) -> int:
     return outer.nbytes + inner.nbytes + tensor.values().nbytes
 
 
+def tensor_bytes(tensor: torch.Tensor) -> Any:
+    """Return the numbers of a strided tensor, in order, as a NumPy array of bytes.
+
+    They are a copy if the tensor has gaps, is on a device, or is the view of a conjugate.
+    """
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # torch takes a tensor of one element as contiguous, whatever its stride.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy()
+
+
 def moved(batch: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
     """Return a batch with its tensors on a device; other leaves are the same objects.
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import torch
 
 from forebay.base.arrow_arrays import array_of, bits_of
-from forebay.base.tensor_bytes import tensor_bytes
+from forebay.base.batches import tensor_bytes
 from forebay.base.typed_columns import scaled
 from forebay.base.value_classes import is_unicode, items_of
 from forebay.base.value_inference import number_of, spec_of

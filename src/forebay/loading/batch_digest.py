@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from forebay.base.tensor_bytes import tensor_bytes
+from forebay.base.batches import tensor_bytes
 
 # Of a batch, so many values are looked at, and so many numbers of each array or bytes.
 MOST_VALUES, MOST_NUMBERS = 64, 64

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from forebay.base.batches import tensor_bytes
 from forebay.base.generator_search import attributes_of, generator_kinds, variables_around
-from forebay.base.tensor_bytes import tensor_bytes
 from forebay.base.torch_internals import version_of
 from forebay.loading.samplers import length_of
 

@@ -27,7 +27,6 @@ from forebay.errors import InputError, OptionError, cut_own_frames
 from forebay.failures import Failure
 from forebay.inputs.listing import Listing, list_inputs
 from forebay.inputs.other_inputs import is_table
-from forebay.inputs.tables import find_table, names_files, read_memory_table, read_table
 from forebay.loader import DataLoader
 from forebay.loading.iterators import BatchIterator
 from forebay.loading.messages import BatchError, BatchResult, Result
@@ -71,6 +70,8 @@ class Table(NamedTuple):
 
 def open_table(data: Any, folder: str | os.PathLike[str] | None) -> Table:
     """Return a table whose columns can be stored beside the predictions."""
+    from forebay.inputs.tables import find_table, read_memory_table, read_table
+
     is_named = isinstance(data, str | os.PathLike)
     source = find_table(data) if is_named else data
     listing = list_inputs(source, folder)  # raises if there are no rows, or columns of one name
@@ -162,6 +163,8 @@ def table_of(
         if callable(load):
             return open_table(data, folder)
         if is_named and not is_url(os.fspath(data)):
+            from forebay.inputs.tables import find_table
+
             find_table(data)  # raises if there is none
         raise _no_function(data, "is a table", "a row as a dict", "from its rows")
     for name, value in (("folder", folder), ("load", load)):
@@ -179,7 +182,11 @@ def _are_files(data: Any, has_function: bool) -> bool:
     """Return whether data name files which are no table."""
     if isinstance(data, list | tuple):
         return has_function and bool(data) and isinstance(data[0], str | os.PathLike)
-    return isinstance(data, str | os.PathLike) and names_files(data)
+    if not isinstance(data, str | os.PathLike):
+        return False
+    from forebay.inputs.tables import names_files
+
+    return names_files(data)
 
 
 def _no_function(data: Any, what: str, given: str, source: str) -> OptionError:

@@ -89,10 +89,9 @@ def hash_of_array(value: Any) -> Any:
     if torch is not None and isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.is_quantized:
             return None
-        head = f"{value.dtype} {tuple(value.shape)}".encode()
-        from forebay.base.tensor_bytes import tensor_bytes  # few functions hold a tensor
+        from forebay.base.batches import tensor_bytes  # few functions hold a tensor
 
-        return sha256_of(head, tensor_bytes(value))
+        return sha256_of(f"{value.dtype} {tuple(value.shape)}".encode(), tensor_bytes(value))
     if numpy is None or not isinstance(value, numpy.ndarray | numpy.generic):
         return None
     head = f"{value.dtype.descr} {value.shape}".encode()
