@@ -494,8 +494,8 @@ def main(workers):
     show("rows", tried(forebay.preprocess, of_row, signed("table.csv"), "rows", **quiet))
     show("list", tried(forebay.preprocess, of_row, f"{BASIC}/in/table.jsonl", "list", **quiet,
                        metadata="jsonl"))
-    tried(forebay.preprocess, of_row, signed("table.csv"), "first", on_error="raise", **quiet)
-    tried(forebay.preprocess, work, [signed("shut.txt")], "shut", on_error="raise", **quiet)
+    tried(forebay.preprocess, of_row, signed("table.csv"), "first", max_failures=0, **quiet)
+    tried(forebay.preprocess, work, [signed("shut.txt")], "shut", max_failures=0, **quiet)
     tried(forebay.preprocess, work, signed("gone.csv"), "gone", **quiet)
     tried(forebay.preprocess, work, f"http://me:HUSHhost@127.0.0.1:1/in.csv", "gone", **quiet)
     data = Signed(names)

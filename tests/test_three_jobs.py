@@ -74,7 +74,7 @@ def test_a_changed_model_is_told(made):
     """The last call shows what changed, and how to go on."""
     _, printed = made
     assert "changed since the earlier run" in printed
-    assert "resume=False" in printed
+    assert "redo='*'" in printed
 
 
 def test_loudness_is_in_decibels():

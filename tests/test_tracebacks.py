@@ -66,9 +66,7 @@ def test_a_bad_argument_shows_the_call_alone(tmp_path, inputs):
 def test_an_exception_of_the_users_function_shows_the_users_frames(num_workers, tmp_path, inputs):
     """In this process as frames, from a worker as a note."""
     with pytest.raises(KeyError) as caught:
-        forebay.preprocess(
-            work, inputs, tmp_path / "out", num_workers=num_workers, on_error="raise"
-        )
+        forebay.preprocess(work, inputs, tmp_path / "out", num_workers=num_workers, max_failures=0)
     if num_workers:
         assert functions(caught.value)[-1] == "call"
         (note, _) = caught.value.__notes__
@@ -107,7 +105,7 @@ def test_the_users_frames_stay_wherever_they_are(tmp_path, inputs):
         forebay.cache(3, tmp_path / "cache")
 
     with pytest.raises(OptionError) as caught:
-        forebay.preprocess(calls_forebay, inputs, tmp_path / "out", num_workers=0, on_error="raise")
+        forebay.preprocess(calls_forebay, inputs, tmp_path / "out", num_workers=0, max_failures=0)
     assert functions(caught.value)[-2:] == ["call", "calls_forebay"]
 
 

@@ -71,8 +71,8 @@ _RETRIED = {"preprocess": ["FUNCTION"], "predict": ["MODEL", "DATA"], "cache": [
 @cli.command("preprocess", short_help="Run a function on every input.")
 @click.argument("work", metavar="FILE.py:FUNCTION", type=REFERENCE)
 @click.argument("paths", metavar="[INPUTS] OUTPUT", nargs=-1, required=True, type=PATH)
-@options("num_workers", "concurrency", "backend", *CLUSTER, "timeout", "retries", "on_error")
-@options("max_failures", "limit", "redo", "restart", "metadata", "save", "batch_size")
+@options("num_workers", "concurrency", "backend", *CLUSTER, "timeout", "retries")
+@options("max_failures", "limit", "redo", "metadata", "save", "batch_size")
 @options("overwrite")
 @options(
     *("version", "accept_changes", "report", "quiet"),
@@ -112,10 +112,10 @@ def preprocess_command(
 @click.argument("data", type=PATH)
 @click.argument("output", type=PATH)
 @options(
-    *("batch_size", "num_workers", "device", "backend", *CLUSTER, "load", "timeout", "restart"),
+    *("batch_size", "num_workers", "device", "backend", *CLUSTER, "load", "timeout", "redo"),
     *("version", "accept_changes", "report", "quiet"),
     timeout="Seconds one batch may take.",
-    restart="Forget the earlier run; remove its predictions.",
+    redo="'*': make all predictions again.  failed: try samples that failed.",
     version="Your name for the state of model and data; a new one redoes everything.",
 )
 def predict_command(model: str, data: str, output: str, **settings: Any) -> int:
@@ -222,7 +222,7 @@ def retry_command(output: str, names: tuple[str, ...], **settings: Any) -> int:
         )
     settings = {name: value for name, value in settings.items() if name in fit}
     if verb == "predict":
-        return _predict(names[0], names[1], output, settings, meta, retry_failed=True)
+        return _predict(names[0], names[1], output, settings, meta, redo="failed")
     report = settings.pop("report", None)
     given = arguments_of(settings)
     if verb == "cache":
@@ -361,8 +361,7 @@ def main() -> NoReturn:
         words = {word.partition("=")[0] for word in sys.argv}
         notes: list[str] = getattr(error.__cause__, "__notes__", [])
         is_begun = any(each.endswith(" continues") for each in notes)
-        given = [name for name in ("--restart", "--redo") if name in words and is_begun]
-        again = f"the same command{' without ' * bool(given)}{' and '.join(given)}"
+        again = "the same command" + (" without --redo" if "--redo" in words and is_begun else "")
         said = notes[0] if notes else "forebay: interrupted"
         is_continued = sys.argv[1:2] and sys.argv[1] in _CONTINUED
         continued = f"; {again} {'continues' if is_begun else 'begins'}" if is_continued else ""

@@ -72,15 +72,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "concurrency": {"type": _COUNT, "help": "Inputs that each worker processes at once."},
     "timeout": {"type": float, "help": "Seconds one input may take."},
     "retries": {"type": click.IntRange(0), "help": "Retries of a failed input.  Default: 1."},
-    "on_error": {
-        "type": click.Choice(["skip", "raise"]),
-        "help": "Skip inputs that fail, or stop with the first error.  Default: skip; with "
-        "--limit, raise.",
-    },
     "max_failures": {
         "type": _count_or_fraction,
         "metavar": "N",
-        "help": "Stop once more inputs have failed: a count, or a fraction such as 0.01.",
+        "help": "Stop once more inputs have failed: a count, or a fraction such as 0.01; 0: with "
+        "the first error.",
     },
     "limit": {
         "type": _COUNT,
@@ -89,9 +85,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "redo": {
         "metavar": "PATTERN",
         "multiple": True,
-        "help": "Process these inputs again, such as 'rec/*.wav'.  May be given several times.",
+        "help": "Process these inputs again, such as 'rec/*.wav', or '*' for all.  May be given "
+        "several times.",
     },
-    "restart": {"is_flag": True, "help": "Forget the earlier run; remove its outputs."},
     "metadata": {
         "type": click.Choice(TABLE_FORMATS),
         "help": "Format of the table.  Default: parquet.",
@@ -154,7 +150,7 @@ def arguments_of(settings: dict[str, Any]) -> dict[str, Any]:
                 f"{shown_options(cluster)} is for --backend ray, which was not given"
             )
         given["backend"] = Ray(**cluster)
+    if len(given.get("redo", ())) == 1:
+        (given["redo"],) = given["redo"]
     given |= {name: load_work(given[name]) for name in ("save", "load") if name in given}
-    if given.pop("restart", False):
-        given["resume"] = False
     return given | {"progress": not given.pop("quiet")}

@@ -29,7 +29,6 @@ from forebay.loading.iterators import BatchIterator, UnreadSampler
 from forebay.loading.kind import LoaderKind
 from forebay.loading.kinds import (
     check_arguments,
-    check_worker_method,
     kind_of_loader,
     replaced_by_lightning,
 )
@@ -138,11 +137,8 @@ class DataLoader(InspectedLoader[_T_co]):
             with `__getitems__`, an iterable dataset, or slices of what is in memory.
         name: What the loader is called in its `repr`, in `forebay top` and in reports, such as
             "train"; batches do not depend on it.
-        worker_method: Accepted if torch's DataLoader has it: "thread" is `backend="thread"`.
-        snapshot_every_n_steps: After how many of its batches each worker takes the state of its
-            copy of the dataset, whatever that takes. None, which is best: after every batch if it
-            takes microseconds, and otherwise as often as 5% of the time allows. A state is exact
-            at every step: what a worker read since is read again on a resume.
+        snapshot_every_n_steps: Accepted, since torchdata's StatefulDataLoader has it, and without
+            effect: a state is exact at every step.
 
     Attributes:
         epoch: The current epoch; after its last batch, the next one.
@@ -186,11 +182,9 @@ class DataLoader(InspectedLoader[_T_co]):
         device_transform: Callable[..., Any] | None = None,
         concurrency: int | None = None,
         name: str | None = None,
-        worker_method: str | None = None,
         snapshot_every_n_steps: int | None = None,
     ) -> None:
         earlier = {name: value for name, value in self.__dict__.items() if name in _FIXED}
-        check_worker_method(worker_method)
         if name is not None:  # otherwise a subclass may have an attribute of this name
             self.name = checked_name(name)
         num_workers = checked_workers(num_workers)
@@ -199,7 +193,7 @@ class DataLoader(InspectedLoader[_T_co]):
         numbers = seed, concurrency, world_size, rank
         seed, concurrency, world_size, rank = map(plain_number, numbers)
         self.buffer = None if buffer is None else buffer_of(buffer)
-        self.backend = "thread" if worker_method == "thread" else backend
+        self.backend = backend
         if (planned := replaced_by_lightning(sampler)) is not None:
             world_size, rank = sampler.num_replicas, sampler.rank  # type: ignore[union-attr]
             sampler, shuffle = None, planned.plan.shuffle
@@ -211,7 +205,7 @@ class DataLoader(InspectedLoader[_T_co]):
         # Unchanged arguments, and nothing else in public attributes: some libraries make a new
         # loader from all of them.
         self.world_size, self.rank = world_size, rank
-        self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self.device, self.device_transform, self.concurrency = device, device_transform, concurrency
         for name, value in earlier.items():
             if getattr(self, name) is _DEFAULTS[name] is not value:

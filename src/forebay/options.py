@@ -137,13 +137,11 @@ class Ray:
 _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_workers": (lambda value: value is None or _is_count(value), "0, 1, 2, …, 'auto' or None"),
     "retries": (lambda value: value is None or _is_count(value), "0, 1, 2, … or None"),
-    "on_error": (lambda value: value in (None, "skip", "raise"), "'skip', 'raise' or None"),
     "max_failures": (
         lambda value: value is None or _is_count(value) or (_is_number(value) and 0 <= value < 1),
         "a count (0, 1, 2, …), a fraction between 0 and 1, or None",
     ),
     "limit": (lambda value: value is None or _is_positive(value), "1, 2, 3, … or None"),
-    "resume": (lambda value: value in (True, False), "True or False"),
     "redo": (
         lambda value: value is None or (bool(value) and all(map(_is_name, _names_in(value)))),
         "a name or a pattern such as 'rec/*.wav', a list of these, or None",
@@ -172,10 +170,8 @@ class PreprocessOptions:
     backend: str | Ray = "process"
     timeout: float | None = None
     retries: int | None = None
-    on_error: str | None = None
     max_failures: int | float | None = None
     limit: int | None = None
-    resume: bool = True
     redo: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None
     metadata: str = "parquet"
     version: str | None = None
@@ -214,10 +210,10 @@ class PreprocessOptions:
                 "  Nothing was started. Leave num_workers out for as many as the cluster has room "
                 "for, or set it to 1 or more."
             )
-        if self.accept_changes and not self.resume:
+        if self.accept_changes and self.redoes_all:
             raise OptionError(
-                "accept_changes=True keeps what is done, and resume=False makes all of it again\n"
-                "  Nothing was started. Leave one of them out (--accept-changes or --restart)."
+                "accept_changes=True keeps what is done, and redo='*' makes all of it again\n"
+                "  Nothing was started. Leave one of them out (--accept-changes or --redo '*')."
             )
         check_killable(self.timeout, self.num_workers)
         if (self.concurrency or 1) > 1 and (self.num_workers == 0 or self.backend == "thread"):
@@ -253,9 +249,20 @@ class PreprocessOptions:
         return whole_cores()
 
     @property
+    def redoes_all(self) -> bool:
+        """Return whether everything is done again, from the beginning."""
+        return self.redo is not None and not self.redone
+
+    @property
     def redone(self) -> list[str]:
-        """The names and patterns of inputs to be done again."""
-        return [] if self.redo is None else [*map(os.fspath, _names_in(self.redo))]
+        """The names and patterns of inputs to be done again; none if all of them are."""
+        names = [] if self.redo is None else [*map(os.fspath, _names_in(self.redo))]
+        return [] if "*" in names else names
+
+    def check_redo(self, *allowed: str) -> None:
+        """Raise OptionError unless `redo` is one of these, or None."""
+        fine = self.redo is None or self.redo in allowed
+        _check(fine, "redo", self.redo, " or ".join([*map(repr, allowed), "None"]))
 
     @property
     def further_tries(self) -> int:
@@ -267,9 +274,9 @@ class PreprocessOptions:
     @property
     def stops_at_first_failure(self) -> bool:
         """Return whether a failure ends the run; the default is True for a trial (`limit`)."""
-        if self.on_error is None:
+        if self.max_failures is None:
             return self.limit is not None
-        return self.on_error == "raise"
+        return self.max_failures == 0
 
 
 class AutoWorkers(int):

@@ -92,13 +92,6 @@ def test_it_is_known_whether_the_profiler_is_on():
     assert torch_internals.profiler_is_on() is False, "torch changed _profiler_enabled"
 
 
-@pytest.mark.parametrize("argument", ["dataset", "num_workers", "prefetch_factor", "in_order"])
-def test_arguments_of_the_installed_torch_are_known(argument):
-    """Those that a loader always has, and one that no version has."""
-    assert torch_internals.accepts(argument), f"torch changed DataLoader: no {argument}="
-    assert not torch_internals.accepts("no_" + argument)
-
-
 class Iterator(torch_internals.BaseIterator):
     """As little of an iterator as forebay's has to be."""
 

@@ -105,10 +105,10 @@ def test_what_changed_is_noticed(pictures):
     _, folder = pictures
     with pytest.raises(forebay.ChangedError, match="parameter shift: 0 -> 1") as caught:
         make(Pictures(shift=1), folder)
-    assert "accept_changes=True" in str(caught.value) and "resume=False" in str(caught.value)
+    assert "accept_changes=True" in str(caught.value) and "redo='*'" in str(caught.value)
     assert "if every sample has the name or index that it had" in str(caught.value)
     assert forebay.open_cache(folder)[5]["image"].max() == 5
-    assert make(Pictures(shift=1), folder, resume=False)[5]["image"].max() == 6
+    assert make(Pictures(shift=1), folder, redo="*")[5]["image"].max() == 6
 
 
 def test_a_version_is_the_users_word_for_what_is_the_same(tmp_path):

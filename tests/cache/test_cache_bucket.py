@@ -101,7 +101,7 @@ def test_what_changed_or_is_missing_is_noticed_in_a_bucket(memory, local, machin
     flip(memory, ".forebay/cache.json", 0)
     with pytest.raises(forebay.InputError, match=r"'memory://.*/cache\.json' is damaged"):
         make(Pictures(), URL)
-    make(Pictures(shift=1), URL, resume=False)
+    make(Pictures(shift=1), URL, redo="*")
     assert objects(memory).keys() == files(local).keys() and objects(memory) != files(local)
 
 

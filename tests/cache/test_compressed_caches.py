@@ -179,7 +179,7 @@ def test_a_cache_keeps_its_compression(tmp_path):
         with pytest.raises(forebay.OptionError, match=r"'lz4': the cache in .* begun with 'zstd'"):
             call()
         assert published(tmp_path) == before
-    assert_same(make(Pictures(), tmp_path, "lz4", resume=False)[3], Pictures()[3])
+    assert_same(make(Pictures(), tmp_path, "lz4", redo="*")[3], Pictures()[3])
     with pytest.raises(forebay.OptionError, match="compression='gzip' must be 'zstd'"):
         make(Pictures(), tmp_path, "gzip")
     make(Pictures(), tmp_path / "plain", None)

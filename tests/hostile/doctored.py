@@ -40,7 +40,7 @@ def verify(output: Path) -> int:
 CALLS = {
     "verify": lambda _, output: verify(output),
     "the same call": run,
-    "resume=False": lambda inputs, output: run(inputs, output, resume=False),
+    "redo=*": lambda inputs, output: run(inputs, output, redo="*"),
     "retry": lambda _, output: retry(copy, output, num_workers=0, progress=False),
 }
 

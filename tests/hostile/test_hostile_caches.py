@@ -117,7 +117,7 @@ def test_caches_and_predictions_touch_nothing_outside(tmp_path, outside, call, s
     (folder / ".forebay" / "cache.json").unlink(missing_ok=True)
     doctor(folder, sql)
     with pytest.raises(LedgerError, match="which"):
-        call(folder, resume=False)
+        call(folder, redo="*")
 
 
 @pytest.mark.slow

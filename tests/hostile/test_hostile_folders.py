@@ -18,7 +18,7 @@ def test_a_link_in_the_place_of_forebays_own_files_is_refused(inputs, output, ou
     own = output / ".forebay" / name
     own.unlink(missing_ok=True)
     own.symlink_to(outside / ("staging" if name == "staging" else "precious"))
-    for call in ("the same call", "resume=False", "retry"):
+    for call in ("the same call", "redo=*", "retry"):
         with pytest.raises(ForebayError, match=r"is a link to|is damaged"):
             CALLS[call](inputs, output)
 
@@ -27,7 +27,7 @@ def test_forebays_own_folder_is_no_link(inputs, output, outside):
     """Its `staging` is emptied by every run."""
     (output / ".forebay").rename(output / "moved")
     (output / ".forebay").symlink_to(outside)
-    for call in ("the same call", "resume=False", "retry"):
+    for call in ("the same call", "redo=*", "retry"):
         with pytest.raises(ForebayError, match=r"is a link to|is damaged"):
             CALLS[call](inputs, output)
 

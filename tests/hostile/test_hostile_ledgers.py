@@ -81,7 +81,7 @@ def test_names_of_outputs_are_checked_wherever_they_are_read(
         verify(output)
     doctor(output, "UPDATE outputs SET name = ? WHERE ordinal = 1", named(name, tmp_path))
     with pytest.raises(LedgerError, match="which"):
-        run(inputs, output, resume=False)
+        run(inputs, output, redo="*")
 
 
 WRONG = ["{}", '{"a": 1}', '[["x"]]', '[["x", "much"]]', '[["x", 1e999]]', "7", "not JSON", DEEP]

@@ -127,8 +127,6 @@ def loader_of(plan: Plan, dataset: Any, rank: int) -> Any:
         options["drop_last"] = True
     if plan.is_torch:
         return DataLoader(dataset, **options)
-    if setup["data"].startswith("stream-state") and setup["workers"] == "3":
-        options["snapshot_every_n_steps"] = 2
     if setup["tail"] in ("uneven", "fill"):
         options["tail"] = setup["tail"]
     if plan.world > 1:

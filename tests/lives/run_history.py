@@ -60,9 +60,9 @@ class History(MoreSteps):
     def call(self, **options: Any) -> Call:
         """Return the call with the inputs of now."""
         redo = options.get("redo", "")
-        if redo == "*" or not options.get("resume", True):
+        if redo == "*":
             self.oracle.begin(None)
-        elif options.get("retry_failed"):
+        elif redo == "failed":
             self.oracle.begin(self.oracle.failed())
         else:
             items = self.inputs.items
@@ -112,11 +112,6 @@ class History(MoreSteps):
 
     def _redo(self, draw: random.Random) -> None:
         items = [each for each in self.oracle.listed() if not self.inputs.is_away(each)]
-        if draw.random() < 0.3:
-            self._mount(draw)
-            outcome = self.plain_call(redo="*")
-            self.say(f"redo=*: {self.judged(outcome)}")
-            return
         item = draw.choice(items)
         outcome = self.plain_call(redo=self.inputs.name(item))
         self.say(f"redo={item.stem}: {self.judged(outcome)}")
@@ -132,7 +127,7 @@ class History(MoreSteps):
         self._restart_now()
 
     def _restart_now(self) -> None:
-        outcome = self.plain_call(resume=False)
+        outcome = self.plain_call(redo="*")
         self.say(f"starts over: {self.judged(outcome, restarts=True)}")
 
     def _version(self, draw: random.Random) -> None:
@@ -152,7 +147,7 @@ class History(MoreSteps):
         restarts = way == "restart"
         if restarts:
             self._mount(draw)
-        options = {"resume": False} if restarts else {"accept_changes": True}
+        options = {"redo": "*"} if restarts else {"accept_changes": True}
         if draw.random() < 0.5:
             self._cut_short(draw, signal.SIGKILL, **options)
         outcome = self.plain_call(**options)
@@ -169,7 +164,7 @@ class History(MoreSteps):
             driver.send(number, group=number == signal.SIGINT)
         outcome = driver.wait()
         if outcome.kind == "report":
-            words = self.judged(outcome, restarts=not options.get("resume", True))
+            words = self.judged(outcome, restarts=options.get("redo") == "*")
             self.say(f"signal {number} {when}, too late: {words}")
             return
         if outcome.kind == "error" and outcome.error != "KeyboardInterrupt":
@@ -265,8 +260,8 @@ class History(MoreSteps):
         if not self._has_run():
             return
         if self.setup["call"] == "predict":
-            outcome = self.plain_call(retry_failed=True)
-            self.say(f"retry_failed: {self.judged(outcome)}")
+            outcome = self.plain_call(redo="failed")
+            self.say(f"redo=failed: {self.judged(outcome)}")
             return
         words = ["--num-workers", self.setup["workers"], "--backend", self.setup["backend"]]
         self.oracle.begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -19,10 +20,11 @@ from forebay import Buffer, DataLoader
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-class Terabyte:
-    """What a state has in it so that no test takes long enough for a second one."""
+class Large:
+    """What a state has in it: of a terabyte, no test takes long enough for a second one."""
 
-    nbytes = 10**12
+    def __init__(self, nbytes):
+        self.nbytes = nbytes
 
 
 class Calls:
@@ -41,7 +43,7 @@ class Drawn(IterableDataset):
 
     def __init__(self, given=6, raises_at=None):
         self.random, self.at, self.given = torch.Generator().manual_seed(3), 0, given
-        self.raises_at, self.calls = raises_at, Calls()
+        self.raises_at, self.calls, self.pause_s = raises_at, Calls(), 0.0
 
     def __iter__(self):
         return self
@@ -51,6 +53,7 @@ class Drawn(IterableDataset):
             self.at = 0
             raise StopIteration
         self.at += 1
+        time.sleep(8 * self.pause_s)
         if self.at == self.raises_at:
             raise ValueError("bad")
         worker = 0 if get_worker_info() is None else get_worker_info().id
@@ -58,10 +61,12 @@ class Drawn(IterableDataset):
 
     def state_dict(self):
         self.calls()
-        return {"at": self.at, "random": self.random.get_state(), "large": Terabyte()}
+        time.sleep(self.pause_s)
+        large = 10**5 if self.pause_s else 10**12
+        return {"at": self.at, "random": self.random.get_state(), "large": Large(large)}
 
     def load_state_dict(self, state):
-        assert isinstance(state["large"], Terabyte)
+        assert isinstance(state["large"], Large)
         self.at = state["at"]
         self.random.set_state(state["random"])
 
@@ -71,15 +76,17 @@ class Counting(Squares):
 
     def __init__(self, count=14):
         super().__init__(count)
-        self.asked, self.calls = 0, Calls()
+        self.asked, self.calls, self.pause_s = 0, Calls(), 0.0
 
     def __getitem__(self, index):
         self.asked += 1
+        time.sleep(8 * self.pause_s)
         return torch.tensor([index, self.asked])
 
     def state_dict(self):
         self.calls()
-        return {"asked": self.asked, "large": Terabyte()}
+        time.sleep(self.pause_s)
+        return {"asked": self.asked, "large": Large(10**5 if self.pause_s else 10**12)}
 
     def load_state_dict(self, state):
         self.asked = state["asked"]
@@ -89,14 +96,16 @@ WAYS = {
     "workers": {"num_workers": 2},
     "here": {},
     "persistent": {"num_workers": 2, "persistent_workers": True},
-    "every third": {"num_workers": 2, "snapshot_every_n_steps": 3},
-    "every third, persistent": {
-        "num_workers": 2,
-        "persistent_workers": True,
-        "snapshot_every_n_steps": 3,
-    },
+    "now and then": {"num_workers": 2},
+    "now and then, persistent": {"num_workers": 2, "persistent_workers": True},
     "buffer": {"num_workers": 2, "buffer": "1MB"},
 }
+
+
+def paced(dataset, way):
+    """Return a dataset, with a state that is taken now and then if the way says so."""
+    dataset.pause_s = 0.001 if way.startswith("now and then") else 0.0
+    return dataset
 
 
 def resumed(state, make):
@@ -129,7 +138,7 @@ def check_any_batch(make, epochs, every=1):
 CUTS = [
     (0, "workers"),
     (0, "here"),
-    (0, "every third"),
+    (0, "now and then"),
     (1, "persistent"),
     (1, "buffer"),
 ]
@@ -141,7 +150,7 @@ def test_a_stream_with_a_large_state_goes_on_from_any_batch(epochs, way):
     """Also of a generator in its state, and into the epoch after it."""
 
     def make():
-        return DataLoader(Drawn(), batch_size=2, **WAYS[way])
+        return DataLoader(paced(Drawn(), way), batch_size=2, **WAYS[way])
 
     check_any_batch(make, epochs)
 
@@ -152,7 +161,7 @@ def test_a_dataset_with_a_large_state_goes_on_from_any_batch(epochs, way):
     """What each worker read since its last state is read again by the worker in its place."""
 
     def make():
-        return DataLoader(Counting(), batch_size=2, **WAYS[way])
+        return DataLoader(paced(Counting(), way), batch_size=2, **WAYS[way])
 
     check_any_batch(make, epochs, every=2)
 
@@ -185,13 +194,17 @@ def test_workers_ask_once_for_a_state_that_takes_long(dataset):
 
 
 def test_workers_that_live_on_are_asked_at_the_end_of_their_epoch():
-    """The next epoch begins where this one ends."""
-    with DataLoader(
-        Drawn(40), num_workers=1, persistent_workers=True, snapshot_every_n_steps=1000
-    ) as loader:
+    """The next epoch begins where this one ends; the first call shows how long a state takes."""
+
+    class Slow(Drawn):
+        def state_dict(self):
+            time.sleep(0.2)
+            return super().state_dict()
+
+    with DataLoader(Slow(40), num_workers=1, persistent_workers=True) as loader:
         for _ in range(3):
             list(loader)
-        assert loader.dataset.calls.counts[0] == 3
+        assert loader.dataset.calls.counts[0] == 4
 
 
 def test_after_an_epoch_that_was_left_early_the_first_batch_has_a_state():
@@ -266,10 +279,10 @@ class Ordered:
 
     def state_dict(self):
         self.calls()
-        return {"at": self.at, "order": self.order, "large": Terabyte()}
+        return {"at": self.at, "order": self.order, "large": Large(10**12)}
 
     def load_state_dict(self, state):
-        assert isinstance(state["large"], Terabyte)
+        assert isinstance(state["large"], Large)
         self.at, self.order = state["at"], state["order"]
 
 
@@ -289,7 +302,7 @@ class Pairs:
         self.at, self.epoch = 0, self.epoch + 1
 
     def state_dict(self):
-        return {"at": self.at, "epoch": self.epoch, "large": Terabyte()}
+        return {"at": self.at, "epoch": self.epoch, "large": Large(10**12)}
 
     def load_state_dict(self, state):
         self.at, self.epoch = state["at"], state["epoch"]

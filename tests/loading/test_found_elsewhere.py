@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import forebay
 from forebay import Buffer, DataLoader, OptionError
-from forebay.base.torch_internals import accepts
 from forebay.buffer import buffer_of
 from forebay.ranks import Ranks
 
@@ -258,22 +257,6 @@ def test_many_loaders_with_workers_are_alive_at_once(count):
         iterators.clear()
         for loader in loaders:
             loader.close()
-
-
-# ---- torch's next argument ----------------------------------------------------------------------
-
-
-def test_worker_method_is_accepted_where_torch_has_it(monkeypatch):
-    """Otherwise it is refused as torch refuses an argument that it does not know."""
-    if not accepts("worker_method"):
-        words = "got an unexpected keyword argument 'worker_method': torch .* use backend='thread'"
-        with pytest.raises(TypeError, match=words):
-            DataLoader(range(4), worker_method="thread")
-        monkeypatch.setattr("forebay.loading.kinds.accepts", lambda argument: True)
-    with DataLoader(range(4), num_workers=2, worker_method="thread") as loader:
-        assert loader.backend == "thread"
-        assert numbers(loader) == [0, 1, 2, 3]
-    assert DataLoader(range(4), worker_method=None).backend == "process"
 
 
 # ---- buffers that cannot work -------------------------------------------------------------------

@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
 
-def taken_after(batches, *, batch_s, state_s, every=None, size=0, copies=True):
+def taken_after(batches, *, batch_s, state_s, size=0, copies=True):
     """Return after which batches a state was taken, and the share of the time for states."""
     clock, began = Clock(), Clock.now
     cost = 0.0
@@ -42,7 +42,7 @@ def taken_after(batches, *, batch_s, state_s, every=None, size=0, copies=True):
             passes(state_s)
         return found
 
-    snapshots = Snapshots(keep, clock, every)
+    snapshots = Snapshots(keep, clock)
     found = []
     for batch in range(batches):
         clock.now += batch_s

@@ -286,7 +286,7 @@ def test_a_changed_model_is_noticed(tmp_path):
         predicted(Half(0.25), Numbers(20), tmp_path)
     with pytest.raises(forebay.ChangedError, match=r"parameter count: 20 -> 21"):
         predicted(Half(), Numbers(21), tmp_path)
-    _, table = predicted(Half(0.25), Numbers(20), tmp_path, resume=False)
+    _, table = predicted(Half(0.25), Numbers(20), tmp_path, redo="*")
     assert table["prediction"].to_pylist() == [float(k) for k in range(20)]
 
 

@@ -75,10 +75,10 @@ def test_failures_are_exit_code_3(tmp_path):
 
 
 def test_another_model_is_refused_until_it_starts_over(tmp_path):
-    """--restart removes what there was."""
+    """--redo '*' removes what there was."""
     predict("half", f"{MODELS}:numbers", tmp_path)
     assert isinstance(predict("total", f"{MODELS}:numbers", tmp_path).exception, ChangedError)
-    done = predict("total", f"{MODELS}:numbers", tmp_path, "--restart")
+    done = predict("total", f"{MODELS}:numbers", tmp_path, "--redo", "*")
     assert done.return_value == 0
     assert pq.read_table(tmp_path)["prediction"].to_pylist() == [4.0 * k for k in range(50)]
 

@@ -427,8 +427,21 @@ def test_a_retry_that_goes_wrong_loses_no_prediction(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Mended, "__getitem__", broken)
     with pytest.raises(KeyboardInterrupt):
-        predicted(total, Mended(60), tmp_path, part_size=10, retry_failed=True, accept_changes=True)
+        predicted(total, Mended(60), tmp_path, part_size=10, redo="failed", accept_changes=True)
     assert pq.read_table(tmp_path)["index"].to_pylist() == without(60, 7, 31, 32)
+
+
+@pytest.mark.parametrize("verb", ["predict", "cache"])
+def test_redo_names_no_samples(tmp_path, verb):
+    """All are made again, or of predictions those that failed."""
+    call = {
+        "predict": lambda **options: predicted(total, Mended(60), tmp_path, **options),
+        "cache": lambda **options: forebay.cache(Mended(60), tmp_path, num_workers=0, **options),
+    }[verb]
+    allowed = {"predict": r"'\*' or 'failed' or None", "cache": r"'\*' or None"}[verb]
+    with pytest.raises(forebay.OptionError, match=f"redo='7' .* {allowed}"):
+        call(redo="7")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_part_that_fails_is_called_by_its_samples(tmp_path):
@@ -456,5 +469,5 @@ def test_tuples_for_a_model_of_one_argument_are_said_once(tmp_path, workers, is_
     with pytest.raises(forebay.FailuresError, match=words):
         forebay.predict(given, data, tmp_path, num_workers=workers, progress=False)
     taken = lambda batch: model(batch[0])  # noqa: E731
-    report = forebay.predict(taken, data, tmp_path, num_workers=0, resume=False, progress=False)
+    report = forebay.predict(taken, data, tmp_path, num_workers=0, redo="*", progress=False)
     assert (report.done, report.failed) == (10, 0)

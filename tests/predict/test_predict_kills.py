@@ -222,9 +222,9 @@ def test_what_a_kill_left_of_a_checkpoint_is_removed(tmp_path, is_finished):
 
 @pytest.mark.usefixtures("at_once")
 def test_checkpoints_of_other_work_do_not_count(tmp_path):
-    """With resume=False, or another model, every sample is predicted again."""
+    """With redo="*", or another model, every sample is predicted again."""
     output = tmp_path / "out"
-    for options in ({"resume": False}, {"version": "2"}):
+    for options in ({"redo": "*"}, {"version": "2"}):
         model = interrupted(output)
         predict(model, output, **options)
         assert model.seen == [34, *range(50)]
@@ -232,12 +232,12 @@ def test_checkpoints_of_other_work_do_not_count(tmp_path):
 
 
 @pytest.mark.usefixtures("at_once")
-def test_retry_failed_leaves_out_the_checkpoints_in_which_a_sample_failed(tmp_path):
+def test_failed_parts_leave_out_the_checkpoints_in_which_a_sample_failed(tmp_path):
     """The part goes on before the first of them."""
     output, data = tmp_path / "out", Numbers(50, bad=(7,))
     model = interrupted(output, data)
     data.bad = ()
-    report = predict(model, output, data, retry_failed=True)
+    report = predict(model, output, data, redo="failed")
     assert model.seen == [34, *range(6, 50)]
     assert (report.done, report.failed, report.resumed) == (50, 0, 6)
 

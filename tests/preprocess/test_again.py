@@ -81,7 +81,7 @@ def test_inputs_that_leave_the_table_are_told(tmp_path, capsys):
     assert said(tmp_path / "b") == said(tmp_path / "b", limit=1) == "", "each is told once"
     assert words.format("1 of the 3 inputs", "is") in said([*(tmp_path / "b").iterdir()][:2])
     assert (tmp_path / "out" / "a0").exists()
-    assert said(tmp_path / "a", resume=False) == ""
+    assert said(tmp_path / "a", redo="*") == ""
 
 
 def test_a_trial_leaves_the_record_of_other_failures_alone(tmp_path):
@@ -154,7 +154,7 @@ def test_an_abandoned_thread_cannot_write_into_the_next_run(tmp_path):
 
     options = {"num_workers": 2, "backend": "thread"}
     with pytest.raises(RuntimeError, match="stop"):
-        run(stall, folder, tmp_path / "out", on_error="raise", **options)
+        run(stall, folder, tmp_path / "out", max_failures=0, **options)
 
     def write(source, out):
         path = out.file("same") if source.name == "slow" else None
@@ -163,7 +163,7 @@ def test_an_abandoned_thread_cannot_write_into_the_next_run(tmp_path):
             go_on.set()
             over.wait()
 
-    run(write, folder, tmp_path / "out", version="2", resume=False, **options)
+    run(write, folder, tmp_path / "out", version="2", redo="*", **options)
     assert (tmp_path / "out" / "same").read_text() == "run 1"
 
 
@@ -193,8 +193,8 @@ def test_a_home_folder_is_meant_by_a_tilde(tmp_path, monkeypatch):
     assert (tmp_path / "out" / "a").exists()
 
 
-@pytest.mark.parametrize(("resume", "again"), [(True, ""), (False, " without resume=False")])
-def test_an_interrupt_says_that_nothing_is_lost(tmp_path, resume, again):
+@pytest.mark.parametrize(("redo", "again"), [(None, ""), ("*", " without redo=")])
+def test_an_interrupt_says_that_nothing_is_lost(tmp_path, redo, again):
     """Ctrl-C in a script: what the command line says, at the end of the traceback."""
     folder = inputs_in(tmp_path / "in", ["a", "b"])
 
@@ -204,7 +204,7 @@ def test_an_interrupt_says_that_nothing_is_lost(tmp_path, resume, again):
         out.file(source.name).write_text("x")
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        run(interrupted, folder, tmp_path / "out", resume=resume)
+        run(interrupted, folder, tmp_path / "out", redo=redo)
     assert caught.value.__notes__ == [
         "forebay: interrupted; 1 of 2 inputs are done and stay",
         f"forebay: the same call{again} continues",

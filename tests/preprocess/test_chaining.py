@@ -134,7 +134,7 @@ def test_an_output_folder_without_its_table_is_an_error(tmp_path):
 
     with pytest.raises(ValueError, match="stopped"):
         forebay.preprocess(
-            stop, [tmp_path / "in"], tmp_path / "out", on_error="raise", num_workers=0,
+            stop, [tmp_path / "in"], tmp_path / "out", max_failures=0, num_workers=0,
             progress=False,
         )  # fmt: skip
     with pytest.raises(forebay.InputError) as caught:

@@ -156,15 +156,15 @@ def test_inputs_that_are_missing_are_1(tmp_path, output):
 
 @pytest.mark.slow
 def test_a_changed_function_is_1_with_its_name(inputs, output):
-    """Until --restart or --accept-changes says what is meant."""
+    """Until --redo or --accept-changes says what is meant."""
     assert preprocess("copy", inputs, output)[0] == DONE
     code, _, err = preprocess("nothing", inputs, output)
     assert code == COULD_NOT_RUN
     assert "  changed: works.py:nothing, works.py:copy, " in err
-    assert "--restart" in err
+    assert "--redo" in err
     assert preprocess("nothing", inputs, output, "--accept-changes")[0] == DONE
     assert len(published(output)) == 6
-    assert preprocess("nothing", inputs, output, "--restart")[0] == DONE
+    assert preprocess("nothing", inputs, output, "--redo", "*")[0] == DONE
     assert published(output) == {}
 
 
@@ -422,9 +422,7 @@ def test_ctrl_c_in_a_command_that_only_looks_promises_nothing(tmp_path, command)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("given", "named"), [("--restart", "--restart"), ("--redo=*", "--redo"), ("--quiet", None)]
-)
+@pytest.mark.parametrize(("given", "named"), [("--redo=*", "--redo"), ("--quiet", None)])
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_ctrl_c_in_a_run_that_started_over_names_the_option_to_leave_out(
     tmp_path, given, named, is_begun

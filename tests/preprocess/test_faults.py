@@ -196,7 +196,7 @@ def test_an_exception_without_a_message_fails_its_input(inputs, tmp_path, worker
     assert "raise MuteError" in report.failures[0].traceback
     assert "MuteError: <its __str__ raised LookupError>" in repr(report)
     with pytest.raises((MuteError, FailuresError)):
-        run(raise_mute, paths, tmp_path / "out2", on_error="raise", **ways)
+        run(raise_mute, paths, tmp_path / "out2", max_failures=0, **ways)
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_of_a_long_message_both_ends_are_kept(inputs, tmp_path, workers, backend
 def test_an_exception_too_large_to_be_sent_is_described(inputs, tmp_path):
     """The run ends with its type and message all the same."""
     with pytest.raises(FailuresError, match=r"0000\.txt failed: ValueError: begin"):
-        run(raise_much, inputs, tmp_path / "out", num_workers=1, on_error="raise")
+        run(raise_much, inputs, tmp_path / "out", num_workers=1, max_failures=0)
 
 
 # ---- metadata that no ledger holds --------------------------------------------------------------
@@ -263,11 +263,11 @@ def test_an_input_gets_as_many_more_tries_as_asked(inputs, tmp_path, retries):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "backend"), [(2, "process"), (0, "process"), (2, "thread")])
-def test_on_error_raise_raises_the_users_own_exception(inputs, tmp_path, workers, backend):
+def test_max_failures_0_raises_the_users_own_exception(inputs, tmp_path, workers, backend):
     """Type and arguments are whole, a note names the input, and completed work is kept."""
     options = {"num_workers": workers, "backend": backend, "retries": 0}
     with pytest.raises(OwnError) as caught:
-        run(raise_own, inputs, tmp_path / "out", on_error="raise", **options)
+        run(raise_own, inputs, tmp_path / "out", max_failures=0, **options)
     assert (caught.value.code, caught.value.args) == (7, (7, "mine"))
     assert any("0003.txt, number 4" in note for note in caught.value.__notes__)
     kept = re.compile(r"forebay: \d+ of 12 inputs are done and stay").fullmatch
@@ -280,11 +280,11 @@ def test_on_error_raise_raises_the_users_own_exception(inputs, tmp_path, workers
 @pytest.mark.parametrize(
     ("fault", "error"), [("hang", SampleTimeoutError), ("os._exit", WorkerDiedError)]
 )
-def test_on_error_raise_raises_for_a_hang_and_a_death(inputs, tmp_path, fault, error):
+def test_max_failures_0_raises_for_a_hang_and_a_death(inputs, tmp_path, fault, error):
     """There is no exception of the user's then; forebay's says what happened."""
     fault_at(inputs, 5, fault)
     with pytest.raises(error, match=r"0005\.txt"):
-        run(meet_fault, inputs, tmp_path / "out", timeout=HANG_S, retries=0, on_error="raise")
+        run(meet_fault, inputs, tmp_path / "out", timeout=HANG_S, retries=0, max_failures=0)
 
 
 def test_a_trial_raises_at_once(inputs, tmp_path):
@@ -304,12 +304,12 @@ def test_more_failures_than_allowed_stop_the_run(inputs, tmp_path, allowed):
 
 
 def test_inputs_refused_for_their_names_count_as_failures(inputs, tmp_path):
-    """Two that claim one name are two failures for `max_failures` and for `on_error`."""
+    """Two that claim one name are two failures for `max_failures`, also if it is 0."""
     same = partial(write_as, "same")
     with pytest.raises(FailuresError, match=r"max_failures(.|\n)*last .*\.txt: OutputError"):
         run(same, inputs, tmp_path / "out", max_failures=1, num_workers=0)
     with pytest.raises(forebay.errors.OutputError, match="claimed by two inputs"):
-        run(same, inputs, tmp_path / "out2", on_error="raise", num_workers=0)
+        run(same, inputs, tmp_path / "out2", max_failures=0, num_workers=0)
 
 
 def write_as(name, source, out):

@@ -14,7 +14,7 @@ from forebay.errors import InputError
 
 
 def run(work, inputs, output, **options):
-    options = {"num_workers": 0, "progress": False, "on_error": "skip", **options}
+    options = {"num_workers": 0, "progress": False, **options}
     return forebay.preprocess(work, inputs, output, **options)
 
 

@@ -47,7 +47,7 @@ CALLS = {
 @pytest.mark.parametrize("version", [None, "1", "2"])
 @pytest.mark.parametrize(("first", "again"), [*permutations(CALLS, 2)])
 def test_the_outputs_of_another_entry_point_are_kept(tmp_path, first, again, version):
-    """Whatever the version says: only resume=False removes them."""
+    """Whatever the version says: only redo="*" removes them."""
     options = {"num_workers": 0, "progress": False}
     CALLS[first](tmp_path, version="1", **options)
     before = published(tmp_path)
@@ -55,7 +55,7 @@ def test_the_outputs_of_another_entry_point_are_kept(tmp_path, first, again, ver
     with pytest.raises(forebay.OptionError, match=f"outputs of '{first}', and .* '{again}'"):
         CALLS[again](tmp_path, version=version, **options)
     assert published(tmp_path) == before
-    CALLS[again](tmp_path, version=version, resume=False, **options)
+    CALLS[again](tmp_path, version=version, redo="*", **options)
     assert not before.keys() & published(tmp_path).keys()
     assert (tmp_path / "metadata.parquet").exists() == (again == "preprocess")
     status = CliRunner().invoke(cli, ["status", str(tmp_path)])

@@ -53,14 +53,14 @@ def claim(names, source, out):
 
 
 @pytest.mark.parametrize("form", TABLE_FORMATS)
-@pytest.mark.parametrize("resume", [True, False])
-def test_a_table_that_no_run_wrote_is_refused_before_any_work(three, output, form, resume):
+@pytest.mark.parametrize("redo", [None, "*"])
+def test_a_table_that_no_run_wrote_is_refused_before_any_work(three, output, form, redo):
     """Whatever else is in the folder, the user's own table stays."""
     output.mkdir()
     table = output / f"metadata.{form}"
     table.write_text("the user's own")
     with pytest.raises(OutputError, match="no run recorded in this output folder wrote it"):
-        run(copy, three, output, metadata=form, resume=resume)
+        run(copy, three, output, metadata=form, redo=redo)
     assert table.read_text() == "the user's own"
     assert published(output) == {}
     assert not (three.parent / "calls").exists()
@@ -74,10 +74,10 @@ def test_a_table_of_another_format_is_not_the_runs_either(three, output):
     """That one table is the ledger's says nothing of another one, also after a restart."""
     run(copy, three, output)
     (output / "metadata.csv").write_text("the user's own")
-    for options in ({}, {"resume": False}):
+    for options in ({}, {"redo": "*"}):
         with pytest.raises(OutputError, match=r"metadata\.csv' exists"):
             run(copy, three, output, metadata="csv", **options)
-    assert run(copy, three, output, resume=False).done == 3
+    assert run(copy, three, output, redo="*").done == 3
     assert (output / "metadata.csv").read_text() == "the user's own"
 
 
@@ -140,7 +140,7 @@ def test_a_table_is_told_from_a_users_in_a_bucket_too(memory, three, machine):
     (three / "more.txt").write_text("more")
     assert run(copy, three, "memory://bucket/out").metadata.num_rows == 4
     with pytest.raises(OutputError, match="no run recorded"):
-        run(copy, three, "memory://bucket/out", metadata="csv", resume=False)
+        run(copy, three, "memory://bucket/out", metadata="csv", redo="*")
     assert memory.cat("/bucket/out/metadata.csv") == b"the user's own"
 
 
@@ -247,7 +247,7 @@ def test_an_input_that_needs_a_file_and_a_folder_of_one_name_fails_alone(
         assert "clashes with" in report.failures[0].message
         assert published(output) == {"0000": b"0000", "0002": b"0002"}
         assert verify(output)[0] == 0
-    report = run(partial(claim, {}), three, output, resume=False)
+    report = run(partial(claim, {}), three, output, redo="*")
     assert (report.done, report.failed) == (3, 0)
 
 
@@ -305,7 +305,7 @@ def test_staged_files_that_vanish_cost_their_inputs(three, output):
     report = run(lose, three, output)
     assert (report.done, report.failed) == (2, 1)
     assert "vanished between being staged" in report.failures[0].message
-    report = run(partial(claim, {}), three, output, resume=False)
+    report = run(partial(claim, {}), three, output, redo="*")
     assert (report.done, report.failed) == (3, 0)
 
 
@@ -315,7 +315,7 @@ def test_folders_that_a_restart_leaves_empty_go_too(three, output):
     run(partial(claim, nested), three, output)
     (output / "f2" / "notes").write_text("mine")
     flat = {"0000": ["f0"], "0001": ["f1"], "0002": ["f2"]}
-    report = run(partial(claim, flat), three, output, resume=False)
+    report = run(partial(claim, flat), three, output, redo="*")
     assert (report.done, report.failed) == (2, 1)
     assert "exists already as a folder\n" in report.failures[0].message
     assert published(output) == {"f0": b"0000", "f1": b"0001", "f2/notes": b"mine"}

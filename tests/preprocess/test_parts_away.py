@@ -162,13 +162,12 @@ LISTED = [f"in/{folder}/{number}.txt" for folder in ("d1", "d2", "d3") for numbe
 
 
 @pytest.mark.parametrize("inputs", [LISTED, "in"], ids=["list", "folder"])
-@pytest.mark.parametrize("how", [{"redo": "*"}, {"resume": False}], ids=["redo", "anew"])
-def test_inputs_that_are_away_keep_their_rows_when_all_are_done_again(inputs, how):
+def test_inputs_that_are_away_keep_their_rows_when_all_are_done_again(inputs):
     """What cannot be read cannot be made again; the report says so."""
     table = run(inputs).metadata
     unmounted("in/d2")
     calls()
-    report = run(inputs, **how)
+    report = run(inputs, redo="*")
     assert sorted(calls()) == [each for each in LISTED if "d2" not in each]
     assert (report.done, report.failed, len(report.unseen)) == (9, 0, 3)
     assert report.metadata == table
@@ -176,7 +175,7 @@ def test_inputs_that_are_away_keep_their_rows_when_all_are_done_again(inputs, ho
     report = run(inputs)
     assert (report.done, report.failed, report.metadata) == (9, 0, table)
     # What began anew has all results of the new run: those that were away are made when they can.
-    assert len(calls()) == (3 if "resume" in how else 0)
+    assert len(calls()) == 3
 
 
 @pytest.mark.parametrize("inputs", [LISTED, "in"], ids=["list", "folder"])
@@ -241,7 +240,7 @@ def test_a_kill_while_all_are_done_again_leaves_what_is_away(tmp_path):
         "    (out / (source.parent.name + source.name)).write_text(source.read_text())\n"
         "    return {'n': 1}\n"
         "print(forebay.preprocess(f, 'in', 'out', num_workers=0, progress=False,"
-        " resume=len(sys.argv) < 2).done)\n"
+        " redo='*' if sys.argv[1:] else None).done)\n"
     )
     subprocess.run([sys.executable, script], check=True)
     unmounted("in/d2")

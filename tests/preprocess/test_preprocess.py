@@ -146,7 +146,7 @@ def test_a_function_is_told_to_write_its_arrays(inputs, output, caplog):
     assert "image writes it to out.file(), with numpy.save for example" in note
     assert note in caplog.text
     for fine in ({"vector": [0.123456789012345] * 1536}, {"text": "12, 13" * 20_000}):
-        assert run(partial(returns, fine), inputs, output, limit=1, resume=False).notes == ()
+        assert run(partial(returns, fine), inputs, output, limit=1, redo="*").notes == ()
 
 
 def test_a_single_output_is_the_destination_of_every_row(inputs, output):
@@ -448,7 +448,7 @@ def test_a_limit_tries_the_first_inputs_and_the_full_call_goes_on(inputs, output
 def test_without_resume_everything_is_done_anew(inputs, output, tmp_path):
     """The earlier outputs go first, those with other names too."""
     run(split, inputs, output)
-    report = run(copy, inputs, output, resume=False)
+    report = run(copy, inputs, output, redo="*")
     assert (report.done, report.resumed) == (6, 0)
     assert sorted(published(output)) == [f"{number:04d}.txt" for number in range(6)]
 
@@ -476,7 +476,7 @@ def test_a_changed_function_is_an_error_that_names_it(inputs, output):
     text = str(caught.value)
     assert "twice_as_long changed since the earlier run" in text
     assert "  changed: test_preprocess.py:twice_as_long, works.py:copy, " in text
-    assert "resume=False" in text
+    assert "redo='*'" in text
     assert "rest: accept_changes=True, or --accept-changes;" in text
     assert len(published(output)) == 6
     assert run(copy, inputs, output).resumed == 6
@@ -495,8 +495,8 @@ def test_accepted_changes_keep_what_is_done(inputs, output):
     run(copy, inputs, output)
     assert run(nothing, inputs, output, accept_changes=True).resumed == 6
     assert run(nothing, inputs, output).resumed == 6
-    with pytest.raises(OptionError, match=r"accept_changes=True keeps what is done, and resume=Fa"):
-        run(copy, inputs, output, accept_changes=True, resume=False)
+    with pytest.raises(OptionError, match=r"accept_changes=True keeps .* and redo='\*'"):
+        run(copy, inputs, output, accept_changes=True, redo="*")
 
 
 def test_a_version_accepts_changes_while_it_stays_the_same(inputs, output, caplog):
@@ -591,7 +591,7 @@ def test_a_folder_whose_run_is_not_finished_says_so(inputs, output, tmp_path):
         raise ValueError("stop")
 
     with pytest.raises(ValueError, match="stop"):
-        run(look, inputs, output, num_workers=1, on_error="raise")
+        run(look, inputs, output, num_workers=1, max_failures=0)
     said = (tmp_path / "said").read_text()
     assert "holds no metadata table yet: its run writes it at its end\n  The run: " in said
     assert f"forebay status {output}" in said
@@ -606,7 +606,7 @@ def test_a_table_that_is_not_of_the_last_run_is_read_with_a_warning(inputs, tmp_
     run(row_alone, inputs, output)
     assert len(forebay.from_table(output)) == 6
     with pytest.raises(ZeroDivisionError):
-        run(fails, inputs, output, resume=False, on_error="raise")
+        run(fails, inputs, output, redo="*", max_failures=0)
     words = r"metadata.parquet in .* earlier run: .*\n  The run: 0 of 6 inputs done, and not finis"
     with pytest.warns(UserWarning, match=words) as caught:
         assert len(forebay.from_table(output)) == 6

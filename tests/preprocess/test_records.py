@@ -186,7 +186,7 @@ def table_of(returned):
         value = values[row["at"]]
         return value() if callable(value) else value
 
-    report = forebay.preprocess(function, given, "out", resume=False, **QUIET)
+    report = forebay.preprocess(function, given, "out", redo="*", **QUIET)
     assert not report.failures, report.failures[0].message
     return pq.read_table("out/metadata.parquet").drop_columns(["at", "source", "destination"])
 

@@ -111,9 +111,9 @@ def test_a_changed_input_is_redone_and_its_old_objects_go(memory, inputs):
 
 
 def test_a_restart_removes_what_was_there(memory, inputs):
-    """With resume=False the earlier objects go, and nothing of another's."""
+    """With redo="*" the earlier objects go, and nothing of another's."""
     run(split, inputs)
-    report = run(copy, inputs, resume=False)
+    report = run(copy, inputs, redo="*")
     assert (report.done, report.resumed) == (6, 0)
     assert sorted(objects(memory)) == sorted(path.name for path in inputs.iterdir())
 

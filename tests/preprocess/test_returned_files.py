@@ -16,7 +16,7 @@ from forebay.runs.returned import files_in
 
 
 def run(work, inputs, output, **options):
-    options = {"num_workers": 0, "progress": False, "on_error": "skip", **options}
+    options = {"num_workers": 0, "progress": False, **options}
     return forebay.preprocess(work, inputs, output, **options)
 
 
@@ -139,7 +139,7 @@ def test_files_that_a_function_writes_elsewhere_are_its_outputs(tmp_path, inputs
 
 
 def test_files_elsewhere_are_never_removed(tmp_path, inputs):
-    """Neither when an input changes or fails, nor by resume=False."""
+    """Neither when an input changes or fails, nor by redo="*"."""
     target = tmp_path / "wav"
     target.mkdir()
 
@@ -154,7 +154,7 @@ def test_files_elsewhere_are_never_removed(tmp_path, inputs):
     (inputs / "0001.txt").write_text("longer than before")
     (inputs / "0002.txt").write_text("bad")
     run(convert, inputs, tmp_path / "out", retries=0)
-    run(convert, inputs, tmp_path / "out", retries=0, resume=False)
+    run(convert, inputs, tmp_path / "out", retries=0, redo="*")
     assert sorted(os.listdir(target)) == [
         "0000-12.wav",
         "0001-12.wav",

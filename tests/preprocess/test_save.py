@@ -104,7 +104,7 @@ def test_a_changed_save_is_noticed(folder, tmp_path):
     other = functools.partial(save, suffix=".bin")
     with pytest.raises(forebay.ChangedError, match=r"save\.suffix: .* -> \"\.bin\""):
         forebay.preprocess(dataset, output=output, save=other, **QUIET)
-    forebay.preprocess(dataset, output=output, save=other, resume=False, **QUIET)
+    forebay.preprocess(dataset, output=output, save=other, redo="*", **QUIET)
     assert files_in(output) == ["0000.bin", "0001.bin", "0002.bin", "metadata.parquet"]
 
 

@@ -39,7 +39,7 @@ def load(row):
 
 
 def run(work, inputs, output, **options):
-    options = {"num_workers": 0, "progress": False, "on_error": "skip", **options}
+    options = {"num_workers": 0, "progress": False, **options}
     return forebay.preprocess(work, inputs, output, **options)
 
 

@@ -231,13 +231,13 @@ def test_a_run_that_starts_over_removes_nothing_before_its_successor_is_there():
     run(max_failures=99)
     before = published(Path("out"))
     os.rename("in", "away")
-    report = run(resume=False, max_failures=99)
+    report = run(redo="*", max_failures=99)
     assert (report.done, report.failed, len(report.unseen)) == (6, 0, 6)
     assert {*published(Path("out"))} == {*before}
     assert here("prune", "out")[:2] == (0, "removed 0 outputs (0 B)\n")
     assert {*published(Path("out"))} == {*before}
     os.rename("away", "in")
-    assert run(NAMES[:4], resume=False, limit=2).done == 2
+    assert run(NAMES[:4], redo="*", limit=2).done == 2
     assert {*published(Path("out"))} == {*before}
     report = run(NAMES[:4], metadata="csv")
     assert (report.done, report.resumed) == (4, 2)
@@ -245,8 +245,8 @@ def test_a_run_that_starts_over_removes_nothing_before_its_successor_is_there():
     assert not Path("out", "metadata.parquet").exists()
 
 
-@pytest.mark.parametrize("resume", [True, False])
-def test_what_names_no_file_is_never_said_to_be_away(resume):
+@pytest.mark.parametrize("redo", [None, "*"])
+def test_what_names_no_file_is_never_said_to_be_away(redo):
     """Rows of numbers have nothing that could be seen, also after a run that started over."""
 
     def numbered(row, out):
@@ -257,7 +257,7 @@ def test_what_names_no_file_is_never_said_to_be_away(resume):
         return forebay.preprocess(numbered, rows, "out", num_workers=0, progress=False, **options)
 
     again()
-    again(resume=resume)
+    again(redo=redo)
     report = again()
     assert (report.resumed, report.unseen, report.notes) == (2, (), ())
 

@@ -194,7 +194,7 @@ def test_the_functions_own_exception_is_raised(work, kind, tmp_path):
     """As it was, with the frames of the worker and the input's name in its notes."""
     inputs = make_inputs(tmp_path / "in", 4)
     with pytest.raises(kind, match=r"^not 000\d\.txt\n") as caught:
-        run(work, inputs, tmp_path / "out", on_error="raise")
+        run(work, inputs, tmp_path / "out", max_failures=0)
     notes = "\n".join(caught.value.__notes__)
     assert f"in {work.__name__}" in notes
     assert re.search(r"the input was .*000\d\.txt, number \d, attempt 1", notes)
@@ -250,7 +250,7 @@ def test_a_death_raises_where_the_first_failure_ends_the_run(tmp_path):
     inputs = make_inputs(tmp_path / "in", 3)
     (inputs / "0001.txt").write_text("SIGKILL")
     with pytest.raises(WorkerDiedError, match=r"0001\.txt: .*SIGKILL"):
-        run(meet_fault, inputs, tmp_path / "out", on_error="raise")
+        run(meet_fault, inputs, tmp_path / "out", max_failures=0)
 
 
 def test_a_hang_is_killed_and_its_stack_recorded(tmp_path):
@@ -263,7 +263,7 @@ def test_a_hang_is_killed_and_its_stack_recorded(tmp_path):
     assert Path(failure.source).name == "0003.txt"
     assert "in hang" in failure.traceback
     with pytest.raises(SampleTimeoutError, match=r"0003\.txt"):
-        run(meet_fault, inputs, tmp_path / "out", timeout=3.0, on_error="raise")
+        run(meet_fault, inputs, tmp_path / "out", timeout=3.0, max_failures=0)
 
 
 # ---- the command line ---------------------------------------------------------------------------

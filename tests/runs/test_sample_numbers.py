@@ -86,7 +86,7 @@ def done_with(verb, source, out, **options):
     verb(forebay.from_folder(source, load), out, **options)
     loaded = [*LOADED]
     fresh = out.with_name(f"{out.name} fresh")
-    verb(forebay.from_folder(source, load), fresh, resume=False)
+    verb(forebay.from_folder(source, load), fresh, redo="*")
     assert files(out) == files(fresh)
     return loaded
 

@@ -55,7 +55,7 @@ def files(folder):
 def assert_as_fresh(verb, dataset, folder):
     """Check that the files are those of a run that began with this dataset, byte for byte."""
     fresh = folder.with_name(f"{folder.name} fresh")
-    verb(dataset, fresh, resume=False)
+    verb(dataset, fresh, redo="*")
     assert files(folder) == files(fresh)
     Items.loaded.clear()
 

@@ -169,11 +169,6 @@ def version_of(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def accepts(argument: str) -> bool:
-    """Return whether the installed torch's DataLoader has an argument."""
-    return argument in inspect.signature(DataLoader.__init__).parameters
-
-
 def torch_init() -> Any:
     """Return the original `torch.utils.data.DataLoader.__init__`.
 

@@ -118,7 +118,7 @@ class CacheReader(BucketReader):
             f"{shown_location(self.place.url)}: block {block:,} cannot be read as a block of this "
             "cache\n"
             "  Its checksum is that of the index, so it was written like this. Call forebay.cache "
-            "with resume=False."
+            "with redo='*'."
         )
 
     # ---- parts ---------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ class Index:
                 raise InputError(
                     f"{path!r} has format {found['format']}; this forebay reads format "
                     f"{INDEX_FORMAT}\n"
-                    "  Use the forebay that wrote it, or call forebay.cache(..., resume=False)."
+                    "  Use the forebay that wrote it, or call forebay.cache(..., redo='*')."
                 )
             plan = CachePlan.from_json(found["plan"])
             sizes = tuple(map(int, found["sizes"]))

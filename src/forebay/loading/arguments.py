@@ -79,7 +79,6 @@ class LoaderArguments:
     device: Any
     device_transform: Callable[..., Any] | None
     concurrency: int | None
-    snapshot_every_n_steps: int | None
     name: Any
     ranks: Ranks | None
     prefetch_is_set: bool

@@ -175,7 +175,6 @@ class BatchJob:
                 dataset=as_bytes(state.dataset), iterator=as_bytes(state.iterator)
             ),
             time.perf_counter,
-            self._spec.snapshot_every,
         )
 
     @functools.cached_property

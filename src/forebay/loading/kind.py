@@ -119,7 +119,6 @@ class LoaderKind(LoaderArguments, ABC):
             first_epoch=epoch,
             worker_states=states,
             keeps_workers=self.keeps_workers,
-            snapshot_every=self.snapshot_every_n_steps,
             concurrency=self.at_once_each,
         )
 

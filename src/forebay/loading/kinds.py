@@ -6,11 +6,10 @@ import warnings
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import DistributedSampler, default_collate
 
 from forebay.base.datasets import sequence_rows
-from forebay.base.torch_internals import accepts, library_call
+from forebay.base.torch_internals import library_call
 from forebay.buffer import warn_of_unfilled_buffer
 from forebay.devices.device import check_loader_device
 from forebay.errors import OptionError
@@ -115,8 +114,6 @@ def check_arguments(kind: LoaderKind) -> None:
         raise OptionError(f"seed={kind.seed!r} is not valid; it must be an integer or None")
     if kind.concurrency is not None:
         check_positive("concurrency", kind.concurrency, " or None")
-    if kind.snapshot_every_n_steps is not None:
-        check_positive("snapshot_every_n_steps", kind.snapshot_every_n_steps, " or None")
     if kind.timeout and kind.num_workers:  # torch itself refuses negative values
         check_timeout(kind.timeout)
     kind.check_timeout()
@@ -199,15 +196,6 @@ def check_arguments(kind: LoaderKind) -> None:
             raise OptionError(words)
     if buffer is not None and not workers:
         warn_of_unfilled_buffer()
-
-
-def check_worker_method(worker_method: str | None) -> None:
-    """Refuse `worker_method`, as torch would, if the installed torch does not accept it."""
-    if worker_method is not None and not accepts("worker_method"):
-        raise TypeError(
-            "DataLoader.__init__() got an unexpected keyword argument 'worker_method': torch "
-            f"{torch.__version__} has none; use backend='thread'"
-        )
 
 
 def _check(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -88,7 +88,6 @@ class BatchSpec:
         seed: Seeds each sample, together with the epoch and the sample's position in it; None:
             each worker has one sequence of random numbers, as in torch.
         tracks_state: Whether results have the state of the worker's dataset; see `snapshots.py`.
-        snapshot_every: After how many batches a worker takes it; None: as its cost allows.
         concurrency: Samples that each worker fetches at once.
     """
 
@@ -107,7 +106,6 @@ class BatchSpec:
     worker_states: tuple[WorkerState, ...] = ()
     tracks_state: bool = False
     keeps_workers: bool = False
-    snapshot_every: int | None = None
     concurrency: int = 1
 
 

@@ -29,18 +29,14 @@ LOOKED_AT = 256
 
 
 class Schedule:
-    """Decides after which batches a state is taken.
-
-    Args:
-        every: After each so-manieth batch, whatever it takes; None: as often as `SHARE` allows.
+    """Decides after which batches a state is taken: as often as `SHARE` allows.
 
     Attributes:
         cost_s: How long a state takes; None before the first one.
     """
 
-    def __init__(self, every: int | None = None) -> None:
+    def __init__(self) -> None:
         self.cost_s: float | None = None
-        self._every, self._passed = every, 0
         self._since = 0.0
 
     @property
@@ -49,10 +45,7 @@ class Schedule:
         return self.cost_s is None or self.cost_s <= CHEAP_S
 
     def is_due(self, now: float) -> bool:
-        """Return whether to take a state after this batch; call it once for each."""
-        self._passed += 1
-        if self._every is not None:
-            return self._passed >= self._every
+        """Return whether to take a state after this batch."""
         return self.is_cheap or (now - self._since) * SHARE >= (self.cost_s or 0.0)
 
     def put_off(self, now: float, call_s: float, copy_s: float) -> bool:
@@ -65,15 +58,14 @@ class Schedule:
         if self.cost_s is not None:
             return False
         self.cost_s, self._since = copy_s + (call_s if call_s > BELIEVED_S else 0.0), now
-        return self._every is None and not self.is_cheap
+        return not self.is_cheap
 
     def took(self, now: float, seconds: float) -> None:
         """Note that a state was taken."""
         # One that was interrupted does not make a cheap state a costly one.
         if self.cost_s is not None and self.is_cheap:
             seconds = min(seconds, max(2 * self.cost_s, CHEAP_S / 4))
-        self.cost_s = seconds
-        self._passed, self._since = 0, now
+        self.cost_s, self._since = seconds, now
 
 
 class Snapshots:
@@ -82,13 +74,10 @@ class Snapshots:
     Args:
         keep: Makes what is kept of a state: the object may change what it returned.
         clock: Returns seconds.
-        every: See `Schedule`.
     """
 
-    def __init__(
-        self, keep: Callable[[Any], Any], clock: Callable[[], float], every: int | None = None
-    ) -> None:
-        self.schedule = Schedule(every)
+    def __init__(self, keep: Callable[[Any], Any], clock: Callable[[], float]) -> None:
+        self.schedule = Schedule()
         self._keep, self._clock = keep, clock
 
     def take(self, state: Callable[[], Any], *, must: bool = False) -> Any:

@@ -46,8 +46,8 @@ def checked_types(known: Types, found: Types, index: int) -> Types:
         raise OutputError(
             f"sample {index}: {error}\n"
             "  A column has one type. Nothing of this part was kept. Have the model return the "
-            "same for every sample. To switch to the new columns, start over: resume=False, or "
-            "--restart."
+            "same for every sample. To switch to the new columns, start over: redo='*', or "
+            "--redo '*'."
         ) from error
 
 
@@ -277,7 +277,7 @@ def earlier_predictions(taken: Sequence[Taken]) -> Rows:
             raise OutputError(
                 f"{shown_location(each.location)!r} cannot be read: {error}\n"
                 f"  It has the predictions of {counted(len(each.indices), 'sample')}, made by an "
-                "earlier run. To make all predictions again: resume=False, or --restart."
+                "earlier run. To make all predictions again: redo='*', or --redo '*'."
             ) from error
         indices += each.indices
     order = np.argsort(indices)

@@ -126,7 +126,7 @@ def check_number_of_parts(samples: int, size: int) -> None:
             f"{samples:,} samples in parts of {size:,} would be {parts:,} files; the names of at "
             f"most {MOST_PARTS:,} are in order\n"
             f"  Nothing was started. Use part_size={-(-samples // MOST_PARTS)} or more. If this "
-            "output folder has parts already, also use another one, or resume=False."
+            "output folder has parts already, also use another one, or redo='*'."
         )
 
 

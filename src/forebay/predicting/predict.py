@@ -58,8 +58,7 @@ def predict(
     folder: str | os.PathLike[str] | None = None,
     collate_fn: Callable[[Any], Any] | None = None,
     timeout: float | None = None,
-    resume: bool = True,
-    retry_failed: bool = False,
+    redo: Literal["*", "failed"] | None = None,
     version: str | None = None,
     accept_changes: bool = False,
     part_size: int = PART_SIZE,
@@ -112,9 +111,8 @@ def predict(
             folder. A table in a file is in its own folder.
         collate_fn: As a DataLoader's; None for the loader's, or torch's default.
         timeout: Seconds that a batch may take. A worker that takes longer is killed.
-        resume: False makes every part again; the earlier ones stay until they are replaced.
-        retry_failed: Try samples that failed in an earlier run again. Their parts are made again;
-            each old file stays until the new one replaces it.
+        redo: "*" makes every part again, and "failed" those in which samples failed in an earlier
+            run; each old file stays until the new one replaces it.
         version: Your own name for the state of model and data. While it stays the same, changes
             are accepted; with a new one every part is made again.
         accept_changes: Keep what is done although model or data changed, and use the new ones for
@@ -161,9 +159,10 @@ def predict(
         backend=reader.backend if has_factory else "process",
         timeout=(reader.timeout or None) if has_factory else None,
         retries=1 if has_factory else 0,
-        on_error="raise",
+        max_failures=0,
         batch_size=None,
     )
+    options.check_redo("*", "failed")
     with evaluating(model):
         listed = samples_of(reader.dataset) if table is None else table
         own = None if table is None else shown_rows(table.rows)
@@ -186,7 +185,8 @@ def predict(
             if own is None and names is not None:
                 own = names_table(names)
             before = CompletedParts.of(ledger.results())
-            again = before.failing if retry_failed and not session.has_waited else []
+            retries = options.redo == "failed"
+            again = before.failing if retries and not session.has_waited else []
             todo = [*ledger.todo(has_failed=not session.has_waited), *again]
             resumed = before.samples - sum(range_of(each.row)[1] for each in again)
             resumed += earlier.samples
@@ -199,7 +199,7 @@ def predict(
                     _compare_weights(session, factory, SampleProgress(session, cut, resumed))
             if todo:
                 parts = [range(at, at + count) for at, count in (range_of(x.row) for x in todo)]
-                checkpoints = checkpoints_of(session, todo, earlier, skips_failures=retry_failed)
+                checkpoints = checkpoints_of(session, todo, earlier, skips_failures=retries)
                 display = SampleProgress(session, cut, resumed, by_batch=not has_factory)
                 work = PartWork(
                     of_parts,
@@ -248,7 +248,7 @@ def predict(
             where = session.folder.locate("")
             # The session's own options are not those of the call.
             device_name = "None" if device is None else str(device)
-            details = session.details(settings=_settings(reader, device_name, resume, retry_failed))
+            details = session.details(settings=_settings(reader, device_name, redo))
     took, failures = time.monotonic() - began, done.failures
     return PredictionReport(
         output=where,
@@ -280,7 +280,7 @@ def _widen(session: Session, cut: Cut, records: dict[Todo, Any], types: Types) -
         )
 
 
-def _settings(reader: RangeReader, device: str, resume: bool, retry_failed: bool) -> dict[str, str]:
+def _settings(reader: RangeReader, device: str, redo: str | None) -> dict[str, str]:
     """Return the arguments of the call as strings, with the values of those left out."""
     is_cluster = cluster_of(reader.backend) is not None
     workers = "as many as fit" if reader.num_workers is None else repr(reader.num_workers)
@@ -291,8 +291,7 @@ def _settings(reader: RangeReader, device: str, resume: bool, retry_failed: bool
         "device": device,
         "part_size": reader.part_size,
         "timeout": reader.timeout or None,
-        "resume": resume,
-        "retry_failed": retry_failed,
+        "redo": redo,
     }
     return {name: str(value) for name, value in shown.items()}
 

@@ -81,7 +81,7 @@ def cache(
     retries: int | None = None,
     version: str | None = None,
     accept_changes: bool = False,
-    resume: bool = True,
+    redo: Literal["*"] | None = None,
     progress: bool = True,
     shard_bytes: int = SHARD_BYTES,
     compression: Literal["zstd", "lz4"] | None = None,
@@ -123,7 +123,7 @@ def cache(
             the dataset and of its code are accepted; a new one writes every shard again.
         accept_changes: Keep what is done although the dataset changed, and use the new one for the
             rest: for a change that does not affect samples.
-        resume: False writes every shard again; the earlier ones stay until they are replaced.
+        redo: "*" writes every shard again; the earlier ones stay until they are replaced.
         progress: Show progress on stderr, in samples.
         shard_bytes: Approximate size of a file, before compression. It applies to a new cache; one
             that is continued keeps its size.
@@ -152,7 +152,8 @@ def cache(
         OutputError: The folder cannot be reached or written to, or is full.
         WorkerDiedError: Workers cannot be kept alive.
     """
-    options = PreprocessOptions.of(locals(), on_error="skip")
+    options = PreprocessOptions.of(locals())
+    options.check_redo("*")
     settings = settings_to_json(locals())
     _check_compression(compression)
     place = folder_at(location)
@@ -163,7 +164,7 @@ def cache(
         dataset = dataset_from(dataset, load)
     samples = _samples_of(dataset)
     described = functools.cache(functools.partial(_described, samples))
-    index = Index.read(place) if resume else None
+    index = None if options.redoes_all else Index.read(place)
     classes: dict[Identity, type] = {}
     if index is None or not _is_same(index, samples, version, described) or index.missing(place):
         where = place.url if isinstance(place, Store) else place.path
@@ -212,7 +213,7 @@ def _check_same_compression(
         f"compression={compression!r}: the cache in {shown_location(place.locate(''))!r} was begun "
         f"{there}\n"
         "  Nothing was changed. Leave compression= out to continue it, or write all of it again "
-        "with resume=False."
+        "with redo='*'."
     )
 
 
@@ -381,7 +382,7 @@ def _failed_samples(
         "Or leave them out of the dataset: what is done of the others is taken over."
         if samples.have_identities
         else "If you leave them out of the dataset, other samples get their indices: then start "
-        "over with resume=False. A Dataset that names its samples, with source_of(index), as that "
+        "over with redo='*'. A Dataset that names its samples, with source_of(index), as that "
         "of from_folder and from_table does, need not start over."
     )
     some = [*map(line_of, found[:20]), *[f"… and {count - 20:,} more"] * (count > 20)]

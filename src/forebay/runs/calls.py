@@ -82,7 +82,7 @@ def call_id(verb: str, described: Fingerprint, options: PreprocessOptions, input
         inputs: Tells them from the inputs of other calls.
     """
     given: list[Any] = [options.version, options.accept_changes, options.limit]
-    given += [options.resume, options.redone, options.metadata]
+    given += [options.redoes_all, options.redone, options.metadata]
     text = "\n".join([verb, described.to_json(), json.dumps(given), inputs])
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
@@ -163,9 +163,9 @@ def _progress(output: str) -> str:
 # The key in the ledger.
 SETTINGS = "settings"
 # Arguments of the entry points that say how a run works. Others say what it works with, or are
-# meant for one call: limit, resume, redo, accept_changes, progress.
+# meant for one call: limit, redo, accept_changes, progress.
 _KEPT = (
-    *("num_workers", "concurrency", "backend", "timeout", "retries", "on_error", "max_failures"),
+    *("num_workers", "concurrency", "backend", "timeout", "retries", "max_failures"),
     *("metadata", "batch_size", "device"),
 )
 _DEFAULTS = {"backend": "process", "metadata": "parquet"}

@@ -92,7 +92,7 @@ def words_of_change(
         f"{name} changed since the earlier run: {output!r} would mix two versions\n"
         f"{textwrap.indent(changes.rstrip(), '  ')}\n"
         f"{first}  Nothing was started, and nothing is lost. Choose one:\n"
-        "  - start over, removing the earlier outputs: resume=False, or --restart;\n"
+        "  - start over, removing the earlier outputs: redo='*', or --redo '*';\n"
         f"  - keep what is done and use the new code for the rest{only}: accept_changes=True, "
         "or --accept-changes;\n"
         "  - another output folder."

@@ -120,7 +120,7 @@ class Fingerprint:
         except (ValueError, ArithmeticError, LookupError, TypeError) as error:
             raise LedgerError(
                 f"the ledger's description of the work is damaged: {error!r}\n"
-                "  Start over with resume=False."
+                "  Start over with redo='*'."
             ) from error
 
 

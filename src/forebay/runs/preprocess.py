@@ -52,10 +52,8 @@ def preprocess(
     batch_size: int | None = None,
     timeout: float | None = None,
     retries: int | None = None,
-    on_error: str | None = None,
     max_failures: int | float | None = None,
     limit: int | None = None,
-    resume: bool = True,
     redo: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
     metadata: str = "parquet",
     version: str | None = None,
@@ -139,20 +137,19 @@ def preprocess(
             or without it, a warning says once where a worker is if nothing comes for a minute.
         retries: How often an input that failed is tried again; None for 1, or for 0 where the
             first failure ends the run.
-        on_error: "skip" records failures and continues; "raise" stops at the first and raises the
-            function's own exception. None means "skip", or "raise" if `limit` is set.
         max_failures: Stop once more inputs failed: a count, or a fraction such as 0.01 of those
-            that are listed by then. None: stop only if the first 20 inputs fail alike, 100 in a
-            row do, or the outputs of 20 in a row have names that other inputs took.
+            that are listed by then. 0 stops at the first and raises the function's own exception,
+            as None does if `limit` is set. Otherwise None records failures, and stops only if the
+            first 20 inputs fail alike, 100 in a row do, or the outputs of 20 in a row have names
+            that other inputs took.
         limit: Process only that many of the first inputs, in this process unless `num_workers` is
             set: for trying a function.
-        resume: False processes every input again. The outputs of the earlier run stay until they
-            are replaced, and what is left of them is removed when the run ends.
-        redo: Inputs that are processed again, although they are done: a name, a pattern in which
-            `*`, `?` and `[...]` stand for any characters, or a list of these. An input's name is
-            its path, as written, or the last part of it; a table's row that names no path is known
-            by its JSON. Their outputs stay until the new ones replace them. If the run is
-            interrupted, the same call without `redo` does the rest.
+        redo: "*" processes every input again: the outputs of the earlier run stay until they are
+            replaced, and what is left of them is removed when the run ends. Or inputs that are
+            processed again, although they are done: a name, a pattern in which `*`, `?` and `[...]`
+            stand for any characters, or a list of these. An input's name is its path, as written,
+            or the last part of it; a table's row that names no path is known by its JSON. If the
+            run is interrupted, the same call without `redo` does the rest.
         metadata: Format of the table: "parquet", "csv" or "jsonl".
         version: Your own name for the state of `work`. While it stays the same, changes of the
             code are accepted; with a new one every input is processed again.
@@ -201,7 +198,7 @@ def preprocess(
             from forebay.runs.samples import sample_listing
 
             listing = sample_listing(listing.samples.numbered(*session.bases))
-        session.enrol(listing, whole=session.options.redo is not None)
+        session.enrol(listing, whole=bool(session.options.redone))
         _redo(session)
         return session.process_inputs()
 
@@ -225,7 +222,7 @@ def retry(
 
     All settings of that run hold, such as its `timeout` and `num_workers`, unless they are given.
     With `accept_changes=True` the failed inputs are tried with code that changed since.
-    To retry the others, call them again: `predict` with `retry_failed=True`, `cache` as it is; and
+    To retry the others, call them again: `predict` with `redo="failed"`, `cache` as it is; and
     `preprocess` itself if its inputs had credentials in their URLs, which are not stored.
     """
     given = dict(locals())
@@ -234,12 +231,12 @@ def retry(
     meta = snapshot_of(output).meta
     verb = verb_of(meta)
     if verb != "preprocess":
-        way = "with retry_failed=True" if verb == "predict" else "which retries failed samples"
+        way = "with redo='failed'" if verb == "predict" else "which retries failed samples"
         raise OptionError(
             f"{os.fspath(output)!r} was made by {verb}, and retry only applies to preprocess\n"
             f"  Nothing was started. Call {verb} again, {way}."
         )
-    options = PreprocessOptions.of({"on_error": "skip"} | recorded_settings(meta, given))
+    options = PreprocessOptions.of(recorded_settings(meta, given))
     samples = listing_for(work, None, save=save).samples if is_map_style(work) else None
     described = partial(_described, work, save, samples)
     with Session(work, output, options, described=described, inputs="retry") as session:
@@ -294,7 +291,7 @@ def _found_again(session: Session, samples: Samples) -> list[Todo]:
 def _redo(session: Session) -> None:
     """Make done inputs with the names in the options todo again."""
     options, ledger = session.options, session.ledger
-    if options.redo is None:
+    if not options.redone:
         return
     is_meant, last = _matching(options.redone), options.limit or math.inf
     meant = [each for each in ledger.listed() if is_meant(each.source or each.row or "")]

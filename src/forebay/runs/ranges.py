@@ -113,7 +113,7 @@ def lost_samples(session: Session, lost: int) -> ChangedError:
         f"{lost:,} of the samples in {session.output!r} are not in this dataset, and what was "
         "made of them would be removed\n"
         "  Nothing was started, and nothing is lost. Choose one:\n"
-        "  - start over, removing all of it: resume=False, or --restart;\n"
+        "  - start over, removing all of it: redo='*', or --redo '*';\n"
         "  - keep only the files whose samples have the places that they had: "
         "accept_changes=True, or --accept-changes;\n"
         "  - another output folder."

@@ -208,7 +208,7 @@ class PredictionReport(RunReport):
             f"output    {shown_location(str(self.output))}",
         ]
         lines += (f"note      {each}" for each in self.notes)
-        again = "They have no row. To try them again, use retry_failed=True or `forebay retry`."
+        again = "They have no row. To try them again, use redo='failed' or `forebay retry`."
         return "\n".join([*lines, *self._failure_lines(again)])
 
     def _repr_html_(self) -> str:

@@ -118,7 +118,7 @@ class Session:
             taken = take_folder(stack, self.folder, call, self.output, self.say)
             self.ledger, self.has_waited = taken.ledger, taken.is_begun
             if self.has_waited:  # what was to be done again was
-                self.options = replace(self.options, resume=True, redo=None)
+                self.options = replace(self.options, redo=None)
             if self._has_table:  # it is recorded as not up to date, before anything changes
                 self._table = LedgerTable(self.ledger, self.folder)
             self.perform_pending()
@@ -131,11 +131,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
     ) -> None:
         if isinstance(error, KeyboardInterrupt):
-            given = {"resume=False": not self.options.resume, "redo=": self.options.redo}
-            without = " and ".join(name for name, is_given in given.items() if is_given)
-            if self._progress is None:  # nothing was done again yet
-                without = ""
-            again = f"the same call{' without ' * bool(without)}{without}"
+            is_begun = self._progress is not None  # otherwise nothing was done again yet
+            again = "the same call" + (" without redo=" if is_begun and self.options.redo else "")
             error.add_note(f"forebay: interrupted{self._what_is_done('; ')}")
             continues = "begins" if self._progress is None else "continues"
             error.add_note(f"forebay: {again} {continues}")
@@ -369,18 +366,18 @@ class Session:
         ledger, options = self.ledger, self.options
         was, was_version = ledger.get_meta("work"), ledger.get_meta("version")
         verb = ledger.get_meta("verb")
-        if was is not None and options.resume and verb != self.verb:
+        if was is not None and not options.redoes_all and verb != self.verb:
             # Whatever the version: these outputs would be those of inputs that are gone.
             raise OptionError(
                 f"{self.output!r} has the outputs of {shortened(verb)}, and this is a call of "
                 f"{self.verb!r}\n"
                 "  Nothing was started, and nothing is lost. Use another output folder; or start "
-                "over, removing those outputs: resume=False, or --restart."
+                "over, removing those outputs: redo='*', or --redo '*'."
             )
         is_named = None not in (options.version, was_version) and not options.accept_changes
         renamed = is_named and options.version != was_version
         self.accepts_changes |= is_named and not renamed
-        if was is None or not options.resume or renamed:
+        if was is None or options.redoes_all or renamed:
             return was is not None
         from forebay.runs.differences import changed_name, difference
 
