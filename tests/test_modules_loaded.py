@@ -52,7 +52,7 @@ ASK = """
 import pickle
 copy = pickle.loads(pickle.dumps(report))
 assert str(copy.diagnosis) == str(report.diagnosis) and copy.details == report.details
-assert report.details["settings"]["metadata"] == "parquet"
+assert report.details["settings"]["backend"] == "process"
 tell()
 """
 # What a program defines and does, what it does afterwards, and how many modules are loaded between.
