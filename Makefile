@@ -25,10 +25,10 @@ help: ## Say what there is.
 # to keep nothing that it compiles. The pip that comes with Python may know no dependency groups.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints-dev.txt
 IMPORT := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -W ignore -c
-$(DEV): pyproject.toml constraints-dev.txt
+$(DEV): pyproject.toml packages/resume-check/pyproject.toml constraints-dev.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) pip
-	$(PIP) --no-compile --group dev --editable .
+	$(PIP) --no-compile --group dev --editable . --editable packages/resume-check
 	$(IMPORT) 'import torch.distributed, torch._dynamo' & torch=$$!; \
 	$(IMPORT) 'import ray.cluster_utils, moto.server, s3fs, boto3, pandas, polars, pytest, \
 		hypothesis.stateful, pyarrow.dataset, soundfile, PIL.Image, click.testing, tqdm.auto'; \
@@ -62,7 +62,7 @@ demo-ray: $(DEV) ## The same on a Ray cluster of two nodes, in build/demo-ray/; 
 # (PYTHONDONTWRITEBYTECODE) not to do that by itself.
 LOADING := tests/loading tests/predict tests/shards
 FILES := tests/preprocess tests/cache tests/hostile
-OTHERS := $(addprefix --ignore ,tests/ray $(LOADING) $(FILES)) tests
+OTHERS := $(addprefix --ignore ,tests/ray $(LOADING) $(FILES)) tests packages
 define tier
 	$(BIN)/python -m compileall -q src tests; failed=0; parts=(); \
 	for part in "$(LOADING)" "$(FILES)" tests/ray "$(OTHERS)"; do \
@@ -84,7 +84,7 @@ test-full: $(DEV) ## Run all cases but the thorough ones.
 	$(call tier,full)
 
 test-all: $(DEV) ## Run all tests: also long ones on Ray clusters, torch's own DataLoader, more kills.
-	$(BIN)/python -m pytest -q --tier all --hypothesis-profile thorough --ignore tests/ray
+	$(BIN)/python -m pytest -q --tier all --hypothesis-profile thorough --ignore tests/ray tests packages
 	$(BIN)/python -m pytest -q --tier all --hypothesis-profile thorough tests/ray
 
 # Histories from seeds, each in a process of its own; tests/lives/__init__.py says more.
@@ -114,7 +114,7 @@ wheel: $(DEV) ## Build the package, install it into an empty environment elsewhe
 docs: $(DOCS) ## Build the documentation's site, in build/site/; a broken link is an error.
 	rm -rf build/pages build/site
 	mkdir -p build/pages
-	cp -r docs examples LICENSE *.md build/pages/
+	cp -r docs examples packages LICENSE *.md build/pages/
 	$(BIN)/mkdocs build --strict
 
 bench: $(BENCH) ## Measure forebay beside its peers.

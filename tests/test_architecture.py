@@ -25,11 +25,11 @@ FLOORS = (
     ("engine", "ledger", "show", "collate"),
     ("caching",),
     ("loading", "outputs", "shards"),
-    ("inputs", "loader", "testing"),
+    ("inputs", "loader"),
     ("items",),
     ("runs", "trainer", "torchtitan"),
     ("predicting", "cli_options"),
-    ("cli_status", "cli_doctor", "cli_check"),
+    ("cli_status", "cli_doctor"),
     ("cli", "__init__"),
     ("__main__",),
 )

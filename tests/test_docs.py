@@ -13,7 +13,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,11 @@ COMMAND_LINE = ROOT / "docs" / "reference" / "command-line.md"
 WITH_COMMANDS = [
     each for each in (COMMAND_LINE, *TUTORIALS[1:]) if "\nforebay " in each.read_text("utf-8")
 ]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(ROOT.glob("packages/*/README.md")),
+]
 # Documents whose blocks need something else, or leave what is looked at, and what runs them.
 RUN_ELSEWHERE = {
     ROOT / "docs" / name: ROOT / "tests" / test
@@ -110,8 +113,6 @@ def test_the_commands_exist(document: Path) -> None:
     found = blocks(document.read_text(encoding="utf-8"))
     for _, name, *arguments in (words for block in found for words in commands(block)):
         printed = help_of(name)
-        if name == "check-resume":  # what follows the script is the script's
-            arguments = [*takewhile(lambda word: not word.endswith(".py"), arguments)]
         for option in (word.partition("=")[0] for word in arguments if word.startswith("--")):
             assert re.search(rf"{option}\b", printed), f"forebay {name} has no {option}"
 

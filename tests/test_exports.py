@@ -15,9 +15,8 @@ import pytest
 import forebay
 import forebay.collate
 import forebay.errors
-import forebay.testing
 
-DOORS = [forebay, forebay.collate, forebay.testing]
+DOORS = [forebay, forebay.collate]
 
 
 def doors_with_names() -> list[tuple[ModuleType, str]]:

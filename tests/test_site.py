@@ -13,7 +13,6 @@ import pytest
 
 import forebay
 import forebay.collate
-import forebay.testing
 
 pytestmark = pytest.mark.full
 
@@ -38,10 +37,9 @@ def test_every_public_name_is_on_one_page_of_the_reference() -> None:
     names = "BlockDecoder", "FoundBlocks", "ShardFile", "ShardFormat", "blocks_of"
     formats = {f"shards.format.{name}" for name in names}
     collating = {f"collate.{name}" for name in forebay.collate.__all__}
-    checks = {f"testing.{name}" for name in forebay.testing.__all__}
     alone = {"torchtitan.PackedLoader"}  # imported by those who have torchtitan
-    public = {*forebay.__all__, *collating, *checks, *received, *formats, *alone}
-    public -= {"collate", "testing"}
+    public = {*forebay.__all__, *collating, *received, *formats, *alone}
+    public -= {"collate"}
     assert sorted(found) == sorted(public)
 
 
@@ -64,6 +62,7 @@ def test_every_document_is_in_the_sites_navigation() -> None:
     """A page that nothing leads to is not read."""
     listed = re.findall(r"(?:: |- )(\S+\.md)$", text_of("mkdocs.yml").split("\nnav:")[1], re.M)
     files = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    files += ROOT.glob("packages/*/README.md")
     assert sorted(listed) == sorted(str(path.relative_to(ROOT)) for path in files)
 
 
@@ -71,8 +70,9 @@ def test_a_page_is_the_front_of_its_tab_only_where_that_is_meant() -> None:
     """The builder leaves a README or index out of a tab's list, if it is the first in it."""
     navigation = text_of("mkdocs.yml").split("\nnav:")[1]
     fronts = re.findall(r"- (.*(?:README|index)\.md)$", navigation, re.M)
-    references = ["docs/reference/index.md", "docs/benchmarks/index.md"]
-    assert fronts == ["README.md", "All pages: docs/index.md", *references]
+    first, last = "docs/reference/index.md", "docs/benchmarks/index.md"
+    package = "resume-check: packages/resume-check/README.md"
+    assert fronts == ["README.md", "All pages: docs/index.md", first, package, last]
 
 
 def test_ci_runs_what_the_readme_says() -> None:

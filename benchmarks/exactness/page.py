@@ -91,7 +91,7 @@ def _lines(measured: Sequence[Measured]) -> Iterator[str]:
         "`benchmarks/exactness/drivers/`. What a library does not claim is measured, but not",
         "counted as wrong. For each loader of another library with cells that are wrong or hang,",
         "`benchmarks/exactness/wrong/` has a script without forebay that shows it. To check a",
-        "loader of your own, see [`forebay.testing.check_resume`](../tutorial/train.md).",
+        "loader of your own, see [`check_resume`](../tutorial/train.md).",
         "",
         *(f"- **{word}**: {meaning}." for word, meaning in WORDS.items()),
         "",

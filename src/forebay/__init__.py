@@ -48,7 +48,7 @@ _NAMES = {
     "shards.format": ("register_format",),
     "trainer": ("use",),
 }
-_MODULES = "collate", "testing"
+_MODULES = ("collate",)
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted([*_MODULE_OF, *_MODULES])  # noqa: PLE0605 - a list of strings
 

@@ -1,6 +1,5 @@
 # The types of the public names; `__init__.py` imports each when it is used.
 from forebay import collate as collate
-from forebay import testing as testing
 from forebay.buffer import Buffer as Buffer
 from forebay.caching.dataset import CachedDataset as CachedDataset
 from forebay.caching.dataset import open_cache as open_cache

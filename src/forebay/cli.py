@@ -20,7 +20,6 @@ from forebay.base.datasets import is_map_style
 from forebay.base.files import is_url
 from forebay.base.formatting import byte_size, counted
 from forebay.base.output_names import SUFFIXES, path_elsewhere
-from forebay.cli_check import check_resume_command
 from forebay.cli_doctor import doctor_command
 from forebay.cli_options import CLUSTER, PATH, REFERENCE, arguments_of, options, shown_options
 from forebay.cli_status import (
@@ -51,10 +50,7 @@ def cli() -> None:
     """Preprocess and predict, resumably, on every core; look at runs, loaders and reports."""
 
 
-for command in (
-    *(status_command, failures_command, top_command),
-    *(doctor_command, check_resume_command),
-):
+for command in (status_command, failures_command, top_command, doctor_command):
     cli.add_command(command)
 
 

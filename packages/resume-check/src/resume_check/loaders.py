@@ -1,10 +1,10 @@
-"""`forebay.testing`: check that a loader of any class resumes exactly.
+"""Check that a loader of any class resumes exactly.
 
     uninterrupted   [0 1 2 3 4 5 | 0 1 2 3 4 5]                two of them, which must be equal
     cut             [0 1 2] state_dict(), SIGKILL
     resumed                 load_state_dict() [3 4 5 | 0 …]    must give what was left
 
-Each is a forked process of its own (`loading/separate_runs.py`).
+Each is a forked process of its own (`processes.py`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.base.batch_digests import not_compared, unread
-from forebay.base.formatting import counted
-from forebay.errors import OptionError, short_tracebacks
-from forebay.loading.run_comparison import (
+from resume_check.comparison import (
     LoaderRun,
     ReceivedBatch,
     count_of_batches,
     difference_after,
 )
-from forebay.loading.separate_runs import LACKING, LoaderJob, run_apart
-
-__all__ = ["ResumeCheck", "ResumeDifference", "check_resume"]
+from resume_check.digests import not_compared, unread
+from resume_check.processes import LACKING, LoaderJob, run_apart
+from resume_check.words import OptionError, counted
 
 _MOST_BATCHES = 10_000
 
@@ -89,7 +86,6 @@ class ResumeCheck:
         return "\n".join([f"{what}:", *lines])
 
 
-@short_tracebacks
 def check_resume(
     make_loader: Callable[..., Any],
     *,

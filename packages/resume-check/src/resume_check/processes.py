@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import time
 import warnings
@@ -15,14 +17,17 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 
-from forebay.base.batch_digests import digested
-from forebay.base.formatting import duration
-from forebay.base.process import LONGEST_WAIT_S, die_with
-from forebay.base.randomness import seed_generators
-from forebay.errors import message_of, one_line
-from forebay.loading.run_comparison import LoaderRun, ReceivedBatch, count_of_batches
+from resume_check.comparison import LoaderRun, ReceivedBatch, count_of_batches
+from resume_check.digests import digested
+from resume_check.words import message_of
+
+# How long to wait at most before it is looked whether the process is alive.
+_LONGEST_WAIT_S = 1.0
+# prctl's: which signal a process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
 
 # How long a process that has sent all it had may take to end by itself.
 _ENDING_S = 10.0
@@ -111,13 +116,13 @@ def _next_message(
 ) -> tuple[str, Any] | None:
     """Return what a process sends next; None, with the error noted, if nothing comes."""
     until = time.monotonic() + timeout
-    while not connection.poll(max(min(until - time.monotonic(), LONGEST_WAIT_S), 0)):
+    while not connection.poll(max(min(until - time.monotonic(), _LONGEST_WAIT_S), 0)):
         if not process.is_alive() and not connection.poll(0):
             _note_end(process, found)  # its children may hold the pipe open
             return None
         if time.monotonic() >= until:
             after = count_of_batches(len(found.batches))
-            found.error = f"it hangs: nothing came for {duration(timeout)} after {after}"
+            found.error = f"it hangs: nothing came for {timeout:g} s after {after}"
             return None
     try:
         message: tuple[str, Any] = pickle.loads(connection.recv_bytes())  # noqa: S301 - our own
@@ -128,7 +133,7 @@ def _next_message(
 
 
 def _note_end(process: Any, found: LoaderRun) -> None:
-    process.join(LONGEST_WAIT_S)
+    process.join(_LONGEST_WAIT_S)
     code = process.exitcode or 0
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     found.error = f"its process {how} after {count_of_batches(len(found.batches))}"
@@ -152,7 +157,9 @@ def _begin(
     target: Callable[[Connection], None], theirs: Connection, ours: Connection, parent: int
 ) -> None:
     os.setpgid(0, 0)  # so that a kill includes the loader's workers, and Ctrl-C does not
-    die_with(parent)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
     theirs.close()
     try:
         ours.recv_bytes()
@@ -167,7 +174,9 @@ def send(connection: Connection, kind: str, value: Any) -> None:
 
 
 def _run(make_loader: Callable[..., Any], job: LoaderJob, ours: Connection) -> None:
-    seed_generators(0)
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
     torch.set_num_threads(1)  # the threads that a forked process has inherited do not run
     doing = ["make_loader()"]
     try:
@@ -177,9 +186,8 @@ def _run(make_loader: Callable[..., Any], job: LoaderJob, ours: Connection) -> N
                 ours.recv_bytes()  # nothing comes, except the end
         send(ours, "end", "")
     except BaseException as error:  # noqa: BLE001 - the user's loader may raise anything
-        message = one_line(message_of(error), 300)
         with suppress(OSError):  # nobody listens
-            send(ours, "end", f"{doing[0]} raised {type(error).__name__}: {message}")
+            send(ours, "end", f"{doing[0]} raised {type(error).__name__}: {message_of(error)}")
 
 
 def _messages(

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from forebay.base.batch_digests import digest_of, digested, not_compared
-from forebay.loading.run_comparison import ReceivedBatch
-from forebay.loading.separate_runs import send
+from resume_check.comparison import ReceivedBatch
+from resume_check.digests import digest_of, digested, not_compared
+from resume_check.processes import send
 
 
 class TrainingStep(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from forebay.base.batch_digests import Digested, differing
+from resume_check.digests import Digested, differing
 
 _MOST_FIELDS = 5
 

@@ -15,12 +15,11 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from forebay.base.batch_digests import not_compared, unread
-from forebay.base.formatting import counted
-from forebay.errors import OptionError, one_line
-from forebay.loading.recorded_script import TrainingStep
-from forebay.loading.run_comparison import LoaderRun, ReceivedBatch, difference_after
-from forebay.loading.separate_runs import received_from
+from resume_check.comparison import LoaderRun, ReceivedBatch, difference_after
+from resume_check.digests import not_compared, unread
+from resume_check.processes import received_from
+from resume_check.recording import TrainingStep
+from resume_check.words import OptionError, counted, one_line
 
 # What stands in a script's arguments for the folder of its checkpoints.
 FOLDER = "{folder}"
@@ -62,7 +61,7 @@ class ScriptResume:
 
 @dataclass(frozen=True, slots=True)
 class ScriptCheck:
-    """What `forebay check-resume` found; false if batches differ, or nothing was shown."""
+    """What `resume-check` found; false if batches differ, or nothing was shown."""
 
     steps: int
     kills: tuple[ScriptResume, ...]
@@ -225,7 +224,7 @@ def _begin_script(log: Path, arguments: list[str], connection: Connection) -> No
     os.dup2(output, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.set_inheritable(connection.fileno(), True)
-    program = "from forebay.loading.recorded_script import run_script; run_script()"
+    program = "from resume_check.recording import run_script; run_script()"
     command = [sys.executable, "-c", program, str(connection.fileno()), *arguments]
     os.execv(sys.executable, command)  # noqa: S606
 

@@ -1,4 +1,4 @@
-"""`forebay check-resume`: what it says of training scripts that resume exactly, and of others."""
+"""`resume-check`: what it says of training scripts that resume exactly, and of others."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import sys
 import textwrap
 
 import pytest
-from click.testing import CliRunner
 
-import forebay
-from forebay.cli import cli
-from forebay.loading import recorded_script, script_resume
-from forebay.loading.recorded_script import TrainingStep
-from forebay.loading.run_comparison import LoaderRun, ReceivedBatch
-from forebay.loading.script_resume import FOLDER, check_script, judged
+from resume_check import OptionError, recording, scripts
+from resume_check.command import main
+from resume_check.comparison import LoaderRun, ReceivedBatch
+from resume_check.recording import TrainingStep
+from resume_check.scripts import FOLDER, check_script, judged
 
 BEGINNING = """
 import pathlib, sys
 import torch
-import forebay
 
 torch.manual_seed(0)
 checkpoint = pathlib.Path(sys.argv[1]) / "last.pt"
@@ -48,15 +45,12 @@ def load():
     return saved
 """
 # A checkpoint after every second step.
-FOREBAYS = """
-loader = forebay.DataLoader(data, 3, shuffle=True, seed=0, num_workers=1)
-if saved := load():
-    loader.load_state_dict(saved["loader"])
-while loader.epoch < 2:
-    for step, batch in enumerate(loader):
-        train(batch)
-        if step % 2:
-            save(loader=loader.state_dict())
+EXACT = """
+saved = load()
+for number in range(saved.get("next", 0), 8):
+    train(data[number % 4 * 3 :][:3])
+    if number % 2:
+        save(next=number + 1)
 """
 # The epoch begins again.
 TORCHS = """
@@ -102,14 +96,14 @@ def forked(log, arguments, connection):
     """Run the script in the forked process, which has imported torch."""
     sys.stderr = log.open("w")
     sys.argv = ["", str(connection.fileno()), *arguments]
-    recorded_script.run_script()
+    recording.run_script()
 
 
 @pytest.fixture
 def checked(tmp_path, monkeypatch):
     """Check a script, without a new interpreter for each of its runs."""
     importlib.import_module("torch._dynamo")  # which an optimizer imports: once for all of them
-    monkeypatch.setattr(script_resume, "_begin_script", forked)
+    monkeypatch.setattr(scripts, "_begin_script", forked)
 
     def check(text, *kills, arguments=(FOLDER,)):
         scratch = tmp_path / "scratch"
@@ -124,7 +118,7 @@ def checked(tmp_path, monkeypatch):
     ("text", "kills", "is_exact", "said"),
     [
         pytest.param(
-            FOREBAYS,
+            EXACT,
             (3,),
             True,
             "killed after 3 steps: continued after 2 steps (1 step again, from an older "
@@ -189,21 +183,27 @@ def test_what_a_script_is_trained_on_after_a_kill_is_compared(text, kills, is_ex
 
 
 @pytest.mark.full
-def test_the_command_runs_a_script_with_its_interpreter(tmp_path):
+def test_the_command_runs_a_script_with_its_interpreter(tmp_path, capsys):
     """As `python train.py` does; exit code 3 says that it differs."""
-    command = ["check-resume", "--after", "3", written(tmp_path, TORCHS), FOLDER]
-    result = CliRunner().invoke(cli, command, standalone_mode=False)
-    assert result.return_value == 3, result.output
-    assert result.output == (
+    assert main(["--after", "3", written(tmp_path, TORCHS), FOLDER]) == 3
+    assert capsys.readouterr().out == (
         "8 steps without interruption:\n"
         "  killed after 3 steps: continued after 3 steps: step 3 is the one that came as step 0; "
         "3 batches repeated; 8 batches came instead of 5\n"
     )
 
 
+def test_the_command_says_what_is_impossible(tmp_path, capsys):
+    """In words, and with exit code 2."""
+    assert main([written(tmp_path, ""), "checkpoints"]) == 2
+    assert "has {folder}, the folder of its checkpoints" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "none.py"), FOLDER])
+
+
 def test_a_script_needs_a_folder_for_each_of_its_runs(tmp_path):
     """Without one, each run would go on where the one before it was."""
-    with pytest.raises(forebay.OptionError, match=r"no argument of .* has \{folder\}"):
+    with pytest.raises(OptionError, match=r"no argument of .* has \{folder\}"):
         check_script(written(tmp_path, ""), ["checkpoints"], tmp_path, kills=(), timeout=1)
 
 
