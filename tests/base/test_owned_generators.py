@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import random
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import types
 from dataclasses import dataclass
+from multiprocessing import synchronize
 
 import cloudpickle
 import numpy as np
@@ -365,8 +367,9 @@ def test_a_name_does_not_depend_on_what_is_found_besides():
 
 
 def test_a_process_lists_what_nothing_reaches():
-    """Those that are known, the global ones, and names of temporary files are left alone."""
+    """Those that are known, the global ones, and names of temporary files and locks are not."""
     tempfile.mktemp()  # so that it has a generator
+    multiprocessing.get_context("fork").Lock()  # the same
     known, hidden, of_torch = random.Random(0), np.random.default_rng(0), torch.Generator()
     holder = Holder(hidden=hidden, of_torch=of_torch)
     found = others_in_process([known], {})
@@ -375,6 +378,7 @@ def test_a_process_lists_what_nothing_reaches():
     assert every.isdisjoint(
         map(id, (known, random._inst, torch.default_generator, tempfile._name_sequence.rng))
     )
+    assert id(synchronize.SemLock._rand.rng) not in every
     assert holder.hidden is next(each for name, each in found.items() if ".hidden" in name)
 
 

@@ -35,9 +35,10 @@ _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 # Their code keeps no generators but the global ones.
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "forebay"}
 # Generators that are left alone, by module and attributes: processes would name their temporary
-# files alike.
+# files and locks alike.
 _LEFT_ALONE = (
     ("tempfile", "_name_sequence", "_rng"),
+    ("multiprocessing.synchronize", "SemLock", "_rand", "_rng"),
     ("datasets.fingerprint", "fingerprint_rng"),
 )
 
