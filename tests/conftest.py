@@ -16,7 +16,7 @@ from buckets import bucket_server, empty_memory, new_bucket
 from forebay.pools import zygote_handle
 from kit.leaks import let_go, no_leaks
 from large_pages import use_large_pages
-from tiers import TIERS, chosen
+from tiers import TIERS, Case, chosen
 from trainers import Trainers
 
 # Longest wait for what a test ended to be gone, on a loaded machine.
@@ -38,11 +38,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)  # marks have been added
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what is not of the tier."""
-    cases = [(item.nodeid, {mark.name for mark in item.iter_markers()}) for item in items]
-    is_chosen = chosen(config.getoption("--tier"), cases)
+    is_chosen = chosen(config.getoption("--tier"), [*map(_case, items)])
     left_out = [item for item, here in zip(items, is_chosen, strict=True) if not here]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item, here in zip(items, is_chosen, strict=True) if here]
+
+
+def _case(item: pytest.Item) -> Case:
+    """Return what the tier of a case depends on."""
+    left = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    values = {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        values[str(names)] = tuple(id(left.pop(name.strip(), None)) for name in names)
+    values |= {name: id(value) for name, value in left.items()}  # of fixtures
+    return Case(item.nodeid, {mark.name for mark in item.iter_markers()}, values)
 
 
 def pytest_collection_finish() -> None:

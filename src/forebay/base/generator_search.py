@@ -343,20 +343,12 @@ def freeze(*, finds: bool) -> None:
     """Exempt the objects of this process from collection, which would copy what workers share.
 
     Args:
-        finds: Whether its generators are found before, for `others_in_process`.
+        finds: Whether its generators are found before, for `others_in_process`: those that it has
+            besides what it was forked with, which are `noted`.
     """
-    if not finds:
-        gc.freeze()
-        return
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        gc.unfreeze()  # the collector does not list those that are frozen
-        _earlier[:] = _listed(gc.get_objects())
-        gc.freeze()
-    finally:
-        if was_enabled:
-            gc.enable()
+    if finds:
+        _earlier.extend(_listed(gc.get_objects()))
+    gc.freeze()
 
 
 def _listed(objects: list[Any]) -> list[Any]:

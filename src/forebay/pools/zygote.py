@@ -207,9 +207,7 @@ class _Zygote:
         self._driver.send(("ready",))
         if isinstance(self._job, Failure):
             self._driver.send(("unloadable", -1))
-        # What is forked with its job knows the generators that the driver has.
-        is_loaded = isinstance(job, bytes)
-        freeze(finds=is_loaded and getattr(self._job, "finds_generators", False))
+        freeze(finds=getattr(self._job, "finds_generators", False))
 
     def _end_with_driver(self, *_: object) -> None:
         """End if the driver has: while the user's module is imported, no order is awaited."""

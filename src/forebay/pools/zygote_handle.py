@@ -74,7 +74,8 @@ def fork(
     flush_streams()  # or the child would print the buffered output again
     driver, pid, handled = os.getpid(), 0, handled_signals()
     try:
-        known = noted() if getattr(job, "finds_generators", False) else nullcontext()
+        finds = isinstance(job, bytes) or getattr(job, "finds_generators", False)
+        known = noted() if finds else nullcontext()
         with known, one_thread(), handlers_deferred(), whole_recursion_limit():
             pid = os.fork()
         if pid == 0:
