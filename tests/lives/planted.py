@@ -151,7 +151,9 @@ def _living(
     """Start a process that lives lives with a source; it prints how each ended, as JSON."""
     code = f"from lives import planted; planted.live({seconds}, {jobs}, {patience})"
     paths = os.pathsep.join(map(str, (source, _HERE.parents[1])))
-    with tempfile.TemporaryDirectory() as folder, Path(folder, "lives").open("w+") as file:
+    # What is ended in the middle of a write may leave a file while the folder is removed.
+    temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with temporary as folder, Path(folder, "lives").open("w+") as file:
         file.writelines(f"{json.dumps([number, life.to_json()])}\n" for number, life in lives)
         file.seek(0)
         process = subprocess.Popen(
