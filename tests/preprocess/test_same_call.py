@@ -50,7 +50,7 @@ SCRIPT = textwrap.dedent(
 
     if verb == "preprocess":
         inputs = [each for each in sorted(Path(source).iterdir()) if each.name not in others]
-        options = {"resume": False} if "restart" in others else {}
+        options = {"redo": "*"} if "restart" in others else {}
         report = forebay.preprocess(
             work, inputs, output, num_workers=0, retries=0, progress=False, **options
         )
